@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A phone that is simulated: decoding and prompts with and without its NPU or GPU, beside PowerInfer-2's figures.
 
-    benches/phone.py EMBERFLOW MODEL [--make] [--shares 1.0,0.5] [--devices none,npu,gpu] [--prompts 128,512]
-                     [--new N] [--rounds N]
+    benches/phone.py EMBERFLOW MODEL [--make [--layers N]] [--shares 1.0,0.5] [--devices none,npu,gpu]
+                     [--prompts 128,512] [--new N] [--rounds N]
 
 With --make, MODEL and MODEL.gguf are written unless they are there: a random model of Bamboo-7B's shape whose
 activations are as published, but that 90 % of the firing neurons fire for the next token too, so that half of the
-FFN gives the hits of the paper's cache (95 %); it is packed with the statistics of a text.
+FFN gives the hits of the paper's cache (95 %); it is packed with the statistics of a text. Fewer layers than 32 make
+it smaller; factors stay comparable, speeds do not, and the head has a larger share.
 
 The phone's storage is `sim:ufs4`. Its compute threads are those of this machine, on a clock by which they read
 memory as fast as the phone's do: `bench device` measures that before each round. Its NPU and GPU take the times that
@@ -50,8 +51,9 @@ def make(args):
         return
     gguf = f"{args.model}.gguf"
     if not pathlib.Path(gguf).exists():
+        fewer = ["--layers", args.layers] if args.layers else []
         call(args.emberflow, "synth", "--shape", "bamboo-7b", "--active", "0.10", "--persistence", "0.90",
-             "-o", gguf, "--json")
+             *fewer, "-o", gguf, "--json")
     with tempfile.TemporaryDirectory(dir=pathlib.Path(args.model).parent) as folder:
         plain, stats = f"{folder}/plain.ember", f"{folder}/stats"
         call(args.emberflow, "pack", gguf, "-o", plain, "--quant", "q4", "--json")
@@ -115,6 +117,7 @@ def main():
     parser.add_argument("emberflow")
     parser.add_argument("model")
     parser.add_argument("--make", action="store_true")
+    parser.add_argument("--layers")
     parser.add_argument("--shares", default="1.0,0.5")
     parser.add_argument("--devices", default="none,npu,gpu")
     parser.add_argument("--prompts", default="128,512")

@@ -134,14 +134,17 @@ impl Matrix {
             .then(|| Arc::clone(first))
     }
 
-    /// How many weights of matrices with the same input a device multiplies for one token.
-    pub(crate) fn weights_on_device<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> f64 {
+    /// How many weights of matrices with the same input a device multiplies for `n` tokens.
+    pub(crate) fn weights_on_device<'a>(
+        all: impl Iterator<Item = &'a Self> + Clone,
+        n: usize,
+    ) -> f64 {
         let Some((device, cols)) =
             Self::device_of(all.clone()).zip(all.clone().next().map(Self::cols))
         else {
             return 0.0;
         };
-        let (rows, n) = (all.map(Self::rows).sum(), 1);
+        let rows = all.map(Self::rows).sum();
         (device.rows(Product { rows, cols, n }) * cols) as f64
     }
 

@@ -11,8 +11,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::check::check;
-use crate::device::{Lease, Verdict, multiplies};
+use crate::device::{Lease, Verdict, checked, multiplies};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -168,7 +167,7 @@ fn checked_device(
         return Err(Error::DeviceUse(what));
     }
     let lease = device.lease()?;
-    let verdict = check(lease.dense().as_mut(), &shape.of_device())?;
+    let verdict = checked(&lease, &shape.of_device())?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
     // Now, so that the process whose size the plan knows has its driver's code.

@@ -184,19 +184,31 @@ impl Weights {
     /// Share of the weights of projections and head that a device multiplies for one token, and the time
     /// that was waited for it.
     pub(crate) fn on_device(&self) -> (f64, Duration) {
+        let its = self.projections_on_device(1);
+        let its = its + Matrix::weights_on_device([&self.head].into_iter(), 1);
+        let all = || self.all_projections().chain([&self.head]);
+        let weights: f64 = all().map(Matrix::weights).sum();
+        (its / weights, Matrix::waited_for_device(all()))
+    }
+
+    /// Share of the weights of projections that a device multiplies for `n` tokens of a prompt.
+    pub(crate) fn prompt_on_device(&self, n: usize) -> f64 {
+        let weights: f64 = self.all_projections().map(Matrix::weights).sum();
+        self.projections_on_device(n) / weights
+    }
+
+    fn projections_on_device(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
             let [k, v] = [&l.k, &l.v].map(Option::as_ref);
             let input = [Some(&l.q), k, v].into_iter().flatten();
-            Matrix::weights_on_device(input) + Matrix::weights_on_device([&l.o].into_iter())
+            let its = Matrix::weights_on_device(input, n);
+            its + Matrix::weights_on_device([&l.o].into_iter(), n)
         };
-        let its: f64 = self.layers.iter().map(layer).sum();
-        let its = its + Matrix::weights_on_device([&self.head].into_iter());
-        let all = || {
-            let projections = self.layers.iter().flat_map(LayerWeights::projections);
-            projections.chain([&self.head])
-        };
-        let weights: f64 = all().map(Matrix::weights).sum();
-        (its / weights, Matrix::waited_for_device(all()))
+        self.layers.iter().map(layer).sum()
+    }
+
+    fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
+        self.layers.iter().flat_map(LayerWeights::projections)
     }
 
     /// The bytes of the attention matrices.

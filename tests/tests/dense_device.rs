@@ -11,6 +11,7 @@ use emberflow_engine::device::{
 };
 use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options};
 use emberflow_kernels::DType;
+use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
 use emberflow_storage::trace::Span;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -420,6 +421,60 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
     assert!(error.to_string().contains("was reset"), "{error}");
     let again = pass(40).unwrap_err();
     assert!(again.to_string().contains("opened again"), "{again}");
+}
+
+/// Every family runs on a device with the bits that it has without, or is refused with a reason and what to
+/// do.
+#[test]
+fn every_family_is_served_or_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut served, mut refused) = (0, 0);
+    let mut cases: Vec<_> = std::fs::read_dir(fixtures().join("models"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|case| case.join("golden.json").exists())
+        .collect();
+    cases.sort();
+    for case in cases {
+        let path = packed(&case, dir.path(), DType::Q8);
+        let model = || Model::open(Container::open(&path).unwrap()).unwrap();
+        let held = model();
+        let c = held.text().config();
+        let expected = match c.ffn_kind.activation {
+            _ if c.mixture.is_some() => Some("experts"),
+            _ if c.form.has_gate_top() => Some("top-k"),
+            Activation::Gelu | Activation::ClampedSwiglu { .. } => Some("activation"),
+            _ => None,
+        };
+        let options = Options {
+            device: DeviceChoice::Cpu.open().unwrap(),
+            device_memory: Some(16 << 10),
+            ..roomy(64)
+        };
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        match (Engine::open(model(), options), expected) {
+            (Ok(mut engine), None) => {
+                let tokens = Golden::load(&case, "golden.json").tokens;
+                let plain = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
+                let found = bits(&all_logits(&mut engine, &tokens, 3));
+                assert!(found == plain, "{name}: {:?}", engine.device());
+                served += 1;
+            }
+            (Err(e), Some(reason)) => {
+                let message = e.to_string();
+                for told in [reason, "--device none"] {
+                    assert!(message.contains(told), "{name}: {message}");
+                }
+                refused += 1;
+            }
+            (Ok(_), Some(reason)) => panic!("{name} was not refused for its {reason}"),
+            (Err(e), None) => panic!("{name}: {e}"),
+        }
+    }
+    assert!(
+        served > 20 && refused > 10,
+        "{served} served, {refused} refused"
+    );
 }
 
 #[test]

@@ -246,11 +246,16 @@ pub struct PlanArgs {
 #[command(after_help = "\
 Examples:
   emberflow doctor
-  emberflow doctor /mnt/fast/model.ember --json")]
+  emberflow doctor /mnt/fast/model.ember --json
+  emberflow doctor --retry-devices")]
 pub struct DoctorArgs {
     /// A model or folder whose file system is looked at; default: the current folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
+    /// Forget what is known of OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and try them anew,
+    /// also those that computed wrong results.
+    #[arg(long)]
+    pub retry_devices: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -89,6 +89,6 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
         read_ahead(facts.as_ref()),
         device_profile(facts.as_ref().ok(), machine),
         energy(),
-        devices(),
+        devices(args.retry_devices),
     ]
 }

@@ -151,8 +151,8 @@ pub fn open_routed(
 
 /// Opens the device that is asked for.
 fn open_device(args: &EngineArgs) -> Result<Option<Device>, Failure> {
-    let device = args.device.open();
-    Ok(device.map_err(emberflow_engine::Error::from)?)
+    let device = args.device.open().map_err(emberflow_engine::Error::from)?;
+    Ok(device.map(|device| device.keeping(args.device.kept())))
 }
 
 /// How to read. A simulated device comes with the storage of such a phone.

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::{call, emberflow, json};
 use serde_json::Value;
 
@@ -84,6 +86,77 @@ fn doctor_tries_the_devices_out() {
         assert!(device["device"].as_str().unwrap().starts_with("opencl:"));
         assert_ne!(device["error"].is_null(), device["same_bits"].is_null());
     }
+}
+
+/// Runs it with a cache folder of its own.
+fn with_cache(dir: &Path, args: &[&str]) -> std::process::Output {
+    let mut command = emberflow();
+    command.args(args).env("XDG_CACHE_HOME", dir);
+    command.output().unwrap()
+}
+
+/// A wrong device is refused at every start until it is tried anew; a right one is known at the next.
+#[test]
+fn verdicts_are_kept_and_tried_anew_on_demand() {
+    if !has_opencl() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = || {
+        let args = ["run", "-p", "A vector is", "-n", "4", "--ignore-eos"];
+        let more = ["--json", "--device", "opencl:0", "--device-memory", "1MiB"];
+        with_cache(dir.path(), &[&args[..], &more].concat())
+    };
+    let report = |output: std::process::Output| -> Value {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let first = report(run());
+    let path = dir.path().join("emberflow").join("devices.json");
+    let kept = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        kept.contains("FFN of ") && kept.contains("products of"),
+        "{kept}"
+    );
+    let second = report(run());
+    assert_eq!(first["logits_hash"], second["logits_hash"]);
+    assert_eq!(first["device"]["numerics"], second["device"]["numerics"]);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), kept);
+    // As a device that is wrong leaves it.
+    let mut verdicts: Value = serde_json::from_str(&kept).unwrap();
+    let of_ffn = |v: &&mut Value| v["kernels"].as_str().unwrap().starts_with("FFN");
+    let all = verdicts["verdicts"].as_array_mut().unwrap();
+    all.iter_mut().find(of_ffn).unwrap()["found"] = serde_json::json!({ "wrong": "apart by 0.5" });
+    std::fs::write(&path, verdicts.to_string()).unwrap();
+    for _ in 0..2 {
+        let output = run();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{message}");
+        for told in ["apart by 0.5", "--retry-devices", "--device none"] {
+            assert!(message.contains(told), "{told}: {message}");
+        }
+    }
+    let doctor = |more: &[&str]| {
+        let args = [&["doctor", "--json"], more].concat();
+        report(with_cache(dir.path(), &args))["devices"].clone()
+    };
+    let listed = doctor(&[]);
+    assert_eq!(listed["status"], "advice", "{listed}");
+    let of = |all: &Value, key: &str| -> Vec<Value> {
+        let verdicts = all["devices"][0]["verdicts"].as_array().unwrap();
+        verdicts.iter().map(|v| v[key].clone()).collect()
+    };
+    assert!(
+        of(&listed, "wrong").contains(&"apart by 0.5".into()),
+        "{listed}"
+    );
+    let anew = doctor(&["--retry-devices"]);
+    assert_eq!(of(&anew, "wrong"), [Value::Null], "{anew}");
+    report(run());
+    // What nobody can read is measured anew.
+    std::fs::write(&path, "{").unwrap();
+    report(run());
 }
 
 #[test]

@@ -1,101 +1,82 @@
 //! Memory of an OpenCL device, and the host memory that it is copied from and to.
 
-use opencl3::command_queue::CommandQueue;
-use opencl3::context::Context;
-use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
-use opencl3::event::Event;
-use opencl3::memory::{
-    Buffer, CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR,
-};
-use opencl3::types::{CL_FALSE, CL_TRUE};
+use std::marker::PhantomData;
 
+use opencl_sys::{CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR};
+
+use crate::handles::{Arg, Context, Event, Mem, Queue};
+use crate::library::Code;
+use crate::work::INVALID;
 use crate::{HostBytes, Room, Spec, Work};
 
 /// A buffer of `T`, and its length.
 pub(super) struct Memory<T> {
-    buffer: Buffer<T>,
+    mem: Mem,
     len: usize,
+    of: PhantomData<T>,
 }
 
 /// A buffer of bytes.
 pub(super) type Bytes = Memory<u8>;
 
-impl<T> Memory<T> {
+impl<T: Copy> Memory<T> {
     /// `len` elements, in host memory where that is the device's own.
-    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, ClError> {
+    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, Code> {
         let place = if unified { CL_MEM_ALLOC_HOST_PTR } else { 0 };
         // No buffer is empty.
         let len = len.max(1);
-        // SAFETY: no host pointer is given, so the driver allocates the memory itself.
-        let buffer = unsafe {
-            Buffer::create(
-                context,
-                CL_MEM_READ_WRITE | place,
-                len,
-                std::ptr::null_mut(),
-            )?
-        };
-        Ok(Self { buffer, len })
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(INVALID)?;
+        Ok(Self {
+            mem: context.memory(CL_MEM_READ_WRITE | place, bytes)?,
+            len,
+            of: PhantomData,
+        })
     }
 
     /// For kernels.
-    pub fn buffer(&self) -> &Buffer<T> {
-        &self.buffer
+    pub fn arg(&self) -> Arg<'_> {
+        Arg::Mem(&self.mem)
     }
 
     /// Whether so many elements are there.
-    pub fn fits(&self, at: usize, len: usize) -> Result<(), ClError> {
+    pub fn fits(&self, at: usize, len: usize) -> Result<(), Code> {
         match at.checked_add(len).is_some_and(|end| end <= self.len) {
             true => Ok(()),
-            false => Err(ClError(CL_INVALID_VALUE)),
+            false => Err(INVALID),
         }
     }
 }
 
 impl Bytes {
     /// The memory of `host` itself, which has to outlive it and is not changed meanwhile.
-    pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, ClError> {
+    pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, Code> {
         let bytes: &[u8] = (**host).as_ref();
+        let flags = CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR;
         // SAFETY: the caller keeps `host` alive as long as the buffer; kernels only read it, and nobody
         // else may write behind a shared reference.
-        let buffer = unsafe {
-            Buffer::create(
-                context,
-                CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR,
-                bytes.len(),
-                bytes.as_ptr().cast_mut().cast(),
-            )?
-        };
+        let mem = unsafe { context.memory_of(flags, bytes)? };
         Ok(Self {
-            buffer,
+            mem,
             len: bytes.len(),
+            of: PhantomData,
         })
     }
 }
 
 /// Begins to copy the first elements of a buffer to `to`; done when the event is.
-pub(super) fn read(
-    queue: &CommandQueue,
-    from: &Memory<f32>,
-    to: &mut [f32],
-) -> Result<Event, ClError> {
+pub(super) fn read(queue: &Queue, from: &Memory<f32>, to: &mut [f32]) -> Result<Event, Code> {
     from.fits(0, to.len())?;
     // SAFETY: the length fits; `to` is staging memory, which is neither touched nor freed before the
     // work is taken.
-    unsafe { queue.enqueue_read_buffer(&from.buffer, CL_FALSE, 0, to, &[]) }
+    unsafe { queue.read(&from.mem, to) }
 }
 
 /// Copies `from` to byte `at`, and waits for it.
-pub(super) fn write(
-    queue: &CommandQueue,
-    to: &mut Bytes,
-    at: usize,
-    from: &[u8],
-) -> Result<(), ClError> {
+pub(super) fn write(queue: &Queue, to: &mut Bytes, at: usize, from: &[u8]) -> Result<(), Code> {
     to.fits(at, from.len())?;
     if !from.is_empty() {
         // SAFETY: `from` is read before the call returns, and its length fits, as was just checked.
-        unsafe { queue.enqueue_write_buffer(&mut to.buffer, CL_TRUE, at, from, &[])? };
+        unsafe { queue.write(&to.mem, at, from, true)? };
     }
     Ok(())
 }
@@ -123,7 +104,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub fn new(context: &Context, spec: &Spec, room: &Room) -> Result<Self, ClError> {
+    pub fn new(context: &Context, spec: &Spec, room: &Room) -> Result<Self, Code> {
         let (rows, neurons) = (room.rows, room.clusters * spec.cluster);
         let (pairs, sums) = (room.pairs * spec.cluster, room.pairs * spec.d);
         let token_bytes = spec.token_bytes;
@@ -147,12 +128,12 @@ impl Scratch {
     }
 
     /// Begins to copy the inputs of `work`.
-    pub fn fill(&mut self, queue: &CommandQueue, work: &Work<'_>) -> Result<(), ClError> {
+    pub fn fill(&mut self, queue: &Queue, work: &Work<'_>) -> Result<(), Code> {
         let neurons = work.clusters * self.cluster;
         self.hidden.fits(0, neurons * work.rows)?;
         self.gate_bias.fits(0, neurons)?;
         if work.x.len() != self.token_bytes * work.rows {
-            return Err(ClError(CL_INVALID_VALUE));
+            return Err(INVALID);
         }
         self.of_x.clear();
         self.of_x.extend_from_slice(work.x);
@@ -171,29 +152,25 @@ impl Scratch {
     }
 
     /// Begins to copy `len` sums back; done when the event is.
-    pub fn read(&mut self, queue: &CommandQueue, len: usize) -> Result<Event, ClError> {
+    pub fn read(&mut self, queue: &Queue, len: usize) -> Result<Event, Code> {
         self.sums.fits(0, len)?;
         let answer = &mut self.answer[..len];
         // SAFETY: both lengths fit, and neither vector is touched or freed before the work is
         // taken: it is waited for by `take` and `prepare`, and the queue is dropped before them.
         unsafe {
-            queue.enqueue_read_buffer(&self.fired.buffer, CL_FALSE, 0, &mut self.count, &[])?;
-            queue.enqueue_read_buffer(&self.sums.buffer, CL_FALSE, 0, answer, &[])
+            queue.read(&self.fired.mem, &mut self.count)?;
+            queue.read(&self.sums.mem, answer)
         }
     }
 }
 
 /// Begins to copy `from` to the start of a buffer.
-pub(super) fn begin<T>(
-    queue: &CommandQueue,
-    to: &mut Memory<T>,
-    from: &[T],
-) -> Result<(), ClError> {
+pub(super) fn begin<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> Result<(), Code> {
     to.fits(0, from.len())?;
     if !from.is_empty() {
         // SAFETY: the length fits; `from` is staging memory, which is neither touched nor freed
         // before the work is taken, as in `read`.
-        unsafe { queue.enqueue_write_buffer(&mut to.buffer, CL_FALSE, 0, from, &[])? };
+        unsafe { queue.write(&to.mem, 0, from, false)? };
     }
     Ok(())
 }

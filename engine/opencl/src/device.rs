@@ -1,20 +1,17 @@
 //! A device, its queue and its kernels.
 
-use std::sync::{Mutex, PoisonError};
-
-use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CommandQueue};
-use opencl3::context::Context;
-use opencl3::device::{
-    CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_GPU, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT, Device as Found,
+use opencl_sys::{
+    CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_HOST_UNIFIED_MEMORY,
+    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_NAME,
+    CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU, CL_DRIVER_VERSION,
+    CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
 };
-use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
-use opencl3::kernel::{ExecuteKernel, Kernel};
-use opencl3::platform::get_platforms;
-use opencl3::program::Program;
 
 use crate::buffers::{Bytes, Scratch, write};
+use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
+use crate::library::Code;
 use crate::products::{Place, Products};
-use crate::work::{ITEMS, SOURCE, Underway, driver, no_work};
+use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// Flags of the kernel `hidden_values`.
@@ -22,34 +19,19 @@ const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
 
-/// Held while the library and its drivers are loaded: not all of them may be by two threads at once.
-static LOADING: Mutex<()> = Mutex::new(());
-
-/// Devices of all platforms, in order.
-fn devices() -> Vec<Found> {
-    let _alone = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    let platforms = get_platforms().unwrap_or_default();
-    let ids = platforms
-        .iter()
-        .flat_map(|platform| platform.get_devices(CL_DEVICE_TYPE_ALL).unwrap_or_default());
-    ids.map(Found::new).collect()
-}
-
 /// What is told of a device; what it does not tell stays empty.
 fn listed(device: &Found) -> Listed {
-    let text = |text: Result<String, ClError>| text.unwrap_or_default().trim().to_owned();
-    let divides = |has| has & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0;
+    let divides = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT;
     Listed {
-        name: text(device.name()),
-        driver: text(device.driver_version()),
-        unified: device.host_unified_memory().unwrap_or(false),
-        memory: device.global_mem_size().unwrap_or(0),
-        longest: device.max_mem_alloc_size().unwrap_or(0),
-        gpu: (device.dev_type()).is_ok_and(|kind| kind & CL_DEVICE_TYPE_GPU != 0),
-        units: device.max_compute_units().unwrap_or(0),
-        divides: device.single_fp_config().is_ok_and(divides),
-        extensions: text(device.extensions())
-            .split_whitespace()
+        name: device.text(CL_DEVICE_NAME),
+        driver: device.text(CL_DRIVER_VERSION),
+        unified: device.number(CL_DEVICE_HOST_UNIFIED_MEMORY) != 0,
+        memory: device.number(CL_DEVICE_GLOBAL_MEM_SIZE),
+        longest: device.number(CL_DEVICE_MAX_MEM_ALLOC_SIZE),
+        gpu: device.number(CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU != 0,
+        units: device.number(CL_DEVICE_MAX_COMPUTE_UNITS) as u32,
+        divides: device.number(CL_DEVICE_SINGLE_FP_CONFIG) & divides != 0,
+        extensions: (device.text(CL_DEVICE_EXTENSIONS).split_whitespace())
             .map(str::to_owned)
             .collect(),
     }
@@ -57,7 +39,8 @@ fn listed(device: &Found) -> Listed {
 
 /// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
 pub fn list() -> Vec<Listed> {
-    devices().iter().map(listed).collect()
+    let found = devices().unwrap_or_default();
+    found.iter().map(listed).collect()
 }
 
 /// The kernels for an FFN, and buffers for pieces of work.
@@ -71,11 +54,12 @@ struct Prepared {
 /// An OpenCL device.
 pub struct Device {
     underway: Option<Underway>,
-    queue: CommandQueue,
+    queue: Queue,
     prepared: Option<Prepared>,
     parts: Vec<Bytes>,
     products: Products,
     context: Context,
+    found: Found,
     facts: Listed,
 }
 
@@ -85,27 +69,26 @@ impl Device {
     /// # Errors
     /// No such device, or the driver's.
     pub fn open(number: usize) -> Result<Self, Error> {
-        let found = devices();
+        let found = devices()?;
         let count = found.len();
         let device = found.into_iter().nth(number).ok_or_else(|| {
             Error(match count {
-                0 => "no OpenCL driver was found: install the one for your device \
-                      (for processors: pocl-opencl-icd), or use --device none"
+                0 => "the OpenCL library knows no device: install the driver of yours (for \
+                      processors: pocl-opencl-icd), or use --device none"
                     .into(),
                 _ => format!("there are {count} OpenCL devices, numbered from 0 (see doctor)"),
             })
         })?;
-        let context = driver("open it", Context::from_device(&device))?;
-        let queue =
-            CommandQueue::create_default_with_properties(&context, CL_QUEUE_PROFILING_ENABLE, 0);
+        let context = driver("open it", device.context())?;
         Ok(Self {
             underway: None,
-            queue: driver("make a queue", queue)?,
+            queue: driver("make a queue", device.queue(&context))?,
             prepared: None,
             parts: Vec::new(),
             products: Products::default(),
             context,
             facts: listed(&device),
+            found: device,
         })
     }
 
@@ -122,13 +105,14 @@ impl Device {
         driver("finish", self.queue.finish())?;
         (self.underway, self.prepared) = (None, None);
         self.parts.clear();
-        let program = Program::create_and_build_from_source(&self.context, SOURCE, &spec.options)
+        let program = (self.found)
+            .build(&self.context, SOURCE, &with_tile(&spec.options))
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
-        let make = || -> Result<Prepared, ClError> {
+        let make = || -> Result<Prepared, Code> {
             Ok(Prepared {
                 spec: spec.clone(),
-                hidden: Kernel::create(&program, "hidden_values")?,
-                sums: Kernel::create(&program, "cluster_sums")?,
+                hidden: program.kernel("hidden_values")?,
+                sums: program.kernel("cluster_sums")?,
                 scratch: None,
             })
         };
@@ -210,12 +194,8 @@ impl Device {
     /// The driver's, or no such work.
     pub fn is_done(&self) -> Result<bool, Error> {
         let underway = self.underway.as_ref().ok_or_else(no_work)?;
-        let status = driver(
-            "tell how far it is",
-            underway.done.command_execution_status(),
-        )?;
         // Complete, or an error that `take` reports.
-        Ok(status.0 <= 0)
+        driver("tell how far it is", underway.done.is_over())
     }
 
     /// Waits for the work under way, and copies its sums to `out`.
@@ -243,7 +223,8 @@ impl Device {
     /// # Errors
     /// The driver's: its compiler's log.
     pub fn prepare_products(&mut self, spec: &MatrixSpec) -> Result<(), Error> {
-        self.products.kernel(&self.context, spec).map(|_| ())
+        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        self.products.kernel(&place, spec).map(|_| ())
     }
 
     /// Makes a matrix known; its number. On a device with the machine's memory it is not copied.
@@ -251,12 +232,7 @@ impl Device {
     /// # Errors
     /// The driver's, or no memory.
     pub fn share(&mut self, spec: &MatrixSpec, bytes: HostBytes) -> Result<usize, Error> {
-        let place = Place {
-            context: &self.context,
-            queue: &self.queue,
-            unified: self.facts.unified,
-            longest: self.facts.longest,
-        };
+        let place = place(&self.found, &self.context, &self.queue, &self.facts);
         self.products.share(&place, spec, bytes)
     }
 
@@ -313,6 +289,22 @@ impl Drop for Device {
     }
 }
 
+/// Where matrices are put.
+fn place<'a>(
+    device: &'a Found,
+    context: &'a Context,
+    queue: &'a Queue,
+    facts: &Listed,
+) -> Place<'a> {
+    Place {
+        device,
+        context,
+        queue,
+        unified: facts.unified,
+        longest: facts.longest,
+    }
+}
+
 fn no_part() -> Error {
     Error("has no such buffer".into())
 }
@@ -323,15 +315,15 @@ fn unprepared() -> Error {
 
 /// Copies inputs to the device and starts both kernels.
 fn start(
-    queue: &CommandQueue,
+    queue: &Queue,
     prepared: &mut Prepared,
     part: &Bytes,
     work: &Work<'_>,
-) -> Result<Underway, ClError> {
+) -> Result<Underway, Code> {
     let spec = &prepared.spec;
     let sums = work.clusters * work.rows * spec.d;
     let Some(scratch) = &mut prepared.scratch else {
-        return Err(ClError(CL_INVALID_VALUE));
+        return Err(INVALID);
     };
     let flags = [
         (work.mask.is_some(), MASKED),
@@ -341,38 +333,40 @@ fn start(
     let flags: i32 = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
     let [first, neurons, rows] = [work.first, work.neurons, work.rows].map(|n| n as i32);
     scratch.fill(queue, work)?;
-    let mut hidden = ExecuteKernel::new(&prepared.hidden);
-    let mut of_sums = ExecuteKernel::new(&prepared.sums);
+    let of_hidden = [
+        part.arg(),
+        scratch.x.arg(),
+        scratch.mask.arg(),
+        scratch.gate_bias.arg(),
+        scratch.up_bias.arg(),
+        scratch.hidden.arg(),
+        scratch.fired.arg(),
+        Arg::Int(first),
+        Arg::Int(neurons),
+        Arg::Int(rows),
+        Arg::Int(flags),
+        Arg::Float(work.cut),
+    ];
+    let of_sums = [
+        part.arg(),
+        scratch.hidden.arg(),
+        scratch.sums.arg(),
+        Arg::Int(first),
+        Arg::Int(neurons),
+        Arg::Int(rows),
+    ];
+    let items = work.clusters * spec.cluster;
+    let (elements, tiles) = (spec.d.next_multiple_of(ITEMS), work.rows.div_ceil(TILE));
+    let sizes: [[&[usize]; 2]; 2] = [
+        [&[items, tiles], &[ITEMS, 1]],
+        [&[elements, tiles, work.clusters], &[ITEMS, 1, 1]],
+    ];
     // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
     // kernels compare neurons with the part's number.
     let begun = unsafe {
-        let begun = hidden
-            .set_arg(part.buffer())
-            .set_arg(scratch.x.buffer())
-            .set_arg(scratch.mask.buffer())
-            .set_arg(scratch.gate_bias.buffer())
-            .set_arg(scratch.up_bias.buffer())
-            .set_arg(scratch.hidden.buffer())
-            .set_arg(scratch.fired.buffer())
-            .set_arg(&first)
-            .set_arg(&neurons)
-            .set_arg(&rows)
-            .set_arg(&flags)
-            .set_arg(&work.cut)
-            .set_global_work_sizes(&[work.clusters * spec.cluster, work.rows])
-            .set_local_work_sizes(&[ITEMS, 1])
-            .enqueue_nd_range(queue)?;
-        of_sums
-            .set_arg(part.buffer())
-            .set_arg(scratch.hidden.buffer())
-            .set_arg(scratch.sums.buffer())
-            .set_arg(&first)
-            .set_arg(&neurons)
-            .set_arg(&rows)
-            .set_global_work_sizes(&[spec.d.next_multiple_of(ITEMS), work.rows, work.clusters])
-            .set_local_work_sizes(&[ITEMS, 1, 1])
-            .enqueue_nd_range(queue)?;
+        let begun = prepared.hidden.run(queue, &of_hidden, sizes[0])?;
+        prepared.sums.run(queue, &of_sums, sizes[1])?;
         begun
     };
     let done = scratch.read(queue, sums)?;

@@ -5,6 +5,7 @@
 //   D, CLUSTER                                      elements of a row, neurons of a cluster
 //   RELU, FATRELU, RELU2, SILU or GELU_TANH         the activation; THRESHOLD of FATRELU
 //   UNGATED, RELU_ON_UP                             where the model is so
+//   TILE                                            most tokens of an item: they share the reading of a row
 //
 // A part holds its rows matrix by matrix (Gate, Up, Down), then their scales likewise.
 
@@ -41,26 +42,49 @@ float f16_at(bytes at, int i) { return vload_half(i, (__global const half *)at);
 #define SECOND_HALF 64
 #define TOKEN_BYTES (((GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS) * CHUNK_BYTES)
 
-int total(int16 v) {
-    int8 a = v.lo + v.hi;
-    int4 b = a.lo + a.hi;
-    int2 c = b.lo + b.hi;
-    return c.x + c.y;
+// The weights of a group: its first and its last 16, in Q4 more by 8.
+typedef struct {
+    short16 low, high;
+} Group;
+
+Group group_at(bytes quants) {
+    Group w;
+#ifdef Q4
+    uchar16 both = vload16(0, quants);
+    w.low = convert_short16(both & (uchar16)15);
+    w.high = convert_short16(both >> (uchar16)4);
+#else
+    __global const char *signs = (__global const char *)quants;
+    w.low = convert_short16(vload16(0, signs));
+    w.high = convert_short16(vload16(1, signs));
+#endif
+    return w;
 }
 
-// The integer product of a group, `g`-th of its chunk, with a token.
-int group_product(bytes quants, bytes chunk, int g) {
+// The integer product of a group, `g`-th of its chunk, with a token. Activations are within 127 and weights within
+// 128, so that two products fit 16 bits.
+int group_product(Group w, bytes chunk, int g) {
     __global const char *x = (__global const char *)chunk + g / 4 * 128 + g % 4 * HALF;
-    int16 low = convert_int16(vload16(0, x));
-    int16 high = convert_int16(vload16(0, x + SECOND_HALF));
+    short16 two = w.low * convert_short16(vload16(0, x)) +
+                  w.high * convert_short16(vload16(0, x + SECOND_HALF));
+    int8 a = convert_int8(two.lo) + convert_int8(two.hi);
+    int4 b = a.lo + a.hi;
+    int2 c = b.lo + b.hi;
+    int sum = c.x + c.y;
 #ifdef Q4
-    uchar16 w = vload16(0, quants);
-    int start = ((__global const int *)(chunk + CHUNK_BY_8))[g];
-    return start + total(convert_int16(w & (uchar16)15) * low + convert_int16(w >> (uchar16)4) * high);
-#else
-    __global const char *w = (__global const char *)quants;
-    return total(convert_int16(vload16(0, w)) * low + convert_int16(vload16(1, w)) * high);
+    sum += ((__global const int *)(chunk + CHUNK_BY_8))[g];
 #endif
+    return sum;
+}
+
+// The sum of a token's chains.
+float of_chains(float *chain) {
+    for (int width = CHUNK_GROUPS / 2; width > 0; width /= 2) {
+        for (int j = 0; j < width; ++j) {
+            chain[j] += chain[j + width];
+        }
+    }
+    return chain[0];
 }
 
 // A row times a token by the chain rule.
@@ -74,17 +98,38 @@ float product(bytes quants, bytes scales, bytes token) {
         __global const float *of_x = (__global const float *)(chunk + CHUNK_SCALES);
         int count = min(CHUNK_GROUPS, GROUPS - first);
         for (int g = 0; g < count; ++g) {
-            int sum = group_product(quants + (first + g) * (QUANTS / GROUPS), chunk, g);
+            int sum = group_product(group_at(quants + (first + g) * (QUANTS / GROUPS)), chunk, g);
             float scale = f16_at(scales, first + g) * of_x[g];
             chain[g] = fma((float)sum, scale, chain[g]);
         }
     }
-    for (int width = CHUNK_GROUPS / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; ++j) {
-            chain[j] += chain[j + width];
+    return of_chains(chain);
+}
+
+// A row times `count` tokens, TILE at most, each by the same rule.
+void tile(bytes quants, bytes scales, bytes tokens, int count, float *out) {
+    float chain[TILE][CHUNK_GROUPS];
+    for (int t = 0; t < TILE; ++t) {
+        for (int g = 0; g < CHUNK_GROUPS; ++g) {
+            chain[t][g] = 0.0f;
         }
     }
-    return chain[0];
+    for (int first = 0; first < GROUPS; first += CHUNK_GROUPS) {
+        bytes chunks = tokens + first / CHUNK_GROUPS * CHUNK_BYTES;
+        int groups = min(CHUNK_GROUPS, GROUPS - first);
+        for (int g = 0; g < groups; ++g) {
+            Group w = group_at(quants + (first + g) * (QUANTS / GROUPS));
+            float of_row = f16_at(scales, first + g);
+            for (int t = 0; t < count; ++t) {
+                bytes chunk = chunks + (size_t)t * TOKEN_BYTES;
+                float scale = of_row * ((__global const float *)(chunk + CHUNK_SCALES))[g];
+                chain[t][g] = fma((float)group_product(w, chunk, g), scale, chain[t][g]);
+            }
+        }
+    }
+    for (int t = 0; t < count; ++t) {
+        out[t] = of_chains(chain[t]);
+    }
 }
 #else
 #define TOKEN_BYTES (D * 4)
@@ -101,6 +146,16 @@ float weight(bytes quants, int i) {
 #endif
 }
 
+// The sum of a token's lanes.
+float of_lanes(float *lane) {
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        for (int j = 0; j < width; ++j) {
+            lane[j] += lane[j + width];
+        }
+    }
+    return lane[0];
+}
+
 // A row times a token by the lane rule.
 float product(bytes quants, bytes scales, bytes token) {
     __global const float *x = (__global const float *)token;
@@ -113,14 +168,48 @@ float product(bytes quants, bytes scales, bytes token) {
             lane[j] = fma(weight(quants, first + j), x[first + j], lane[j]);
         }
     }
-    for (int width = LANES / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; ++j) {
-            lane[j] += lane[j + width];
+    return of_lanes(lane);
+}
+
+// A row times `count` tokens, TILE at most, each by the same rule.
+void tile(bytes quants, bytes scales, bytes tokens, int count, float *out) {
+    float lane[TILE][LANES];
+    for (int t = 0; t < TILE; ++t) {
+        for (int j = 0; j < LANES; ++j) {
+            lane[t][j] = 0.0f;
         }
     }
-    return lane[0];
+    for (int first = 0; first < D; first += LANES) {
+        int lanes = min(LANES, D - first);
+        float w[LANES];
+        for (int j = 0; j < lanes; ++j) {
+            w[j] = weight(quants, first + j);
+        }
+        for (int t = 0; t < count; ++t) {
+            __global const float *x = (__global const float *)(tokens + (size_t)t * TOKEN_BYTES);
+            for (int j = 0; j < lanes; ++j) {
+                lane[t][j] = fma(w[j], x[first + j], lane[t][j]);
+            }
+        }
+    }
+    for (int t = 0; t < count; ++t) {
+        out[t] = of_lanes(lane[t]);
+    }
 }
 #endif
+
+// A row times those of `count` tokens whose bit is set.
+void products(bytes quants, bytes scales, bytes tokens, int count, uint wanted, float *out) {
+    if (popcount(wanted) > 1) {
+        tile(quants, scales, tokens, count, out);
+        return;
+    }
+    for (int t = 0; t < count; ++t) {
+        if (wanted >> t & 1) {
+            out[t] = product(quants, scales, tokens + (size_t)t * TOKEN_BYTES);
+        }
+    }
+}
 
 #if defined(SILU) || defined(GELU_TANH)
 float power_of_two(int n) { return as_float((uint)(n + 127) << 23); }
@@ -168,93 +257,130 @@ float activated(float v) {
 #define UP_BIAS 4
 
 // hidden[n][row] of neurons `first + n` of a part of `neurons`: zero beyond its end, where the mask
-// does not want the pair, and where the gate does not fire. `fired` counts the pairs that fire.
+// does not want the pair, and where the gate does not fire. `fired` counts the pairs that fire. An item has
+// a neuron and TILE rows.
 __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             __global const float *gate_bias, __global const float *up_bias,
                             __global float *hidden, __global int *fired, int first, int neurons,
                             int rows, int flags, float cut) {
-    int n = get_global_id(0), row = get_global_id(1);
+    int n = get_global_id(0), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
     size_t i = first + n, pair = (size_t)n * rows + row, all = neurons;
-    float h = 0.0f;
-    bool wanted = i < all;
-    if (wanted && (flags & MASKED)) {
-        wanted = mask[pair / 64] >> (pair % 64) & 1;
+    const size_t scales = all * QUANTS * (MATRICES);
+    bytes tokens = x + (size_t)row * TOKEN_BYTES;
+    float gate[TILE];
+    uint wanted = 0, fires = 0;
+    for (int t = 0; t < here && i < all; ++t) {
+        size_t p = pair + t;
+        if (!(flags & MASKED) || (mask[p / 64] >> (p % 64) & 1)) {
+            wanted |= 1u << t;
+        }
     }
-    if (wanted) {
-        const size_t scales = all * QUANTS * (MATRICES);
-        bytes token = x + (size_t)row * TOKEN_BYTES;
-        float gate = product(part + i * QUANTS, part + scales + i * SCALES, token);
+    products(part + i * QUANTS, part + scales + i * SCALES, tokens, here, wanted, gate);
+    for (int t = 0; t < here; ++t) {
+        if (!(wanted >> t & 1)) {
+            continue;
+        }
         if (flags & GATE_BIAS) {
-            gate += gate_bias[n];
+            gate[t] += gate_bias[n];
         }
-        gate = activated(gate);
-        if (fabs(gate) < cut) {
-            gate = 0.0f;
+        gate[t] = activated(gate[t]);
+        if (!(fabs(gate[t]) < cut) && gate[t] != 0.0f) {
+            fires |= 1u << t;
         }
-        if (gate != 0.0f) {
-            atomic_inc(fired);
+    }
+    if (fires) {
+        atomic_add(fired, (int)popcount(fires));
+    }
+#ifndef UNGATED
+    float up[TILE];
+    size_t of_up = all + i;
+    products(part + of_up * QUANTS, part + scales + of_up * SCALES, tokens, here, fires, up);
+#endif
+    for (int t = 0; t < here; ++t) {
+        float h = 0.0f;
+        if (fires >> t & 1) {
 #ifdef UNGATED
-            h = gate;
+            h = gate[t];
 #else
-            size_t of_up = all + i;
-            float up = product(part + of_up * QUANTS, part + scales + of_up * SCALES, token);
             if (flags & UP_BIAS) {
-                up += up_bias[n];
+                up[t] += up_bias[n];
             }
 #ifdef RELU_ON_UP
-            up = fmax(up, 0.0f);
+            up[t] = fmax(up[t], 0.0f);
 #endif
-            h = gate * up;
+            h = gate[t] * up[t];
 #endif
         }
+        hidden[pair + t] = h;
     }
-    hidden[pair] = h;
 }
 
-// sums[cluster][row][element]: the hidden values of a cluster times their Down rows, in order. Items
-// beyond the last element have nothing to do.
+// The `j`-th element of a row of Down, and what it is multiplied by.
+float2 element_of(bytes part, size_t scales, size_t i, int j) {
+    bytes quants = part + i * QUANTS;
+#if defined(Q4)
+    int e = j % GROUP;
+    uchar both = quants[j / GROUP * 16 + e % 16];
+    int quant = (e < 16 ? both & 15 : both >> 4) - 8;
+    return (float2)((float)quant, f16_at(part + scales + i * SCALES, j / GROUP));
+#elif defined(Q8)
+    int quant = ((__global const char *)quants)[j];
+    return (float2)((float)quant, f16_at(part + scales + i * SCALES, j / GROUP));
+#else
+    return (float2)(weight(quants, j), 1.0f);
+#endif
+}
+
+// sums[cluster][row][element]: the hidden values of a cluster times their Down rows, in order. An item has an
+// element of TILE rows. Those beyond the last element have nothing to do.
 __kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
                            int first, int neurons, int rows) {
-    int j = get_global_id(0), row = get_global_id(1), cluster = get_global_id(2);
+    int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
     if (j >= D) {
         return;
     }
     const size_t all = neurons, down = all * (MATRICES - 1);
     const size_t scales = all * QUANTS * (MATRICES);
-    int end = min(CLUSTER, neurons - first - cluster * CLUSTER);
-    float sum = 0.0f;
+    int end = min(CLUSTER, neurons - first - cluster * CLUSTER), here = min(TILE, rows - row);
+    float sum[TILE];
+    for (int t = 0; t < TILE; ++t) {
+        sum[t] = 0.0f;
+    }
     for (int n = 0; n < end; ++n) {
         size_t pair = (size_t)(cluster * CLUSTER + n) * rows + row;
-        float h = hidden[pair];
-        if (h == 0.0f) {
+        bool any = false;
+        for (int t = 0; t < here; ++t) {
+            any |= hidden[pair + t] != 0.0f;
+        }
+        if (!any) {
             continue;
         }
-        size_t i = down + first + cluster * CLUSTER + n;
-        bytes quants = part + i * QUANTS;
-#if defined(Q4) || defined(Q8)
-        float scale = f16_at(part + scales + i * SCALES, j / GROUP);
-#ifdef Q4
-        int e = j % GROUP;
-        uchar both = quants[j / GROUP * 16 + e % 16];
-        int quant = (e < 16 ? both & 15 : both >> 4) - 8;
-#else
-        int quant = ((__global const char *)quants)[j];
-#endif
-        sum = fma(h * scale, (float)quant, sum);
-#else
-        sum = fma(h, weight(quants, j), sum);
-#endif
+        float2 of = element_of(part, scales, down + first + cluster * CLUSTER + n, j);
+        for (int t = 0; t < here; ++t) {
+            float h = hidden[pair + t];
+            if (h != 0.0f) {
+                sum[t] = fma(h * of.y, of.x, sum[t]);
+            }
+        }
     }
-    sums[((size_t)cluster * rows + row) * D + j] = sum;
+    for (int t = 0; t < here; ++t) {
+        sums[((size_t)cluster * rows + row + t) * D + j] = sum[t];
+    }
 }
 
-// y[token][row] of `count` rows from `first` on of a matrix, each with its scales behind it.
-__kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count, int at) {
-    int row = get_global_id(0), token = get_global_id(1);
+// y[token][row] of `count` rows from `first` on of a matrix, each with its scales behind it. An item has a
+// row and TILE tokens.
+__kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count, int at,
+                           int tokens) {
+    int row = get_global_id(0), token = get_global_id(1) * TILE, here = min(TILE, tokens - token);
     if (row >= count) {
         return;
     }
     bytes quants = matrix + (size_t)(first + row) * (QUANTS + SCALES);
-    y[(size_t)at + (size_t)token * count + row] =
-        product(quants, quants + QUANTS, x + (size_t)token * TOKEN_BYTES);
+    float out[TILE];
+    bytes of = x + (size_t)token * TOKEN_BYTES;
+    products(quants, quants + QUANTS, of, here, (1u << here) - 1, out);
+    for (int t = 0; t < here; ++t) {
+        y[(size_t)at + (size_t)(token + t) * count + row] = out[t];
+    }
 }

@@ -1,9 +1,9 @@
 //! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
 //! a bank and products of matrices (`kernels.cl`). It knows bytes and numbers; what they mean is the engine's matter.
 //!
-//! The OpenCL library is looked for when a device is asked for: no build and no other use of the
-//! program needs it. Static programs and those for Android cannot load one; there no device is
-//! found.
+//! The OpenCL library is looked for when a device is asked for (`library.rs`): no build and no other
+//! use of the program needs it, and all targets use the same code. Static programs cannot load one;
+//! there no device is found.
 //!
 //! One in-order queue. A piece of work is: inputs, from staging memory that stays untouched until
 //! the work is taken; two kernels; sums back. The host waits once, at the end.
@@ -13,19 +13,27 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
 mod buffers;
-#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
 mod device;
-#[cfg(any(target_os = "android", target_feature = "crt-static"))]
-#[path = "none.rs"]
-mod device;
-#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
+mod handles;
+mod library;
 mod products;
-#[cfg(not(any(target_os = "android", target_feature = "crt-static")))]
 mod work;
 
 pub use device::{Device, list};
+
+/// Tells versions of the kernels from each other: a hash of their source.
+pub const KERNELS: u64 = hash(work::SOURCE.as_bytes());
+
+/// FNV-1a.
+const fn hash(bytes: &[u8]) -> u64 {
+    let (mut hash, mut i) = (0xcbf2_9ce4_8422_2325u64, 0);
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}
 
 /// An error of a device or its driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,13 +1,9 @@
 //! Products of matrices that the host holds too.
 
-use opencl3::command_queue::CommandQueue;
-use opencl3::context::Context;
-use opencl3::error_codes::{CL_INVALID_VALUE, ClError};
-use opencl3::kernel::{ExecuteKernel, Kernel};
-use opencl3::program::Program;
-
 use crate::buffers::{Bytes, Memory, begin, read, write};
-use crate::work::{ITEMS, SOURCE, Underway, driver};
+use crate::handles::{Arg, Context, Found, Kernel, Queue};
+use crate::library::Code;
+use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, with_tile};
 use crate::{Block, Error, HostBytes, MatrixSpec};
 
 /// A matrix, and the kernel of its format.
@@ -37,8 +33,9 @@ pub(super) struct Products {
 
 /// Where matrices are put.
 pub(super) struct Place<'a> {
+    pub device: &'a Found,
     pub context: &'a Context,
-    pub queue: &'a CommandQueue,
+    pub queue: &'a Queue,
     /// The device has the machine's memory.
     pub unified: bool,
     /// Its longest buffer.
@@ -62,7 +59,7 @@ impl Products {
         if len < spec.rows * spec.row_bytes || len as u64 > at.longest {
             return Err(Error(format!("takes no matrix of {len} bytes")));
         }
-        let kernel = self.kernel(at.context, spec)?;
+        let kernel = self.kernel(at, spec)?;
         let memory = match at.unified {
             true => driver("share a matrix", Bytes::of_host(at.context, &bytes))?,
             false => {
@@ -93,14 +90,15 @@ impl Products {
     }
 
     /// The number of the kernel for matrices of a format.
-    pub fn kernel(&mut self, context: &Context, spec: &MatrixSpec) -> Result<usize, Error> {
+    pub fn kernel(&mut self, at: &Place<'_>, spec: &MatrixSpec) -> Result<usize, Error> {
         let same = |(of, _): &(MatrixSpec, Kernel)| of.options == spec.options;
         if let Some(known) = self.kernels.iter().position(same) {
             return Ok(known);
         }
-        let program = Program::create_and_build_from_source(context, SOURCE, &spec.options)
+        let program = (at.device)
+            .build(at.context, SOURCE, &with_tile(&spec.options))
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
-        let kernel = driver("make kernels", Kernel::create(&program, "row_products"))?;
+        let kernel = driver("make kernels", program.kernel("row_products"))?;
         self.kernels.push((spec.clone(), kernel));
         Ok(self.kernels.len() - 1)
     }
@@ -108,7 +106,7 @@ impl Products {
     /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
     pub fn make_room(&mut self, context: &Context, x: usize, y: usize) -> Result<(), Error> {
         self.room = None;
-        let make = || -> Result<Room, ClError> {
+        let make = || -> Result<Room, Code> {
             Ok(Room {
                 x: Bytes::new(context, x, true)?,
                 y: Memory::new(context, y, true)?,
@@ -128,18 +126,17 @@ impl Products {
     /// Begins products of blocks with `tokens` tokens, whose input is `x`.
     pub fn begin(
         &mut self,
-        queue: &CommandQueue,
+        queue: &Queue,
         blocks: &[Block],
         tokens: usize,
         x: &[u8],
-    ) -> Result<Underway, ClError> {
-        let bad = || ClError(CL_INVALID_VALUE);
+    ) -> Result<Underway, Code> {
         let Self {
             matrices,
             kernels,
             room,
         } = self;
-        let room = room.as_mut().ok_or_else(bad)?;
+        let room = room.as_mut().ok_or(INVALID)?;
         let len: usize = blocks.iter().map(|block| block.rows.len() * tokens).sum();
         room.y.fits(0, len)?;
         room.of_x.clear();
@@ -148,28 +145,30 @@ impl Products {
         let (mut at, mut begun) = (0, None);
         for block in blocks {
             let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
-            let matrix = matrix.ok_or_else(bad)?;
-            let (spec, kernel) = &kernels[matrix.kernel];
+            let matrix = matrix.ok_or(INVALID)?;
+            let (spec, kernel) = &mut kernels[matrix.kernel];
             let rows = block.rows.len();
             matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
             if x.len() != spec.token_bytes * tokens {
-                return Err(bad());
+                return Err(INVALID);
             }
             let [first, count, place] = [block.rows.start, rows, at].map(|n| n as i32);
-            let mut run = ExecuteKernel::new(kernel);
+            let args = [
+                matrix.bytes.arg(),
+                room.x.arg(),
+                room.y.arg(),
+                Arg::Int(first),
+                Arg::Int(count),
+                Arg::Int(place),
+                Arg::Int(tokens as i32),
+            ];
+            let sizes: [&[usize]; 2] = [
+                &[rows.next_multiple_of(ITEMS), tokens.div_ceil(TILE)],
+                &[ITEMS, 1],
+            ];
             // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix,
             // tokens within the input and results within their buffer, as was just checked.
-            let event = unsafe {
-                run.set_arg(matrix.bytes.buffer())
-                    .set_arg(room.x.buffer())
-                    .set_arg(room.y.buffer())
-                    .set_arg(&first)
-                    .set_arg(&count)
-                    .set_arg(&place)
-                    .set_global_work_sizes(&[rows.next_multiple_of(ITEMS), tokens])
-                    .set_local_work_sizes(&[ITEMS, 1])
-                    .enqueue_nd_range(queue)?
-            };
+            let event = unsafe { kernel.run(queue, &args, sizes)? };
             begun.get_or_insert(event);
             at += rows * tokens;
         }
@@ -177,7 +176,7 @@ impl Products {
         queue.flush()?;
         Ok(Underway {
             sums: len,
-            begun: begun.ok_or_else(bad)?,
+            begun: begun.ok_or(INVALID)?,
             done,
         })
     }

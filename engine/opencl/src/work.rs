@@ -1,9 +1,8 @@
 //! What is common to all pieces of work of a device.
 
-use opencl3::error_codes::ClError;
-use opencl3::event::Event;
-
 use crate::Error;
+use crate::handles::Event;
+use crate::library::Code;
 
 /// The kernels.
 pub(super) const SOURCE: &str = include_str!("kernels.cl");
@@ -11,6 +10,14 @@ pub(super) const SOURCE: &str = include_str!("kernels.cl");
 /// Items of a work group, half a cluster: always the same, because some drivers compile kernels anew
 /// for each size.
 pub(super) const ITEMS: usize = 64;
+
+/// Most tokens of an item, which share the reading of a row.
+pub(super) const TILE: usize = 4;
+
+/// Build options of the kernels.
+pub(super) fn with_tile(options: &str) -> String {
+    format!("{options} -D TILE={TILE}")
+}
 
 /// Work under way.
 pub(super) struct Underway {
@@ -24,9 +31,7 @@ pub(super) struct Underway {
 impl Underway {
     /// From the first kernel's submission to the end; 0 where the device has no clock.
     pub fn nanoseconds(&self) -> u64 {
-        let start = self.begun.profiling_command_queued();
-        let end = self.done.profiling_command_end();
-        match (start, end) {
+        match (self.begun.queued(), self.done.ended()) {
             (Ok(start), Ok(end)) => end.saturating_sub(start),
             _ => 0,
         }
@@ -34,7 +39,7 @@ impl Underway {
 }
 
 /// Names what failed.
-pub(super) fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Error> {
+pub(super) fn driver<T>(what: &str, result: Result<T, Code>) -> Result<T, Error> {
     result.map_err(|e| Error(format!("cannot {what}: {e}")))
 }
 
@@ -42,3 +47,6 @@ pub(super) fn driver<T>(what: &str, result: Result<T, ClError>) -> Result<T, Err
 pub(super) fn no_work() -> Error {
     Error("has no such work".into())
 }
+
+/// What does not fit, or is not there.
+pub(super) const INVALID: Code = Code(opencl_sys::CL_INVALID_VALUE);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
+use serde::{Deserialize, Serialize};
 
 use super::{CpuDevice, Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Work};
 use crate::store::regions::CLUSTER;
@@ -18,7 +19,7 @@ const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 const TOLERANCE: f32 = 1e-4;
 
 /// How a device's answers compare with the CPU's.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Every bit is the CPU's.
     pub same_bits: bool,
@@ -31,7 +32,7 @@ pub struct Verdict {
 }
 
 /// Time of a piece of work of one row: `launch + neurons · neuron`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Seconds that any piece of work takes.
     pub launch: f64,
@@ -125,22 +126,78 @@ impl Neurons {
     }
 }
 
+/// A device and the CPU as its reference, both with the check's neurons.
+struct Both<'d> {
+    device: &'d mut dyn Dense,
+    reference: CpuDevice,
+    /// Of the reference, and of the device.
+    parts: [Part; 2],
+    shape: DenseShape,
+}
+
+impl<'d> Both<'d> {
+    fn new(device: &'d mut dyn Dense, shape: &DenseShape) -> Result<Self, DeviceError> {
+        let mut reference = CpuDevice::new();
+        reference.prepare(shape)?;
+        device.prepare(shape)?;
+        device.make_room(&Room {
+            rows: ROWS,
+            clusters: CLUSTERS,
+            pairs: ROWS * CLUSTERS,
+        })?;
+        let neurons = Neurons::new(shape);
+        let parts = [neurons.upload(&mut reference)?, neurons.upload(device)?];
+        Ok(Self {
+            device,
+            reference,
+            parts,
+            shape: *shape,
+        })
+    }
+
+    /// How far the device's sums are from the CPU's, and whether as many pairs fired.
+    fn compare(&mut self, case: Case) -> Result<(f32, bool), DeviceError> {
+        let expected = case.run(&mut self.reference, self.parts[0], &self.shape)?;
+        let found = case.run(self.device, self.parts[1], &self.shape)?;
+        let worst = deviation(&expected.sums, &found.sums);
+        Ok((worst, expected.fired == found.fired))
+    }
+
+    /// Seconds of the device and of a thread of the CPU for the first clusters and one row.
+    fn timed(&mut self, clusters: usize) -> Result<[f64; 2], DeviceError> {
+        let x = vec![0.5; self.shape.d];
+        let mut quantized = Activations::default();
+        Cpu::detect().quantize_activations(&x, 1, &mut quantized);
+        let clusters = 0..clusters;
+        let of = |part| Work {
+            part,
+            clusters: &clusters,
+            x: &x,
+            quantized: quantized.all(),
+            mask: None,
+            cut: 0.0,
+            gate_bias: &[],
+            up_bias: &[],
+        };
+        let works = [of(self.parts[1]), of(self.parts[0])];
+        fastest(self.device, &mut self.reference, &works, &self.shape)
+    }
+}
+
 /// Prepares `device` for `shape` and compares it with the CPU: single rows and several, with masks,
 /// thresholds and biases, magnitudes down to denormals.
 ///
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
 pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let mut reference = CpuDevice::new();
-    reference.prepare(shape)?;
-    device.prepare(shape)?;
-    device.make_room(&Room {
-        rows: ROWS,
-        clusters: CLUSTERS,
-        pairs: ROWS * CLUSTERS,
-    })?;
-    let neurons = Neurons::new(shape);
-    let parts = [neurons.upload(&mut reference)?, neurons.upload(device)?];
+    let verdict = compared(device, shape)?;
+    accept(device.facts(), verdict.worst)?;
+    Ok(verdict)
+}
+
+/// [`check`] that refuses nothing: where the sums are wrong there are no times.
+pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+    let mut both = Both::new(device, shape)?;
     let mut verdict = Verdict {
         same_bits: true,
         worst: 0.0,
@@ -155,32 +212,34 @@ pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, Devi
         Case::new(1, 1e-37),
         Case::new(1, 1e3),
     ] {
-        let expected = case.run(&mut reference, parts[0], shape)?;
-        let found = case.run(device, parts[1], shape)?;
-        verdict.compare(device, &expected, &found)?;
+        let (worst, fired) = both.compare(case)?;
+        verdict.same_bits &= worst == 0.0 && fired;
+        verdict.worst = verdict.worst.max(worst);
+        if is_wrong(worst) {
+            return Ok(verdict);
+        }
     }
-    let x = vec![0.5; shape.d];
-    let mut quantized = Activations::default();
-    Cpu::detect().quantize_activations(&x, 1, &mut quantized);
-    let mut timed = |clusters| {
-        let clusters = 0..clusters;
-        let of = |part| Work {
-            part,
-            clusters: &clusters,
-            x: &x,
-            quantized: quantized.all(),
-            mask: None,
-            cut: 0.0,
-            gate_bias: &[],
-            up_bias: &[],
-        };
-        fastest(device, &of(parts[1]), &mut reference, &of(parts[0]), shape)
-    };
-    let [all, first] = [timed(CLUSTERS)?, timed(1)?];
+    let [all, first] = [both.timed(CLUSTERS)?, both.timed(1)?];
     verdict.speed = Speed::of(all[0], first[0]);
     verdict.cpu = Speed::of(all[1], first[1]);
     device.clear();
     Ok(verdict)
+}
+
+/// Prepares `device` for `shape` and compares it once: whether it is as a verdict has it.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn agrees(
+    device: &mut dyn Dense,
+    shape: &DenseShape,
+    verdict: &Verdict,
+) -> Result<bool, DeviceError> {
+    let mut both = Both::new(device, shape)?;
+    let (worst, fired) = both.compare(Case::new(ROWS, 1.0).masked().biased())?;
+    device.clear();
+    let same = worst == 0.0 && fired;
+    Ok(!is_wrong(worst) && (same || !verdict.same_bits))
 }
 
 /// A comparison.
@@ -267,9 +326,8 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
 /// some runs each.
 fn fastest(
     device: &mut dyn Dense,
-    work: &Work<'_>,
     cpu: &mut dyn Dense,
-    its: &Work<'_>,
+    [work, its]: &[Work<'_>; 2],
     shape: &DenseShape,
 ) -> Result<[f64; 2], DeviceError> {
     let mut best = [f64::INFINITY; 2];
@@ -292,21 +350,6 @@ fn fastest(
     Ok(best)
 }
 
-impl Verdict {
-    fn compare(
-        &mut self,
-        device: &dyn Dense,
-        expected: &Answer,
-        found: &Answer,
-    ) -> Result<(), DeviceError> {
-        let worst = deviation(&expected.sums, &found.sums);
-        self.same_bits &= worst == 0.0;
-        self.same_bits &= expected.fired == found.fired;
-        self.worst = self.worst.max(worst);
-        accept(device.facts(), worst)
-    }
-}
-
 /// How far results are from those expected, as a share of the largest: 0 if every bit is the same.
 pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0f32, |most, v| most.max(v.abs()));
@@ -324,17 +367,28 @@ pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
     share.fold(0.0, f32::max)
 }
 
-/// Refuses a device whose results are too far from the CPU's; see [`deviation`].
+/// Whether results are further from the CPU's than another order of sums makes them.
+fn is_wrong(deviation: f32) -> bool {
+    deviation > TOLERANCE
+}
+
+/// How wrong a device's results are, if they are; see [`deviation`].
+pub(super) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
+    is_wrong(deviation).then(|| {
+        format!(
+            "they differ from the CPU's by {deviation:.1e} of the largest (driver {})",
+            device.driver
+        )
+    })
+}
+
+/// Refuses a device whose results are too far from the CPU's.
 pub(super) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
-    match deviation > TOLERANCE {
-        false => Ok(()),
-        true => Err(DeviceError {
+    match wrong(device, deviation) {
+        None => Ok(()),
+        Some(how) => Err(DeviceError {
             device: device.name.clone(),
-            what: format!(
-                "computes wrong results: they differ from the CPU's by {deviation:.1e} of the \
-                 largest (driver {}); --device none does without it",
-                device.driver
-            ),
+            what: format!("computes wrong results: {how}; --device none does without it"),
         }),
     }
 }

@@ -6,7 +6,7 @@ use emberflow_opencl as cl;
 use emberflow_storage::clock;
 
 use super::opencl::{OpenCl, facts};
-use super::{CpuDevice, Device, DeviceError, Facts, SimDevice, Simulated};
+use super::{CpuDevice, Device, DeviceError, Facts, Kept, SimDevice, Simulated};
 use crate::planner::rates::Rates;
 use crate::split::snapdragon::MEMORY_OF_CPU;
 
@@ -82,6 +82,17 @@ impl DeviceChoice {
             },
         };
         Ok(Some(Device::new(Box::new(OpenCl::open(number)?))))
+    }
+}
+
+impl DeviceChoice {
+    /// Where verdicts on such a device are kept. Those of OpenCL alone are: the others compute with the
+    /// CPU's kernels.
+    pub fn kept(self) -> Option<Kept> {
+        match self {
+            Self::OpenCl(_) | Self::Auto => Kept::here(),
+            Self::None | Self::Cpu | Self::Sim(_) | Self::SimNone => None,
+        }
     }
 }
 

@@ -29,6 +29,11 @@ impl InUse {
         self.lease.dense()
     }
 
+    /// The lease.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
     /// Whether its sums have the CPU's bits.
     pub fn same_bits(&self) -> bool {
         self.same_bits

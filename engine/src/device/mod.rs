@@ -15,6 +15,7 @@ pub mod check;
 mod choice;
 mod cpu;
 mod in_use;
+mod kept;
 mod opencl;
 pub(crate) mod products;
 pub(crate) mod share;
@@ -36,6 +37,8 @@ pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
+pub(crate) use self::kept::OfProducts;
+pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub use self::sim::{SimDevice, Simulated};
 pub use crate::input::Input;
@@ -116,14 +119,16 @@ impl DenseShape {
         token_bytes(self.dtype, self.d)
     }
 
-    /// Why no device computes such an FFN yet.
+    /// Why no device computes such an FFN yet, and what can be done.
     pub fn unsupported(&self) -> Option<String> {
         match (self.kind.activation, self.dtype) {
             (Activation::Gelu | Activation::ClampedSwiglu { .. }, _) => Some(format!(
-                "devices do not know the activation {:?}",
+                "devices do not know the activation {:?} of this model",
                 self.kind.activation
             )),
-            (_, DType::Mxfp4 | DType::Q4k) => Some(format!("devices do not know {}", self.dtype)),
+            (_, dtype) if !multiplies(dtype) => Some(format!(
+                "devices do not know {dtype}: pack the model with --quant q4"
+            )),
             _ => None,
         }
     }
@@ -305,6 +310,7 @@ pub struct Device {
     facts: Facts,
     dense: Arc<Mutex<Box<dyn Dense>>>,
     leased: Arc<AtomicBool>,
+    kept: Option<Kept>,
 }
 
 impl Device {
@@ -314,7 +320,14 @@ impl Device {
             facts: dense.facts().clone(),
             dense: Arc::new(Mutex::new(dense)),
             leased: Arc::default(),
+            kept: None,
         }
+    }
+
+    /// The same, with a file that keeps verdicts on it from start to start.
+    #[must_use]
+    pub fn keeping(self, kept: Option<Kept>) -> Self {
+        Self { kept, ..self }
     }
 
     /// What it is.
@@ -348,6 +361,11 @@ impl fmt::Debug for Device {
 pub struct Lease(Device);
 
 impl Lease {
+    /// Where verdicts on it are kept.
+    pub(crate) fn kept(&self) -> Option<&Kept> {
+        self.0.kept.as_ref()
+    }
+
     /// The device.
     pub fn dense(&self) -> MutexGuard<'_, Box<dyn Dense>> {
         let dense = self.0.dense.lock();

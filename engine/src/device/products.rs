@@ -20,6 +20,7 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::DType;
 use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
+use serde::{Deserialize, Serialize};
 
 use super::in_use::InUse;
 use super::{Block, DeviceError, HostBytes, Input, Ticket};
@@ -67,7 +68,7 @@ impl ProductRoom {
 }
 
 /// Times of a processor for some number of tokens.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Tokens.
     pub n: usize,
@@ -78,7 +79,7 @@ pub(crate) struct Sample {
 }
 
 /// Times by measurement, along straight lines between the numbers of tokens that were measured.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Samples(pub Vec<Sample>);
 
 impl Curve for Samples {

@@ -8,9 +8,9 @@ use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
-use super::check::{Numbers, accept, deviation};
+use super::check::{Numbers, accept, deviation, wrong};
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
-use super::{Block, InUse, multiplies};
+use super::{Block, Found, InUse, OfProducts, Times, multiplies};
 use crate::error::Error;
 use crate::input::Input;
 use crate::matrix::Matrix;
@@ -95,28 +95,76 @@ impl Sharing<'_> {
         Ok(())
     }
 
-    /// Compares products of matrices with the CPU's and takes their times, each of another matrix, so that
-    /// they come from memory as they will. `None` if they have other bits although the device's sums of the
-    /// FFN have the CPU's.
+    /// Compares products of matrices with the CPU's and takes their times, unless these are known. `None` if
+    /// they have other bits although the device's sums of the FFN have the CPU's.
     fn tried(&mut self, kind: &Kind<'_>) -> Result<Option<Products>, Error> {
-        let rows = kind
-            .matrices
-            .iter()
-            .map(|(m, _)| m.rows())
-            .max()
-            .unwrap_or(0);
-        let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == rows);
+        let of = self.compared(kind);
+        let known = self.device.lease().known_products(of)?;
+        let known = match known {
+            Some(times) if self.agrees(kind, of.rows, &times)? => Some(times),
+            _ => None,
+        };
+        let times = match known {
+            Some(times) => times,
+            None => self.measured(kind, of)?,
+        };
+        if !times.same_bits {
+            tracing::warn!(dtype = %kind.dtype, cols = kind.cols,
+                "products have other bits: left to the CPU");
+            return Ok(None);
+        }
+        tracing::info!(dtype = %kind.dtype, rows = of.rows, cols = kind.cols, cpu = ?times.cpu,
+            device = ?times.device, "products");
+        let (device, tracer) = (Arc::clone(self.device), self.tracer.clone());
+        let samples = [times.cpu, times.device];
+        let results = self.room.results;
+        Ok(Some(Products::new(device, samples, results, tracer)))
+    }
+
+    /// What is compared: the largest matrices of a kind.
+    fn compared(&self, kind: &Kind<'_>) -> OfProducts {
+        let rows = kind.matrices.iter().map(|(m, _)| m.rows()).max();
+        let rows = rows.unwrap_or(0);
+        let room = self.room.results / rows.max(1);
+        let tokens = TOKENS.into_iter().rfind(|&n| n <= room);
+        OfProducts {
+            dtype: kind.dtype,
+            rows,
+            cols: kind.cols,
+            threads: self.on.threads(),
+            tokens: tokens.unwrap_or(1),
+        }
+    }
+
+    /// Whether products are as they were: one is compared, so that the driver has run the kernel.
+    fn agrees(&mut self, kind: &Kind<'_>, rows: usize, times: &Times) -> Result<bool, Error> {
+        let largest = kind.matrices.iter().find(|(m, _)| m.rows() == rows);
+        let Some((matrix, number)) = largest else {
+            return Ok(false);
+        };
+        let (_, apart) = self.one(matrix, *number, rows, 1)?;
+        accept(self.device.dense().facts(), apart)?;
+        Ok(apart == 0.0 || !times.same_bits)
+    }
+
+    /// Compares products and takes their times, each of another matrix, so that they come from memory as they
+    /// will; and keeps what came out.
+    fn measured(&mut self, kind: &Kind<'_>, of: OfProducts) -> Result<Times, Error> {
+        let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == of.rows);
         let mut next = largest.cycle();
-        let most = self.room.results / rows.max(1);
-        let mut samples = [Samples::default(), Samples::default()];
-        for n in TOKENS.into_iter().filter(|&n| n == 1 || n <= most) {
-            let few = FEW.min(rows);
+        let mut times = Times {
+            same_bits: true,
+            cpu: Samples::default(),
+            device: Samples::default(),
+        };
+        let few = FEW.min(of.rows);
+        for n in TOKENS.into_iter().filter(|&n| n <= of.tokens) {
             let mut best = [[f64::INFINITY; 2]; 2];
             let mut apart = 0.0f32;
             for _ in 0..RUNS {
-                for (best, count) in best.iter_mut().zip([few, rows]) {
+                for (best, count) in best.iter_mut().zip([few, of.rows]) {
                     let Some((matrix, number)) = next.next() else {
-                        return Ok(None);
+                        continue;
                     };
                     let (times, deviation) = self.one(matrix, *number, count, n)?;
                     apart = apart.max(deviation);
@@ -125,29 +173,26 @@ impl Sharing<'_> {
                     }
                 }
             }
-            accept(self.device.dense().facts(), apart)?;
-            if apart > 0.0 {
-                tracing::warn!(dtype = %kind.dtype, cols = kind.cols,
-                    "products have other bits: left to the CPU");
-                return Ok(None);
+            let facts = self.device.dense().facts().clone();
+            if let Some(how) = wrong(&facts, apart) {
+                self.device.lease().keep_products(of, Found::Wrong(how));
             }
+            accept(&facts, apart)?;
+            times.same_bits &= apart == 0.0;
             let [[cpu_few, its_few], [cpu, its]] = best;
-            samples[0]
-                .0
-                .push(sample(n, [few, rows], kind.cols, [cpu_few, cpu]));
-            samples[1]
-                .0
-                .push(sample(n, [few, rows], kind.cols, [its_few, its]));
+            let both = [
+                (&mut times.cpu, [cpu_few, cpu]),
+                (&mut times.device, [its_few, its]),
+            ];
+            for (samples, seconds) in both {
+                samples
+                    .0
+                    .push(sample(n, [few, of.rows], kind.cols, seconds));
+            }
         }
-        tracing::info!(dtype = %kind.dtype, rows, cols = kind.cols, cpu = ?samples[0],
-            device = ?samples[1], "products");
-        let (device, tracer) = (Arc::clone(self.device), self.tracer.clone());
-        Ok(Some(Products::new(
-            device,
-            samples,
-            self.room.results,
-            tracer,
-        )))
+        let found = Found::Products(times.clone());
+        self.device.lease().keep_products(of, found);
+        Ok(times)
     }
 
     /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,

@@ -71,6 +71,42 @@ fn every_activation_has_the_cpus_bits() {
     }
 }
 
+/// What devices do not know is refused by name, before anything is made; everything else is served (the
+/// tests above compare it).
+#[test]
+fn formats_and_activations_are_known_or_refused_by_name() {
+    let known = [DType::Q4, DType::Q8, DType::F16, DType::BF16, DType::F32];
+    for dtype in known {
+        assert_eq!(shape(dtype, 96, Activation::Relu, true).unsupported(), None);
+    }
+    let mut refused: Vec<_> = [DType::Q4k, DType::Mxfp4]
+        .map(|dtype| shape(dtype, 256, Activation::Relu, false))
+        .into();
+    refused.extend(
+        [
+            Activation::Gelu,
+            Activation::ClampedSwiglu {
+                limit: 7.0,
+                alpha: 1.702,
+            },
+        ]
+        .map(|activation| shape(DType::Q4, 256, activation, false)),
+    );
+    for (shape, told) in refused
+        .iter()
+        .zip(["q4k", "mxfp4", "Gelu", "ClampedSwiglu"])
+    {
+        let why = shape.unsupported().unwrap();
+        assert!(why.contains(told), "{why}");
+        let packs = why.contains("--quant q4");
+        assert_eq!(packs, !known.contains(&shape.dtype), "{why}");
+        for device in devices() {
+            let error = device.lease().unwrap().dense().prepare(shape).unwrap_err();
+            assert!(error.to_string().contains(&why), "{error}");
+        }
+    }
+}
+
 #[test]
 fn names_of_devices() {
     let parse = |name: &str| name.parse::<DeviceChoice>();

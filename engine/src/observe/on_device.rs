@@ -36,6 +36,10 @@ pub struct DeviceReport {
     pub cpu_gb_per_s: f64,
     /// Share of the weights of projections and head that it multiplies for one token, 0 to 1.
     pub products_share: f64,
+    /// Share of the weights of projections that it multiplies for a whole chunk of a prompt, 0 to 1.
+    pub prompt_share: f64,
+    /// Why it multiplies nothing, if it does not.
+    pub no_products: Option<&'static str>,
     /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
     pub gates_share: f64,
     /// Why it holds nothing, if it does not.
@@ -59,6 +63,7 @@ impl DeviceReport {
         let (facts, needs) = (device.facts(), engine.needs());
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
+        let prompt_share = engine.decoder.weights.prompt_on_device(engine.chunk());
         let (gates_share, gates_waited) = store.gates_on_device();
         let neuron = (needs.gate_len + needs.rest_len) as f64;
         let rate = |speed: Speed| neuron / speed.neuron / 1e9;
@@ -79,6 +84,14 @@ impl DeviceReport {
             gb_per_s: rate(verdict.speed),
             cpu_gb_per_s: rate(verdict.cpu),
             products_share,
+            prompt_share,
+            no_products: match verdict.same_bits {
+                _ if products_share > 0.0 || prompt_share > 0.0 => None,
+                true => Some("by measurement the processor alone is faster"),
+                false => {
+                    Some("its bits are not the processor's, and times must not decide on a text")
+                }
+            },
             gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
@@ -105,9 +118,16 @@ impl DeviceReport {
                 if self.unified { " of the budget" } else { "" },
             ),
         };
+        let products = match self.no_products {
+            Some(why) => format!("no projections and head: {why}"),
+            None => format!(
+                "{:.0} % of projections and head, {:.0} % of projections in prompts",
+                100.0 * self.products_share,
+                100.0 * self.prompt_share
+            ),
+        };
         let held = format!(
-            "{held}; {:.0} % of projections and head, {:.0} % of resident gates; waited for {:.1} ms",
-            100.0 * self.products_share,
+            "{held}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.wait_ms
         );

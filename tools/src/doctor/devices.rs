@@ -1,7 +1,9 @@
 //! Devices that can compute neurons beside the processor.
 
-use emberflow_engine::device::check::{Speed, check};
-use emberflow_engine::device::{DenseShape, DeviceChoice, DeviceError, Listed, Verdict, list};
+use emberflow_engine::device::check::Speed;
+use emberflow_engine::device::{
+    DenseShape, DeviceChoice, DeviceError, Entry, Found, Kept, Listed, Verdict, checked, list,
+};
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 use serde_json::{Value, json};
@@ -25,10 +27,11 @@ fn rate(speed: Speed) -> f64 {
     SHAPE.neuron_bytes() as f64 / speed.neuron / 1e9
 }
 
-/// Tries a device out.
+/// Tries a device out, or says what came out when it was.
 fn verdict(number: usize) -> Result<Verdict, DeviceError> {
-    match DeviceChoice::OpenCl(number).open()? {
-        Some(device) => check(device.lease()?.dense().as_mut(), &SHAPE),
+    let choice = DeviceChoice::OpenCl(number);
+    match choice.open()? {
+        Some(device) => checked(&device.keeping(choice.kept()).lease()?, &SHAPE),
         None => Err(DeviceError {
             device: format!("opencl:{number}"),
             what: "is gone".into(),
@@ -36,69 +39,137 @@ fn verdict(number: usize) -> Result<Verdict, DeviceError> {
     }
 }
 
-/// A device in words.
-fn words(number: usize, of: &Listed, verdict: &Result<Verdict, DeviceError>) -> String {
-    let judged = match verdict {
-        Err(e) => format!("not usable: {e}"),
-        Ok(v) => format!(
-            "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread",
-            match v.same_bits {
-                true => "same bits as the CPU".to_owned(),
-                false => format!("numerics of its own, apart by {:.0e}", v.worst),
-            },
-            v.speed.launch * 1e3,
-            rate(v.speed),
-            rate(v.cpu)
-        ),
+/// Extensions that matter to kernels.
+const EXTENSIONS: [(&str, &str); 3] = [
+    ("cl_khr_fp16", "fp16"),
+    ("cl_khr_subgroups", "subgroups"),
+    ("cl_khr_integer_dot_product", "integer dot products"),
+];
+
+/// What is known of a device.
+struct Known {
+    number: usize,
+    of: Listed,
+    verdict: Result<Verdict, DeviceError>,
+    /// All kept verdicts, those of models included.
+    kept: Vec<Entry>,
+}
+
+impl Known {
+    fn new(number: usize, of: Listed, all: &dyn Fn() -> Vec<Entry>) -> Self {
+        let verdict = verdict(number);
+        let its = |e: &Entry| e.device == of.facts.name && e.driver == of.facts.driver;
+        let kept = all().into_iter().filter(its).collect();
+        Self {
+            number,
+            of,
+            verdict,
+            kept,
+        }
+    }
+
+    /// Kept verdicts of wrong results.
+    fn wrong(&self) -> usize {
+        let wrong = |e: &&Entry| matches!(e.found, Found::Wrong(_));
+        self.kept.iter().filter(wrong).count()
+    }
+
+    /// The device in words.
+    fn words(&self) -> String {
+        let Self { of, verdict, .. } = self;
+        let judged = match verdict {
+            Err(e) => format!("not usable: {e}"),
+            Ok(v) => format!(
+                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread",
+                match v.same_bits {
+                    true => "same bits as the CPU".to_owned(),
+                    false => format!("numerics of its own, apart by {:.0e}", v.worst),
+                },
+                v.speed.launch * 1e3,
+                rate(v.speed),
+                rate(v.cpu)
+            ),
+        };
+        let has = EXTENSIONS.iter().map(|(name, short)| {
+            match of.extensions.iter().any(|found| found == name) {
+                true => (*short).to_owned(),
+                false => format!("no {short}"),
+            }
+        });
+        let has = has.collect::<Vec<_>>().join(", ");
+        format!(
+            "opencl:{} {} ({}, {} units, {}{}; {has}): {judged}; {} verdicts kept, {} of them wrong results",
+            self.number,
+            of.facts.name,
+            of.facts.driver,
+            of.units,
+            size::show(of.facts.memory),
+            if of.facts.unified { " shared" } else { "" },
+            self.kept.len(),
+            self.wrong(),
+        )
+    }
+
+    fn json(&self) -> Value {
+        let Self { of, verdict, .. } = self;
+        let judged = verdict.as_ref().ok();
+        json!({
+            "device": format!("opencl:{}", self.number),
+            "name": of.facts.name,
+            "driver": of.facts.driver,
+            "gpu": of.gpu,
+            "units": of.units,
+            "memory_bytes": of.facts.memory,
+            "unified": of.facts.unified,
+            "extensions": of.extensions,
+            "same_bits": judged.map(|v| v.same_bits),
+            "deviation": judged.map(|v| v.worst),
+            "launch_ms": judged.map(|v| v.speed.launch * 1e3),
+            "gb_per_s": judged.map(|v| rate(v.speed)),
+            "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
+            "error": verdict.as_ref().err().map(ToString::to_string),
+            "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// A kept verdict.
+fn kept_json(entry: &Entry) -> Value {
+    let (same_bits, wrong) = match &entry.found {
+        Found::Wrong(how) => (None, Some(how)),
+        Found::Sums(verdict) => (Some(verdict.same_bits), None),
+        Found::Products(times) => (Some(times.same_bits), None),
     };
-    format!(
-        "opencl:{number} {} ({}, {} units, {}{}): {judged}",
-        of.facts.name,
-        of.facts.driver,
-        of.units,
-        size::show(of.facts.memory),
-        if of.facts.unified { " shared" } else { "" },
-    )
+    json!({ "kernels": entry.kernels, "same_bits": same_bits, "wrong": wrong })
 }
 
-fn json(number: usize, of: &Listed, verdict: &Result<Verdict, DeviceError>) -> Value {
-    let judged = verdict.as_ref().ok();
-    json!({
-        "device": format!("opencl:{number}"),
-        "name": of.facts.name,
-        "driver": of.facts.driver,
-        "gpu": of.gpu,
-        "units": of.units,
-        "memory_bytes": of.facts.memory,
-        "unified": of.facts.unified,
-        "extensions": of.extensions,
-        "same_bits": judged.map(|v| v.same_bits),
-        "deviation": judged.map(|v| v.worst),
-        "launch_ms": judged.map(|v| v.speed.launch * 1e3),
-        "gb_per_s": judged.map(|v| rate(v.speed)),
-        "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
-        "error": verdict.as_ref().err().map(ToString::to_string),
-    })
-}
-
-/// The OpenCL devices, each tried out.
-pub(super) fn devices() -> Check {
+/// The OpenCL devices, each tried out; anew with `again`.
+pub(super) fn devices(again: bool) -> Check {
     const NAME: &str = "devices";
+    let kept = Kept::here();
+    if again
+        && let Some(kept) = &kept
+        && let Err(e) = kept.forget()
+    {
+        let path = kept.path().display();
+        return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
+    }
     let found = list();
     if found.is_empty() {
         return Check::ok(NAME, "none: no OpenCL driver was found").with("devices", json!([]));
     }
-    let verdicts: Vec<_> = (0..found.len()).map(verdict).collect();
-    let each = found.iter().zip(&verdicts).enumerate();
-    let texts: Vec<String> = (each.clone())
-        .map(|(i, (of, verdict))| words(i, of, verdict))
+    let all = || kept.as_ref().map_or_else(Vec::new, Kept::all);
+    let known: Vec<Known> = (found.into_iter().enumerate())
+        .map(|(number, of)| Known::new(number, of, &all))
         .collect();
-    let data: Vec<Value> = each
-        .map(|(i, (of, verdict))| json(i, of, verdict))
-        .collect();
+    let texts: Vec<String> = known.iter().map(Known::words).collect();
+    let data: Vec<Value> = known.iter().map(Known::json).collect();
     let check = Check::ok(NAME, texts.join("; ")).with("devices", data);
-    match verdicts.iter().any(Result::is_ok) {
+    let usable = known.iter().any(|known| known.verdict.is_ok());
+    match usable && known.iter().all(|known| known.wrong() == 0) {
         true => check,
-        false => check.advise("update its driver, or run with --device none"),
+        false => check.advise(
+            "update its driver and try it anew with --retry-devices, or run with --device none",
+        ),
     }
 }

@@ -1,0 +1,98 @@
+//! What a change of the number of live texts costs: the hot cut follows it, pass by pass. Times of the passes just
+//! after a change beside the mean of all with as many texts.
+//!
+//! ```text
+//! cargo run --release -p emberflow-benches --example swap -- MODEL.ember [SHARE] [DEVICE]
+//! ```
+
+use std::error::Error;
+
+use emberflow_engine::device::DeviceChoice;
+use emberflow_engine::{Budget, Engine, Logits, Model, Options, Sequence, Span};
+use emberflow_storage::clock::Moment;
+
+/// Live texts, in turns.
+const LIVE: [usize; 2] = [1, 4];
+/// Passes with as many texts, and those of them that count as just after a change.
+const PASSES: usize = 32;
+const AFTER: usize = 8;
+/// How often both are had; the first is warming up.
+const ROUNDS: usize = 5;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let path = args
+        .next()
+        .ok_or("usage: swap MODEL.ember [SHARE] [DEVICE]")?;
+    let share: f64 = args.next().map_or(Ok(0.5), |share| share.parse())?;
+    let name = args.next().unwrap_or_else(|| "none".into());
+    let choice: DeviceChoice = name.parse()?;
+    let io = if name.starts_with("sim:") {
+        "sim:ufs4"
+    } else {
+        "auto"
+    };
+    let options = Options {
+        budget: Budget::FfnShare(share),
+        context: PASSES * ROUNDS * LIVE.len() + 16,
+        batch: LIVE[1],
+        io: io.parse()?,
+        device: choice.open()?,
+        ..Options::default()
+    };
+    let mut engine = Engine::open(Model::load(&path)?, options)?;
+    let new = |engine: &mut Engine| engine.new_sequence();
+    let mut texts = (0..LIVE[1])
+        .map(|_| new(&mut engine))
+        .collect::<Result<Vec<Sequence>, _>>()?;
+    // Milliseconds of the passes: round by round, and in each by live texts.
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        for live in LIVE {
+            engine.set_batch(live)?;
+            let mut passes = Vec::new();
+            for i in 0..PASSES {
+                let token = 40 + ((round * PASSES + i) * 31 % 900) as u32;
+                passes.push(pass(&mut engine, &mut texts[..live], token)?);
+            }
+            times.push((live, passes));
+        }
+    }
+    if let Some(device) = engine.device() {
+        println!("{}: {} clusters", device.name, device.clusters);
+    }
+    for live in LIVE {
+        let of: Vec<&Vec<f64>> = (times.iter().skip(LIVE.len()))
+            .filter(|of| of.0 == live)
+            .map(|of| &of.1)
+            .collect();
+        let all = || of.iter().flat_map(|passes| passes.iter().copied());
+        let mean = all().sum::<f64>() / all().count() as f64;
+        let largest = |some: &mut dyn Iterator<Item = f64>| some.fold(0.0, f64::max) / mean;
+        let after = largest(&mut of.iter().flat_map(|p| p[..AFTER].iter().copied()));
+        let later = largest(&mut of.iter().flat_map(|p| p[AFTER..].iter().copied()));
+        // The same pass after each of the changes: what is the change's and not chance's.
+        let typical = (0..AFTER).map(|i| {
+            let mut each: Vec<f64> = of.iter().map(|passes| passes[i]).collect();
+            each.sort_by(f64::total_cmp);
+            each[each.len() / 2]
+        });
+        let typical = largest(&mut typical.into_iter());
+        println!(
+            "{live} live, {mean:.2} ms a pass; of the mean: the slowest of {AFTER} passes after a change {after:.2} \
+             (median of the changes {typical:.2}), of the others {later:.2}"
+        );
+    }
+    Ok(())
+}
+
+/// A pass of one token of each text, in milliseconds.
+fn pass(engine: &mut Engine, texts: &mut [Sequence], token: u32) -> Result<f64, Box<dyn Error>> {
+    let tokens: Vec<[u32; 1]> = (0..texts.len() as u32).map(|i| [token + i]).collect();
+    let mut spans: Vec<Span<'_>> = (texts.iter_mut().zip(&tokens))
+        .map(|(sequence, tokens)| Span { sequence, tokens })
+        .collect();
+    let start = Moment::now();
+    engine.forward_batch(&mut spans, Logits::Last)?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}

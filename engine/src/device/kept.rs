@@ -1,0 +1,432 @@
+//! Verdicts on devices, kept in a file of the cache folder, so that a device is tried out once for each
+//! driver and kernel: a wrong one is refused ever after, and the times of the others do not vary from
+//! start to start.
+//!
+//! They are read as what a stranger may have written: a damaged file, one of another version and numbers
+//! that cannot be are ignored, and what they were about is measured anew.
+
+use std::path::{Path, PathBuf};
+
+use emberflow_kernels::{Cpu, DType};
+use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
+use serde::{Deserialize, Serialize};
+
+use super::check::{self, wrong};
+use super::products::Samples;
+use super::{DenseShape, DeviceError, Facts, Lease, Verdict};
+
+/// Version of the file's form; others are ignored.
+const VERSION: u32 = 1;
+
+/// Most verdicts of a file; the oldest make room.
+const MOST: usize = 256;
+
+/// What was found out about a kernel on a device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Found {
+    /// It computes wrong results: how wrong.
+    Wrong(String),
+    /// Sums of the FFN.
+    Sums(Verdict),
+    /// Products of matrices.
+    Products(Times),
+}
+
+/// Times of products.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// Every bit is the CPU's; otherwise the device gets no products and has no times.
+    pub same_bits: bool,
+    /// The CPU's.
+    pub(crate) cpu: Samples,
+    /// The device's.
+    pub(crate) device: Samples,
+}
+
+/// A verdict, and what it is about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Name of the device.
+    pub device: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// Version of this program and of its kernels, and the instructions of the CPU that it was compared with.
+    pub program: String,
+    /// The kernels: what they compute.
+    pub kernels: String,
+    /// What was found out.
+    pub found: Found,
+}
+
+/// The file.
+#[derive(Default, Serialize, Deserialize)]
+struct File {
+    version: u32,
+    verdicts: Vec<Entry>,
+}
+
+/// A file of verdicts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept(PathBuf);
+
+/// The version of everything that a verdict depends on besides device and driver.
+fn program() -> String {
+    format!(
+        "{} {:016x} {}",
+        env!("CARGO_PKG_VERSION"),
+        emberflow_opencl::KERNELS,
+        Cpu::detect().name()
+    )
+}
+
+/// The name of the kernels of an FFN.
+fn of_sums(shape: &DenseShape) -> String {
+    let kind = shape.kind;
+    let more = [
+        (kind.ungated, ", ungated"),
+        (kind.relu_on_up, ", ReLU on Up"),
+    ];
+    let more: String = more.iter().filter(|m| m.0).map(|m| m.1).collect();
+    let (dtype, d, activation) = (shape.dtype, shape.d, kind.activation);
+    format!("FFN of {dtype}, width {d}, {activation:?}{more}")
+}
+
+/// Products that are compared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfProducts {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Of the CPU.
+    pub threads: usize,
+    /// Most tokens.
+    pub tokens: usize,
+}
+
+impl OfProducts {
+    fn name(self) -> String {
+        let Self {
+            dtype,
+            rows,
+            cols,
+            threads,
+            tokens,
+        } = self;
+        format!("products of {dtype}, {rows} x {cols}, up to {tokens} tokens, {threads} threads")
+    }
+}
+
+impl Found {
+    /// Whether such numbers can be.
+    fn is_sound(&self) -> bool {
+        let time = |t: f64| t.is_finite() && t >= 0.0;
+        let samples = |s: &Samples| {
+            let ascends = s.0.windows(2).all(|two| two[0].n < two[1].n);
+            let each = |s: &super::products::Sample| {
+                s.n > 0 && time(s.launch) && time(s.weight) && s.weight > 0.0
+            };
+            ascends && !s.0.is_empty() && s.0.iter().all(each)
+        };
+        match self {
+            Self::Wrong(_) => true,
+            Self::Sums(v) => {
+                let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
+                v.worst.is_finite() && speed(v.speed) && speed(v.cpu)
+            }
+            Self::Products(times) => {
+                !times.same_bits || samples(&times.cpu) && samples(&times.device)
+            }
+        }
+    }
+}
+
+impl Kept {
+    /// Verdicts in this file.
+    pub fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Verdicts in `emberflow/devices.json` of the cache folder. `None` without one.
+    pub fn here() -> Option<Self> {
+        Some(Self(
+            DeviceProfile::default_path()?.with_file_name("devices.json"),
+        ))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// All verdicts of this program's version; empty where there is no file, or not one of these.
+    pub fn all(&self) -> Vec<Entry> {
+        let mut all = self.load();
+        all.retain(|entry| entry.program == program());
+        all
+    }
+
+    /// Removes all verdicts, so that devices are tried anew.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn forget(&self) -> std::io::Result<()> {
+        match std::fs::remove_file(&self.0) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    fn load(&self) -> Vec<Entry> {
+        match load_json::<File>(&self.0, VERSION, "emberflow doctor") {
+            Ok(file) => {
+                let sound = file.verdicts.into_iter().filter(|e| e.found.is_sound());
+                sound.collect()
+            }
+            Err(e) => {
+                tracing::debug!(reason = %e, "no verdicts on devices");
+                Vec::new()
+            }
+        }
+    }
+
+    /// The verdict on a device's kernels.
+    ///
+    /// # Errors
+    /// They compute wrong results.
+    fn find(&self, device: &Facts, kernels: &str) -> Result<Option<Found>, DeviceError> {
+        let same = |e: &Entry| {
+            e.device == device.name && e.driver == device.driver && e.kernels == kernels
+        };
+        match self.all().into_iter().rev().find(same).map(|e| e.found) {
+            Some(Found::Wrong(how)) => Err(DeviceError {
+                device: device.name.clone(),
+                what: format!(
+                    "computed wrong results before and is not tried again: {how} ({kernels}; kept in {}); \
+                     `emberflow doctor --retry-devices` tries it anew, --device none does without it",
+                    self.0.display()
+                ),
+            }),
+            found => Ok(found),
+        }
+    }
+
+    /// Keeps a verdict. Where it cannot be kept, the next start measures again.
+    fn put(&self, device: &Facts, kernels: &str, found: Found) {
+        let mut verdicts = self.load();
+        verdicts.retain(|e| {
+            e.device != device.name || e.driver != device.driver || e.kernels != kernels
+        });
+        let over = (verdicts.len() + 1).saturating_sub(MOST);
+        verdicts.drain(..over);
+        verdicts.push(Entry {
+            device: device.name.clone(),
+            driver: device.driver.clone(),
+            program: program(),
+            kernels: kernels.into(),
+            found,
+        });
+        let version = VERSION;
+        if let Err(e) = save_json(&self.0, &File { version, verdicts }) {
+            tracing::warn!(error = %e, "the verdict on the device is not kept");
+        }
+    }
+}
+
+/// Prepares a leased device for `shape` and compares it with the CPU: in all ways where no verdict is kept,
+/// else in one, so that its driver has run the kernels, with the times of the verdict.
+///
+/// # Errors
+/// The driver's, or a device whose sums are wrong, also if they were before.
+pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+    let mut device = lease.dense();
+    let Some(kept) = lease.kept() else {
+        return check::check(device.as_mut(), shape);
+    };
+    let (facts, kernels) = (device.facts().clone(), of_sums(shape));
+    if let Some(Found::Sums(verdict)) = kept.find(&facts, &kernels)? {
+        if check::agrees(device.as_mut(), shape, &verdict)? {
+            return Ok(verdict);
+        }
+        tracing::warn!(
+            device = facts.name,
+            kernels,
+            "is not what it was: checked anew"
+        );
+    }
+    let verdict = check::compared(device.as_mut(), shape)?;
+    let found = match wrong(&facts, verdict.worst) {
+        None => Found::Sums(verdict),
+        Some(how) => Found::Wrong(how),
+    };
+    kept.put(&facts, &kernels, found);
+    check::accept(&facts, verdict.worst)?;
+    Ok(verdict)
+}
+
+impl Lease {
+    /// The kept times of products.
+    ///
+    /// # Errors
+    /// They were wrong.
+    pub(crate) fn known_products(&self, of: OfProducts) -> Result<Option<Times>, DeviceError> {
+        let Some(kept) = self.kept() else {
+            return Ok(None);
+        };
+        let facts = self.dense().facts().clone();
+        match kept.find(&facts, &of.name())? {
+            Some(Found::Products(times)) => Ok(Some(times)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Keeps what was found out about products: how wrong they are, or their times.
+    pub(crate) fn keep_products(&self, of: OfProducts, found: Found) {
+        if let Some(kept) = self.kept() {
+            let facts = self.dense().facts().clone();
+            kept.put(&facts, &of.name(), found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_models::config::{Activation, FfnKind};
+
+    use super::super::{CpuDevice, Device};
+    use super::*;
+
+    fn shape() -> DenseShape {
+        DenseShape {
+            dtype: DType::Q4,
+            d: 96,
+            kind: FfnKind {
+                activation: Activation::Relu,
+                relu_on_up: false,
+                ungated: false,
+            },
+        }
+    }
+
+    fn facts() -> Facts {
+        Device::new(Box::new(CpuDevice::new())).facts().clone()
+    }
+
+    fn verdict() -> Verdict {
+        let speed = check::Speed {
+            launch: 1e-3,
+            neuron: 1e-6,
+        };
+        Verdict {
+            same_bits: true,
+            worst: 0.0,
+            speed,
+            cpu: speed,
+        }
+    }
+
+    #[test]
+    fn verdicts_come_back_and_each_has_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::at(dir.path().join("cache").join("devices.json"));
+        let (facts, name) = (facts(), of_sums(&shape()));
+        assert_eq!(kept.find(&facts, &name), Ok(None));
+        kept.put(&facts, &name, Found::Sums(verdict()));
+        kept.put(&facts, "others", Found::Wrong("by 0.1".into()));
+        assert_eq!(kept.find(&facts, &name), Ok(Some(Found::Sums(verdict()))));
+        let wrong = kept.find(&facts, "others").unwrap_err().to_string();
+        assert!(
+            wrong.contains("by 0.1") && wrong.contains("--retry-devices"),
+            "{wrong}"
+        );
+        // Another driver is another device.
+        let updated = Facts {
+            driver: "2".into(),
+            ..facts.clone()
+        };
+        assert_eq!(kept.find(&updated, "others"), Ok(None));
+        kept.put(&facts, &name, Found::Wrong("since then".into()));
+        assert_eq!(kept.all().len(), 2);
+        kept.forget().unwrap();
+        kept.forget().unwrap();
+        assert_eq!(kept.find(&facts, "others"), Ok(None));
+    }
+
+    #[test]
+    fn damaged_files_and_numbers_that_cannot_be_are_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::at(dir.path().join("devices.json"));
+        let (facts, name) = (facts(), of_sums(&shape()));
+        kept.put(&facts, &name, Found::Sums(verdict()));
+        let text = std::fs::read_to_string(kept.path()).unwrap();
+        for len in 0..text.len() - 2 {
+            std::fs::write(kept.path(), &text[..len]).unwrap();
+            assert_eq!(kept.find(&facts, &name), Ok(None), "{len} bytes");
+        }
+        for (from, to) in [
+            ("0.001", "-1.0"),
+            ("1e-6", "0"),
+            ("\"version\": 1", "\"version\": 2"),
+            ("\"sums\"", "\"other\""),
+        ] {
+            let changed = text.replace(from, to);
+            assert!(changed != text, "{from} in {text}");
+            std::fs::write(kept.path(), changed).unwrap();
+            assert_eq!(kept.find(&facts, &name), Ok(None), "{to}");
+        }
+        // And replaced.
+        kept.put(&facts, &name, Found::Sums(verdict()));
+        assert!(kept.find(&facts, &name).unwrap().is_some());
+    }
+
+    #[test]
+    fn files_do_not_grow_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::at(dir.path().join("devices.json"));
+        let entry = |n: usize| Entry {
+            device: "d".into(),
+            driver: "1".into(),
+            program: program(),
+            kernels: n.to_string(),
+            found: Found::Wrong("x".into()),
+        };
+        let verdicts = (0..2 * MOST).map(entry).collect();
+        let version = VERSION;
+        save_json(kept.path(), &File { version, verdicts }).unwrap();
+        kept.put(&facts(), "new", Found::Sums(verdict()));
+        let all = kept.all();
+        assert_eq!(all.len(), MOST);
+        assert_eq!(all[MOST - 1].kernels, "new");
+        assert_eq!(all[0].kernels, (MOST + 1).to_string());
+    }
+
+    #[test]
+    fn a_kept_verdict_decides() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::at(dir.path().join("devices.json"));
+        let device = Device::new(Box::new(CpuDevice::new())).keeping(Some(kept.clone()));
+        let first = checked(&device.lease().unwrap(), &shape()).unwrap();
+        // Its times are those of the first check, as JSON has them.
+        let second = checked(&device.lease().unwrap(), &shape()).unwrap();
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+        assert!(close(second.speed.neuron, first.speed.neuron), "{second:?}");
+        assert!(close(second.cpu.launch, first.cpu.launch), "{second:?}");
+        // A class of numerics stays one.
+        let other = Verdict {
+            same_bits: false,
+            worst: 1e-6,
+            ..first
+        };
+        let name = of_sums(&shape());
+        kept.put(device.facts(), &name, Found::Sums(other));
+        assert!(
+            !checked(&device.lease().unwrap(), &shape())
+                .unwrap()
+                .same_bits
+        );
+        // A wrong one is not tried.
+        kept.put(device.facts(), &name, Found::Wrong("by 1".into()));
+        let refused = checked(&device.lease().unwrap(), &shape()).unwrap_err();
+        assert!(refused.to_string().contains("not tried again"), "{refused}");
+    }
+}
