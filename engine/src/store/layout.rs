@@ -211,6 +211,11 @@ impl Layout {
         (2 * CLUSTER as u64).min(self.total())
     }
 
+    /// Bytes of the largest bank.
+    pub fn most_bank_bytes(&self) -> usize {
+        self.most_neurons() * self.container.geometry().stride as usize
+    }
+
     /// Bytes of a stream buffer: one whole cluster.
     pub fn stream_len(&self) -> usize {
         let stride = self.container.geometry().stride as usize;

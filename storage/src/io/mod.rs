@@ -12,6 +12,7 @@
 //! A [`Slot`] moves into a [`Read`] and comes back in its [`Completion`], so no one can look at
 //! bytes the device is still writing. Reads complete in any order.
 
+mod caller;
 pub(crate) mod device;
 #[cfg(test)]
 mod drain_tests;
@@ -38,6 +39,7 @@ use crate::arena::Slot;
 use crate::limits::Limits;
 use device::Device;
 
+pub use caller::CallerIo;
 pub use engine::{IoEngine, IoEngineStats};
 pub use error::IoError;
 pub use mapped::Mapped;
@@ -172,6 +174,25 @@ impl IoEngine {
     /// # Errors
     /// [`IoError::Engine`] if the requested device does not work here.
     pub fn open(source: FileSource, choice: IoChoice, limits: Limits) -> Result<Self, IoError> {
+        Self::open_with(source, choice, limits, Ring::OfThread)
+    }
+
+    /// As [`IoEngine::open`], for an engine that any thread may use, one at a time.
+    pub(crate) fn open_unbound(
+        source: FileSource,
+        choice: IoChoice,
+        limits: Limits,
+    ) -> Result<Self, IoError> {
+        Self::open_with(source, choice, limits, Ring::Unbound)
+    }
+
+    fn open_with(
+        source: FileSource,
+        choice: IoChoice,
+        limits: Limits,
+        ring: Ring,
+    ) -> Result<Self, IoError> {
+        let uring = |source: &FileSource, limits: Limits| uring(source, limits, ring);
         let device = match choice {
             IoChoice::Auto => match uring(&source, limits) {
                 Ok(ring) => ring,
@@ -189,7 +210,16 @@ impl IoEngine {
     }
 }
 
-fn uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError> {
+/// Which threads may use a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ring {
+    /// The one that made it.
+    OfThread,
+    /// Any, one at a time.
+    Unbound,
+}
+
+fn uring(source: &FileSource, limits: Limits, ring: Ring) -> Result<Box<dyn Device>, IoError> {
     let refused = |reason| IoError::Engine {
         engine: "uring",
         reason,
@@ -197,7 +227,7 @@ fn uring(source: &FileSource, limits: Limits) -> Result<Box<dyn Device>, IoError
     if let Some(reason) = filter::forbids_uring() {
         return Err(refused(reason));
     }
-    match uring::Uring::new(source, limits.depth) {
+    match uring::Uring::new(source, limits.depth, ring) {
         Ok(ring) => Ok(Box::new(ring)),
         Err(e) => Err(refused(e.to_string())),
     }

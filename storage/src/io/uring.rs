@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::Ring;
 use super::device::{Device, Reaped, Waker};
 use super::source::FileSource;
 use super::sys::{Command, EventFd, Piece};
@@ -35,14 +36,14 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// A ring for up to `depth` commands on `source`, tested with a read and a wake-up.
-    pub(crate) fn new(source: &FileSource, depth: u32) -> io::Result<Self> {
+    pub(crate) fn new(source: &FileSource, depth: u32, of: Ring) -> io::Result<Self> {
         // One more for the wake read.
         let entries = depth
             .saturating_add(1)
             .checked_next_power_of_two()
             .filter(|&n| n <= 32 << 10)
             .ok_or_else(|| io::Error::other("more than 32767 commands in flight"))?;
-        let ring = build(entries)?;
+        let ring = build(entries, of)?;
         let buffered = source.buffered_fd();
         let direct = source.direct_fd().unwrap_or(buffered);
         let fixed = ring.submitter().register_files(&[direct, buffered]).is_ok();
@@ -186,12 +187,18 @@ impl Uring {
 }
 
 /// A ring with the flags that save interrupts, where the kernel supports them.
-fn build(entries: u32) -> io::Result<IoUring> {
-    let newest = IoUring::builder()
-        .setup_single_issuer()
-        .setup_coop_taskrun()
-        .setup_defer_taskrun()
-        .build(entries);
+fn build(entries: u32, of: Ring) -> io::Result<IoUring> {
+    let newest = || {
+        IoUring::builder()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_defer_taskrun()
+            .build(entries)
+    };
+    let newest = match of {
+        Ring::OfThread => newest(),
+        Ring::Unbound => Err(io::ErrorKind::Unsupported.into()),
+    };
     newest
         .or_else(|_| IoUring::builder().setup_coop_taskrun().build(entries))
         .or_else(|_| IoUring::builder().build(entries))
