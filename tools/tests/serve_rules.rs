@@ -145,7 +145,7 @@ fn all_fields_that_hold_a_text() {
         ("response_format", json!({"type": "json_schema"})),
         ("response_format", json!({})),
         ("json_schema", json!({"type": "no such type"})),
-        ("grammar", json!("root ::= \"a\"")),
+        ("grammar", json!("root ::= (\"a\"")),
         ("grammar", json!("start: nothing")),
         ("guided_regex", json!("(")),
     ] {
@@ -176,7 +176,7 @@ fn bomb(what: &'static str, body: Value) -> Bomb {
     Bomb {
         what,
         body,
-        may_run: what.starts_with("repetitions") || what.starts_with("states"),
+        may_run: what.contains("repetitions") || what.starts_with("states"),
     }
 }
 
