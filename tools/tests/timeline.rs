@@ -39,7 +39,7 @@ fn a_trace_has_a_lane_for_every_thread_and_the_device() {
     for kind in ["attention", "ffn", "reduce", "head", "gate", "up", "down"] {
         assert!(kinds(0).contains(kind), "{kind}: {:?}", kinds(0));
     }
-    for kind in ["queue", "start", "deliver"] {
+    for kind in ["start", "deliver"] {
         assert!(kinds(2).contains(kind), "{kind}: {:?}", kinds(2));
     }
     let cluster = (of(0, "X").into_iter())
