@@ -308,23 +308,27 @@ fn kernels_stand_beside_a_plain_read() {
     }
 }
 
-/// Interactive requests do not wait for background work, which they do first come, first served.
+/// Interactive requests do not wait for background work, which they do first come, first served; in
+/// simulated time either.
 #[test]
 fn interactive_requests_overtake_background_work() {
-    let dir = tempfile::tempdir().unwrap();
-    let report = part(dir.path(), "serve", &["--reactive", "4", "--minutes", "1"]);
-    files(dir.path(), &report, "reactive_per_minute,scheduling");
-    let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4);
-    assert_eq!(rows[0]["reactive_requests"], 0);
-    let [fcfs, classes] = [&rows[2], &rows[3]];
-    assert_eq!(fcfs["scheduling"], "fcfs");
-    for key in ["reactive_requests", "proactive_requests"] {
-        assert_eq!(fcfs[key], classes[key], "the load is the same");
-        assert!(fcfs[key].as_u64() > Some(0), "{report}");
+    for more in [&["--minutes", "1"][..], &["--minutes", "20", "--simulate"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = [&["--reactive", "4"][..], more].concat();
+        let report = part(dir.path(), "serve", &args);
+        files(dir.path(), &report, "reactive_per_minute,scheduling");
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 4);
+        assert_eq!(rows[0]["reactive_requests"], 0);
+        let [fcfs, classes] = [&rows[2], &rows[3]];
+        assert_eq!(fcfs["scheduling"], "fcfs");
+        for key in ["reactive_requests", "proactive_requests"] {
+            assert_eq!(fcfs[key], classes[key], "the load is the same");
+            assert!(fcfs[key].as_u64() > Some(0), "{report}");
+        }
+        let wait = |row: &Value| row["reactive_wait_ms"]["median"].as_f64().unwrap();
+        assert!(wait(classes) <= wait(fcfs), "{report}");
     }
-    let wait = |row: &Value| row["reactive_wait_ms"]["median"].as_f64().unwrap();
-    assert!(wait(classes) <= wait(fcfs), "{report}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ enum Io {
 impl Io {
     /// Chooses who reads. Where a layer's reads are few and short, as in small models, handing them to
     /// a thread and back takes longer than the device. Long reads need a thread that keeps the
-    /// device busy beside the computation.
+    /// device busy beside the computation, and so do reads beside a device that computes.
     fn open(
         layout: &Layout,
         source: FileSource,
@@ -46,7 +46,7 @@ impl Io {
         let real = matches!(options.io, IoChoice::Auto | IoChoice::Uring);
         let full = options.ablation == Ablation::Full && io.core.is_none();
         let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
-        match real && full && small {
+        match real && full && small && options.device.is_none() {
             true => CallerIo::open(source, options.io, io.limits, io.trace)
                 .map(|io| Self::Caller(Box::new(io))),
             false => IoThread::spawn(source, options.io, io).map(Self::Thread),
