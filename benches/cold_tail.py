@@ -35,40 +35,36 @@ def q4(x):
     return (np.clip(np.round(blocks / safe), -8, 7) * scale).reshape(x.shape)
 
 
+def nearest(candidates, blocks):
+    """Of each block the candidate with the least squared error."""
+    errors = [((rounded - blocks) ** 2).sum(axis=1) for rounded in candidates]
+    return np.stack(candidates)[np.argmin(errors, axis=0), np.arange(len(blocks))]
+
+
 def q3(x):
     blocks = x.reshape(-1, BLOCK)
     at = np.abs(blocks).argmax(axis=1)
     most = blocks[np.arange(len(blocks)), at]
-    best, least = None, None
+    candidates = []
     for divisor in np.arange(-4.8, -2.6, 0.1):
         scale = as_f16(most / divisor)[:, None]
         safe = np.where(scale == 0, 1, scale)
         rounded = np.clip(np.round(blocks / safe), -4, 3) * scale
-        error = ((rounded - blocks) ** 2).sum(axis=1)
-        if best is None:
-            best, least = rounded, error
-        else:
-            better = error < least
-            best[better], least[better] = rounded[better], error[better]
-    return best.reshape(x.shape)
+        candidates.append(rounded)
+    return nearest(candidates, blocks).reshape(x.shape)
 
 
 def q3_with_minimum(x):
     blocks = x.reshape(-1, BLOCK)
     low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
-    best, least = None, None
+    candidates = []
     for inner in np.arange(0.7, 1.01, 0.05):
         middle, half = (low + high) / 2, (high - low) / 2 * inner
         scale, base = as_f16(2 * half / 7), as_f16(middle - half)
         safe = np.where(scale == 0, 1, scale)
         rounded = np.clip(np.round((blocks - base) / safe), 0, 7) * scale + base
-        error = ((rounded - blocks) ** 2).sum(axis=1)
-        if best is None:
-            best, least = rounded, error
-        else:
-            better = error < least
-            best[better], least[better] = rounded[better], error[better]
-    return best.reshape(x.shape)
+        candidates.append(rounded)
+    return nearest(candidates, blocks).reshape(x.shape)
 
 
 class Tensors:

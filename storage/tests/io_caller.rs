@@ -7,7 +7,7 @@ use emberflow_storage::io::{CallerIo, FileSource, IoChoice, IoError, Profile, Re
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Tracer;
 use fastrand::Rng;
-use io_common::{arena, expect_bytes, patterned, source};
+use io_common::{arena, expect_bytes, expect_stopped, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
@@ -90,13 +90,7 @@ fn the_first_failure_stops_everything_and_every_slot_comes_back() {
         }
         io.wait(&mut out, 36).unwrap();
         assert_eq!((out.len(), io.outstanding()), (36, 0));
-        for done in &out {
-            let stopped = done.result.as_ref().unwrap_err();
-            let IoError::Stopped { first } = stopped else {
-                panic!("{stopped}")
-            };
-            assert!(matches!(**first, IoError::Eof { offset: 81920, .. }));
-        }
+        expect_stopped(&out, 81920);
     }
 }
 

@@ -11,7 +11,7 @@ use emberflow_storage::io::{
 use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Trace;
 use fastrand::Rng;
-use io_common::{arena, expect_bytes, patterned, source};
+use io_common::{arena, expect_bytes, expect_stopped, patterned, source};
 
 const FILE: u64 = 1 << 20;
 
@@ -159,13 +159,7 @@ fn the_first_failure_stops_everything_and_every_slot_comes_back() {
                 .unwrap();
         }
         assert_eq!(io.wait(&mut out, 36).unwrap(), 36);
-        for done in &out {
-            let stopped = done.result.as_ref().unwrap_err();
-            let IoError::Stopped { first } = stopped else {
-                panic!("{stopped}")
-            };
-            assert!(matches!(**first, IoError::Eof { offset: 81920, .. }));
-        }
+        expect_stopped(&out, 81920);
         let first = io.first_error().unwrap().to_string();
         assert!(first.contains("81920"), "{first}");
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::io::FileSource;
+use emberflow_storage::io::{Completion, FileSource, IoError};
 
 /// Byte at file offset `at`. No period that a wrong offset could hit by chance.
 pub fn byte_at(at: u64) -> u8 {
@@ -36,4 +36,16 @@ pub fn source(file: &tempfile::NamedTempFile) -> FileSource {
 
 pub fn arena(slots: u32, len: usize) -> Arena {
     Arena::new(slots, len, 512, ArenaOptions::default()).unwrap()
+}
+
+/// All reads ended because of an earlier one beyond the end of the file, at this offset.
+#[allow(dead_code)]
+pub fn expect_stopped(done: &[Completion], at: u64) {
+    for done in done {
+        let stopped = done.result.as_ref().unwrap_err();
+        let IoError::Stopped { first } = stopped else {
+            panic!("{stopped}")
+        };
+        assert!(matches!(**first, IoError::Eof { offset, .. } if offset == at));
+    }
 }
