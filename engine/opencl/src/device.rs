@@ -7,9 +7,10 @@ use opencl_sys::{
     CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
 };
 
-use crate::buffers::{Bytes, Scratch, write};
+use crate::buffers::Scratch;
 use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
 use crate::library::Code;
+use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
@@ -56,7 +57,7 @@ pub struct Device {
     underway: Option<Underway>,
     queue: Queue,
     prepared: Option<Prepared>,
-    parts: Vec<Bytes>,
+    parts: Vec<Part>,
     products: Products,
     context: Context,
     found: Found,
@@ -154,18 +155,28 @@ impl Device {
                 self.facts.longest
             )));
         }
-        let made = Bytes::new(&self.context, len, self.facts.unified);
-        self.parts.push(driver(&format!("give {len} bytes"), made)?);
+        let part = Part::new(&self.context, len, self.facts.unified)?;
+        self.parts.push(part);
         Ok(self.parts.len() - 1)
     }
 
     /// Copies bytes to a buffer, from byte `at` on.
     ///
     /// # Errors
-    /// No such place, or the driver's.
+    /// No such place, a buffer of the machine's memory that is in use, or the driver's.
     pub fn write(&mut self, part: usize, at: usize, bytes: &[u8]) -> Result<(), Error> {
         let to = self.parts.get_mut(part).ok_or_else(no_part)?;
-        driver("copy weights", write(&self.queue, to, at, bytes))
+        to.write(&self.queue, at, bytes)
+    }
+
+    /// The bytes of a buffer, which the host may read as well; `None` where the device has a memory of its
+    /// own. Nothing is written to it from here on.
+    ///
+    /// # Errors
+    /// No such buffer, or the driver's.
+    pub fn host_bytes(&mut self, part: usize) -> Result<Option<HostBytes>, Error> {
+        let part = self.parts.get_mut(part).ok_or_else(no_part)?;
+        part.host(&self.context)
     }
 
     /// Begins a piece of work. One is under way at a time.
@@ -180,9 +191,11 @@ impl Device {
             queue,
             prepared,
             parts,
+            context,
             ..
         } = self;
-        let part = parts.get(work.part).ok_or_else(no_part)?;
+        let part = parts.get_mut(work.part).ok_or_else(no_part)?;
+        let part = part.arg(context)?;
         let prepared = prepared.as_mut().ok_or_else(unprepared)?;
         self.underway = Some(driver("compute", start(queue, prepared, part, work))?);
         Ok(())
@@ -317,7 +330,7 @@ fn unprepared() -> Error {
 fn start(
     queue: &Queue,
     prepared: &mut Prepared,
-    part: &Bytes,
+    part: Arg<'_>,
     work: &Work<'_>,
 ) -> Result<Underway, Code> {
     let spec = &prepared.spec;
@@ -334,7 +347,7 @@ fn start(
     let [first, neurons, rows] = [work.first, work.neurons, work.rows].map(|n| n as i32);
     scratch.fill(queue, work)?;
     let of_hidden = [
-        part.arg(),
+        part,
         scratch.x.arg(),
         scratch.mask.arg(),
         scratch.gate_bias.arg(),
@@ -348,7 +361,7 @@ fn start(
         Arg::Float(work.cut),
     ];
     let of_sums = [
-        part.arg(),
+        part,
         scratch.hidden.arg(),
         scratch.sums.arg(),
         Arg::Int(first),

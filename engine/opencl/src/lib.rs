@@ -17,6 +17,7 @@ mod buffers;
 mod device;
 mod handles;
 mod library;
+mod parts;
 mod products;
 mod work;
 

@@ -6,14 +6,22 @@ use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
 use serde::{Deserialize, Serialize};
 
+use super::products::{Sample, Samples};
 use super::{CpuDevice, Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Work};
 use crate::store::regions::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
 const CLUSTERS: usize = 8;
-/// Most rows of its passes.
+/// Most rows of its comparisons.
 const ROWS: usize = 3;
 const NEURONS: usize = CLUSTERS * CLUSTER - 51;
+
+/// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
+pub const WIDTHS: [usize; 3] = [8, 32, 64];
+const OF_WIDE: usize = 4;
+
+/// Runs of which the fastest counts: with one row, and with more.
+const RUNS: [usize; 2] = [5, 2];
 
 /// Largest deviation of a class of numerics of its own, as a share of the largest sum.
 const TOLERANCE: f32 = 1e-4;
@@ -27,11 +35,27 @@ pub struct Verdict {
     pub worst: f32,
     /// How long it takes for one row.
     pub speed: Speed,
+    /// The same for [`WIDTHS`] rows.
+    pub wide: [Speed; WIDTHS.len()],
     /// How long one thread of the CPU takes.
     pub cpu: Speed,
 }
 
-/// Time of a piece of work of one row: `launch + neurons · neuron`.
+impl Verdict {
+    /// The device's times by the number of rows, for neurons as rows of one column.
+    pub(crate) fn times(&self) -> Samples {
+        let one = std::iter::once((1, self.speed));
+        let all = one.chain(WIDTHS.into_iter().zip(self.wide));
+        let samples = all.map(|(n, speed)| Sample {
+            n,
+            launch: speed.launch,
+            weight: speed.neuron,
+        });
+        Samples(samples.collect())
+    }
+}
+
+/// Time of a piece of work of some rows: `launch + neurons · neuron`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Seconds that any piece of work takes.
@@ -41,13 +65,13 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// By the times of all of the check's neurons and of its first cluster.
-    fn of(all: f64, first: f64) -> Self {
-        let slope = (all - first) / (NEURONS - CLUSTER) as f64;
+    /// By the times of so many of the check's neurons and of its first cluster.
+    fn of(neurons: usize, all: f64, first: f64) -> Self {
+        let slope = (all - first) / (neurons - CLUSTER) as f64;
         // Where one cluster is no faster, launching is all that was measured.
-        let neuron = slope.clamp(all / NEURONS as f64 * 0.01, all / NEURONS as f64);
+        let neuron = slope.clamp(all / neurons as f64 * 0.01, all / neurons as f64);
         Self {
-            launch: all - NEURONS as f64 * neuron,
+            launch: all - neurons as f64 * neuron,
             neuron,
         }
     }
@@ -141,9 +165,9 @@ impl<'d> Both<'d> {
         reference.prepare(shape)?;
         device.prepare(shape)?;
         device.make_room(&Room {
-            rows: ROWS,
+            rows: WIDTHS[WIDTHS.len() - 1],
             clusters: CLUSTERS,
-            pairs: ROWS * CLUSTERS,
+            pairs: OF_WIDE * WIDTHS[WIDTHS.len() - 1],
         })?;
         let neurons = Neurons::new(shape);
         let parts = [neurons.upload(&mut reference)?, neurons.upload(device)?];
@@ -163,11 +187,18 @@ impl<'d> Both<'d> {
         Ok((worst, expected.fired == found.fired))
     }
 
-    /// Seconds of the device and of a thread of the CPU for the first clusters and one row.
-    fn timed(&mut self, clusters: usize) -> Result<[f64; 2], DeviceError> {
-        let x = vec![0.5; self.shape.d];
+    /// The device's speed for `rows` rows, by its first `most` clusters, and that of a thread of the CPU.
+    fn speeds(&mut self, rows: usize, most: usize) -> Result<[Speed; 2], DeviceError> {
+        let neurons = (most * CLUSTER).min(NEURONS);
+        let [all, first] = [self.timed(rows, most)?, self.timed(rows, 1)?];
+        Ok([0, 1].map(|i| Speed::of(neurons, all[i], first[i])))
+    }
+
+    /// Seconds of the device and of a thread of the CPU for the first clusters and `rows` rows.
+    fn timed(&mut self, rows: usize, clusters: usize) -> Result<[f64; 2], DeviceError> {
+        let x = vec![0.5; rows * self.shape.d];
         let mut quantized = Activations::default();
-        Cpu::detect().quantize_activations(&x, 1, &mut quantized);
+        Cpu::detect().quantize_activations(&x, rows, &mut quantized);
         let clusters = 0..clusters;
         let of = |part| Work {
             part,
@@ -202,6 +233,7 @@ pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Ver
         same_bits: true,
         worst: 0.0,
         speed: Speed::default(),
+        wide: [Speed::default(); WIDTHS.len()],
         cpu: Speed::default(),
     };
     for case in [
@@ -219,9 +251,10 @@ pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Ver
             return Ok(verdict);
         }
     }
-    let [all, first] = [both.timed(CLUSTERS)?, both.timed(1)?];
-    verdict.speed = Speed::of(all[0], first[0]);
-    verdict.cpu = Speed::of(all[1], first[1]);
+    [verdict.speed, verdict.cpu] = both.speeds(1, CLUSTERS)?;
+    for (speed, rows) in verdict.wide.iter_mut().zip(WIDTHS) {
+        [*speed, _] = both.speeds(rows, OF_WIDE)?;
+    }
     device.clear();
     Ok(verdict)
 }
@@ -332,7 +365,8 @@ fn fastest(
 ) -> Result<[f64; 2], DeviceError> {
     let mut best = [f64::INFINITY; 2];
     let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
-    for _ in 0..5 {
+    let runs = RUNS[usize::from(work.rows() > 1)];
+    for _ in 0..runs {
         let start = Moment::now();
         let ticket = device.submit(work)?;
         let submitted = Moment::now();

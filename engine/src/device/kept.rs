@@ -132,7 +132,8 @@ impl Found {
             Self::Wrong(_) => true,
             Self::Sums(v) => {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
-                v.worst.is_finite() && speed(v.speed) && speed(v.cpu)
+                let all = [v.speed, v.cpu].into_iter().chain(v.wide);
+                v.worst.is_finite() && all.map(speed).all(|sound| sound)
             }
             Self::Products(times) => {
                 !times.same_bits || samples(&times.cpu) && samples(&times.device)
@@ -321,6 +322,7 @@ mod tests {
             same_bits: true,
             worst: 0.0,
             speed,
+            wide: [speed; check::WIDTHS.len()],
             cpu: speed,
         }
     }

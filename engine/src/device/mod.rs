@@ -22,6 +22,7 @@ pub(crate) mod share;
 mod sim;
 #[cfg(test)]
 mod tests;
+mod widths;
 
 use std::fmt;
 use std::ops::Range;
@@ -41,6 +42,7 @@ pub(crate) use self::kept::OfProducts;
 pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub use self::sim::{SimDevice, Simulated};
+pub use self::widths::{Width, Widths};
 pub use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
@@ -248,6 +250,15 @@ pub trait Dense: Send {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError>;
+
+    /// The bytes of a part, which the host may read beside the device, where both have the same memory: the
+    /// rows matrix by matrix, each with its scales behind it. Nothing is uploaded to it from here on.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn host_bytes(&mut self, _part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        Ok(None)
+    }
 
     /// Begins to compute. One piece of work is under way at a time.
     ///
