@@ -203,13 +203,14 @@ impl Dense for Faulty {
         }
     }
 
-    /// So fast that it gets nearly all rows.
+    /// So fast that it gets nearly all rows, if it has a fault.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
-        self.inner.dense().take_products(ticket, out)?;
+        let took = self.inner.dense().take_products(ticket, out)?;
         match self.fault {
             Fault::TakeProducts if self.left.load(Ordering::Relaxed) == usize::MAX => {
                 return Err(self.lost());
             }
+            Fault::Never => return Ok(took),
             Fault::WrongProducts => out.iter_mut().for_each(|v| *v *= 1.01),
             _ => {}
         }

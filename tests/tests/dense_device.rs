@@ -203,27 +203,26 @@ fn a_trace_shows_all_lanes_at_once() {
             ..some(0.4)
         };
         let mut engine = with(device, 1 << 20, options);
-        all_logits(&mut engine, &text(24), 1);
-        let lanes = engine.trace().unwrap().lanes();
-        let lane = |name: &str| {
-            &lanes
-                .iter()
-                .find(|lane| lane.name.starts_with(name))
-                .unwrap()
-                .spans
-        };
-        let beside = |a: &Span, b: &Span| a.start < b.end && b.start < a.end;
-        let busy = |a: &&Span| {
-            lane("compute").iter().any(|b| beside(a, b))
-                && lane("device").iter().any(|b| beside(a, b))
-        };
-        let (all, both) = (
-            lane("accelerator").iter(),
-            lane("accelerator").iter().filter(busy),
-        );
-        let (all, both) = (all.count(), both.count());
-        assert!(all > 0 && both > 0, "{both} of {all}");
+        // On a machine with other work it may take a while.
+        let seen = (0..20).any(|_| {
+            all_logits(&mut engine, &text(24), 1);
+            at_once(&engine)
+        });
+        assert!(seen, "{:?}", engine.device());
     }
+}
+
+/// Whether a span of the device lies beside one of a compute thread and one of a read.
+fn at_once(engine: &Engine) -> bool {
+    let lanes = engine.trace().unwrap().lanes();
+    let lane = |name: &str| {
+        let found = lanes.iter().find(|lane| lane.name.starts_with(name));
+        &found.unwrap().spans
+    };
+    let beside = |a: &Span, b: &Span| a.start < b.end && b.start < a.end;
+    let with = |a: &Span, name: &str| lane(name).iter().any(|b| beside(a, b));
+    let busy = |a: &Span| with(a, "compute") && with(a, "device");
+    lane("accelerator").iter().any(busy)
 }
 
 /// Projections and head are computed by a device and the CPU together, whoever takes which rows; and

@@ -124,7 +124,7 @@ impl Planner {
         let plain = of(plain);
         let pays = |one: &Candidate| {
             let prompts = one.prompt > WORTH_IT * plain.prompt;
-            one.decode > WORTH_IT * plain.decode || prompts && one.decode >= plain.decode
+            one.decode > WORTH_IT * plain.decode || prompts && WORTH_IT * one.decode >= plain.decode
         };
         let worth_it: Vec<Candidate> = others.map(of).filter(pays).collect();
         let fastest = worth_it.iter().map(|one| one.decode).fold(0.0, f64::max);

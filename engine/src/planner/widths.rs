@@ -146,7 +146,8 @@ mod tests {
             tier: None,
             ..p.clone()
         };
-        let budget = p.full_budget();
+        // With room for Gate rows on both sides.
+        let budget = 2 * p.full_budget();
         let [with, without] = [&p, &plain].map(|p| p.divide(budget).unwrap());
         assert!(with.needs.device_clusters > 0);
         assert_eq!(with.widths.clusters(0, 1), Some(0));
