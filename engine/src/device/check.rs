@@ -1,5 +1,6 @@
 //! The check of a device against the CPU, with the kernels that the model will run.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
@@ -7,7 +8,9 @@ use emberflow_storage::clock::Moment;
 use serde::{Deserialize, Serialize};
 
 use super::products::{Sample, Samples};
-use super::{CpuDevice, Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Work};
+use super::{
+    CpuDevice, Dense, DenseShape, DeviceError, Facts, Groups, NeuronRows, Part, Room, Work,
+};
 use crate::store::regions::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
@@ -23,6 +26,9 @@ const OF_WIDE: usize = 4;
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
 
+/// How much faster other work groups must be: less is chance.
+pub(super) const FASTER: f64 = 0.97;
+
 /// Largest deviation of a class of numerics of its own, as a share of the largest sum.
 const TOLERANCE: f32 = 1e-4;
 
@@ -33,6 +39,8 @@ pub struct Verdict {
     pub same_bits: bool,
     /// Largest deviation, as a share of the largest sum.
     pub worst: f32,
+    /// The sizes of work groups with which it was fastest.
+    pub groups: Groups,
     /// How long it takes for one row.
     pub speed: Speed,
     /// The same for [`WIDTHS`] rows.
@@ -196,22 +204,83 @@ impl<'d> Both<'d> {
 
     /// Seconds of the device and of a thread of the CPU for the first clusters and `rows` rows.
     fn timed(&mut self, rows: usize, clusters: usize) -> Result<[f64; 2], DeviceError> {
-        let x = vec![0.5; rows * self.shape.d];
+        let timing = Timing::new(self.shape.d, rows, clusters);
+        let works = [timing.of(self.parts[1]), timing.of(self.parts[0])];
+        fastest(self.device, &mut self.reference, &works, &self.shape)
+    }
+
+    /// The sizes of work groups with which the device is fastest, one kernel after the other; it has them
+    /// then. What its driver refuses is none.
+    fn tuned(&mut self) -> Result<Groups, DeviceError> {
+        let sizes = self.device.group_sizes();
+        let mut best = Groups::USUAL;
+        if sizes.is_empty() {
+            return Ok(best);
+        }
+        let mut least = self.with_groups(best)?;
+        let kernels: [fn(Groups, usize) -> Groups; 2] = [
+            |of, hidden| Groups { hidden, ..of },
+            |of, sums| Groups { sums, ..of },
+        ];
+        for of in kernels {
+            let tried: Vec<Groups> = sizes.iter().map(|&size| of(best, size)).collect();
+            for groups in tried {
+                match self.with_groups(groups) {
+                    Ok(took) if took < least * FASTER => (best, least) = (groups, took),
+                    _ => {}
+                }
+            }
+        }
+        self.device.set_groups(best)?;
+        Ok(best)
+    }
+
+    /// Seconds with such work groups, for one row and for several.
+    fn with_groups(&mut self, groups: Groups) -> Result<f64, DeviceError> {
+        self.device.set_groups(groups)?;
+        let mut all = 0.0;
+        for (rows, clusters) in [(1, CLUSTERS), (WIDTHS[0], OF_WIDE)] {
+            let timing = Timing::new(self.shape.d, rows, clusters);
+            let mut best = f64::INFINITY;
+            for _ in 0..RUNS[0] {
+                best = best.min(alone(self.device, &timing.of(self.parts[1]), &self.shape)?);
+            }
+            all += best;
+        }
+        Ok(all)
+    }
+}
+
+/// Work of which the time is taken.
+struct Timing {
+    x: Vec<f32>,
+    quantized: Activations,
+    clusters: Range<usize>,
+}
+
+impl Timing {
+    fn new(d: usize, rows: usize, clusters: usize) -> Self {
+        let x = vec![0.5; rows * d];
         let mut quantized = Activations::default();
         Cpu::detect().quantize_activations(&x, rows, &mut quantized);
-        let clusters = 0..clusters;
-        let of = |part| Work {
+        Self {
+            x,
+            quantized,
+            clusters: 0..clusters,
+        }
+    }
+
+    fn of(&self, part: Part) -> Work<'_> {
+        Work {
             part,
-            clusters: &clusters,
-            x: &x,
-            quantized: quantized.all(),
+            clusters: &self.clusters,
+            x: &self.x,
+            quantized: self.quantized.all(),
             mask: None,
             cut: 0.0,
             gate_bias: &[],
             up_bias: &[],
-        };
-        let works = [of(self.parts[1]), of(self.parts[0])];
-        fastest(self.device, &mut self.reference, &works, &self.shape)
+        }
     }
 }
 
@@ -221,17 +290,26 @@ impl<'d> Both<'d> {
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
 pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let verdict = compared(device, shape)?;
+    let verdict = compared(device, shape, false)?;
     accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
-/// [`check`] that refuses nothing: where the sums are wrong there are no times.
-pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+/// [`check`] that refuses nothing: where the sums are wrong there are no times. With `tunes` the sizes of work
+/// groups are tried first.
+pub(super) fn compared(
+    device: &mut dyn Dense,
+    shape: &DenseShape,
+    tunes: bool,
+) -> Result<Verdict, DeviceError> {
     let mut both = Both::new(device, shape)?;
     let mut verdict = Verdict {
         same_bits: true,
         worst: 0.0,
+        groups: match tunes {
+            true => both.tuned()?,
+            false => Groups::USUAL,
+        },
         speed: Speed::default(),
         wide: [Speed::default(); WIDTHS.len()],
         cpu: Speed::default(),
@@ -269,6 +347,7 @@ pub(super) fn agrees(
     verdict: &Verdict,
 ) -> Result<bool, DeviceError> {
     let mut both = Both::new(device, shape)?;
+    both.device.set_groups(verdict.groups)?;
     let (worst, fired) = both.compare(Case::new(ROWS, 1.0).masked().biased())?;
     device.clear();
     let same = worst == 0.0 && fired;
@@ -353,6 +432,18 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
     let ticket = device.submit(work)?;
     let fired = device.take(ticket, &mut sums)?.fired;
     Ok(Answer { sums, fired })
+}
+
+/// Seconds of the device for some work.
+fn alone(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<f64, DeviceError> {
+    let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
+    let start = Moment::now();
+    let ticket = device.submit(work)?;
+    let took = match device.take(ticket, &mut sums)?.took {
+        Duration::ZERO => start.elapsed(),
+        took => took,
+    };
+    Ok(took.as_secs_f64())
 }
 
 /// Seconds of the device and of a thread of the CPU, both at work at once, as they will be: the fastest of

@@ -8,8 +8,8 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
-    Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
+    Block, Dense, DenseShape, DeviceError, Facts, Groups, HostBytes, Input, NeuronRows, Part,
+    ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
 };
 use crate::store::regions::CLUSTER;
 
@@ -167,6 +167,20 @@ impl Dense for OpenCl {
         let prepared = self.device.prepare(&spec);
         self.shape = Some(*shape);
         prepared.map_err(|e| self.failed(e))
+    }
+
+    fn group_sizes(&self) -> Vec<usize> {
+        self.device.group_sizes().collect()
+    }
+
+    fn set_groups(&mut self, groups: Groups) -> Result<(), DeviceError> {
+        let set = self.device.set_groups([groups.hidden, groups.sums]);
+        set.map_err(|e| self.failed(e))
+    }
+
+    fn set_product_group(&mut self, matrix: usize, group: usize) -> Result<(), DeviceError> {
+        let set = self.device.set_product_group(matrix, group);
+        set.map_err(|e| self.failed(e))
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
