@@ -135,9 +135,9 @@ impl Found {
             Self::Wrong(_) => true,
             Self::Sums(v) => {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
-                let all = [v.speed, v.cpu].into_iter().chain(v.wide);
+                let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
                 let groups = [v.groups.hidden, v.groups.sums].iter().all(group);
-                groups && v.worst.is_finite() && all.map(speed).all(|sound| sound)
+                groups && v.worst.is_finite() && all.all(speed)
             }
             Self::Products(times) => {
                 let sound = || samples(&times.cpu) && samples(&times.device);
