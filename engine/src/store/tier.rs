@@ -31,6 +31,23 @@ pub(crate) struct TierSetup {
     pub room: Room,
 }
 
+impl TierSetup {
+    /// If there is a device.
+    pub fn on(
+        device: &Option<Arc<InUse>>,
+        clusters: u64,
+        widths: Widths,
+        room: Room,
+    ) -> Option<TierSetup> {
+        device.clone().map(|device| TierSetup {
+            device,
+            clusters,
+            widths,
+            room,
+        })
+    }
+}
+
 /// The clusters that a device holds.
 pub(crate) struct Tier {
     device: Arc<InUse>,
