@@ -186,18 +186,18 @@ impl Device {
         self.products.clear();
     }
 
-    /// A buffer of `len` bytes; its number.
+    /// A buffer of `len` bytes; its number. `advise` is told of memory of the host before it is touched.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn reserve(&mut self, len: usize) -> Result<usize, Error> {
+    pub fn reserve(&mut self, len: usize, advise: &dyn Fn(&mut [u8])) -> Result<usize, Error> {
         if len as u64 > self.facts.longest {
             return Err(Error(format!(
                 "has no buffers of {len} bytes, {} at most: give --device-memory less",
                 self.facts.longest
             )));
         }
-        let part = Part::new(&self.context, len, self.facts.unified)?;
+        let part = Part::new(&self.context, len, self.facts.unified, advise)?;
         self.parts.push(part);
         Ok(self.parts.len() - 1)
     }

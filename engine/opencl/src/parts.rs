@@ -19,12 +19,14 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Zeroes; `None` without so much memory.
-    fn new(len: usize) -> Option<Self> {
+    /// Zeroes, which `advise` is told of before they are touched. `None` if there cannot be so much memory.
+    fn new(len: usize, advise: &dyn Fn(&mut [u8])) -> Option<Self> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(len.checked_add(PAGE)?).ok()?;
-        memory.resize(len + PAGE, 0);
+        let all = len
+            .checked_add(PAGE)
+            .filter(|&n| n <= isize::MAX as usize)?;
+        let mut memory = vec![0; all];
+        advise(&mut memory);
         let first = memory.as_ptr().align_offset(PAGE).min(PAGE);
         Some(Self { memory, first, len })
     }
@@ -54,10 +56,15 @@ pub(super) enum Part {
 
 impl Part {
     /// `len` bytes.
-    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, Error> {
+    pub fn new(
+        context: &Context,
+        len: usize,
+        unified: bool,
+        advise: &dyn Fn(&mut [u8]),
+    ) -> Result<Self, Error> {
         let none = || Error(format!("cannot give {len} bytes of host memory"));
         Ok(match unified {
-            true => Self::Filling(Pages::new(len).ok_or_else(none)?),
+            true => Self::Filling(Pages::new(len, advise).ok_or_else(none)?),
             false => Self::Own(driver(
                 &format!("give {len} bytes"),
                 Bytes::new(context, len, false),
@@ -119,13 +126,15 @@ mod tests {
     #[test]
     fn pages_begin_and_end_at_borders() {
         for len in [0, 1, PAGE, PAGE + 1] {
-            let mut pages = Pages::new(len).unwrap();
+            let told = std::cell::Cell::new(0);
+            let mut pages = Pages::new(len, &|bytes| told.set(bytes.len())).unwrap();
+            assert!(told.get() >= pages.len);
             pages.bytes_mut().fill(7);
             let bytes = pages.as_ref();
             assert_eq!(bytes.as_ptr().align_offset(PAGE), 0);
             assert_eq!(bytes.len(), len.max(1).next_multiple_of(PAGE));
         }
-        assert!(Pages::new(usize::MAX - PAGE).is_none());
-        assert!(Pages::new(usize::MAX / 2).is_none());
+        assert!(Pages::new(usize::MAX - PAGE, &|_| {}).is_none());
+        assert!(Pages::new(usize::MAX / 2, &|_| {}).is_none());
     }
 }

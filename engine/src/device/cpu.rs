@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::clock::Moment;
+use emberflow_storage::io::prefer_huge_pages;
 
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
@@ -156,7 +157,8 @@ impl Dense for CpuDevice {
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
         let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
-        let bytes = vec![0; neurons * shape.neuron_bytes() as usize];
+        let mut bytes = vec![0; neurons * shape.neuron_bytes() as usize];
+        prefer_huge_pages(&mut bytes);
         self.parts.push(Arc::new(Rows { shape, bytes }));
         Ok(Part(self.parts.len() - 1))
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
+use emberflow_storage::io::prefer_huge_pages;
 
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, Groups, HostBytes, Input, NeuronRows, Part,
@@ -201,7 +202,7 @@ impl Dense for OpenCl {
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
         let len = neurons as u64 * self.shape()?.neuron_bytes();
-        let buffer = self.device.reserve(len as usize);
+        let buffer = (self.device).reserve(len as usize, &|bytes| prefer_huge_pages(bytes));
         let buffer = buffer.map_err(|e| self.failed(e))?;
         self.banks.push(Bank { buffer, neurons });
         Ok(Part(self.banks.len() - 1))

@@ -151,11 +151,12 @@ impl Pass<'_> {
         }
     }
 
-    /// Nanoseconds of a layer's FFN of which nothing is read.
-    pub fn in_memory(&self, plan: &MemoryPlan, of: InMemory) -> f64 {
+    /// Nanoseconds of a layer's FFN of which nothing is read: before a device begins, and in all.
+    pub fn in_memory(&self, plan: &MemoryPlan, of: InMemory) -> [f64; 2] {
         let mode = self.mode(plan, of.layer, of.rows, 0);
         let fires = self.fires(of.layer, of.rows);
-        self.ffn(&Reads::default(), fires, mode).work
+        let times = self.ffn(&Reads::default(), fires, mode);
+        [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
     /// Neurons of a layer that the CPU computes for some row: the others are on a device.
@@ -237,7 +238,9 @@ impl Pass<'_> {
         let naming = (beside / threads).max(beside - gates);
         let own = gates + sums + naming + arriving + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        let work = (own + taken).max(self.beside.ns);
+        // A device begins when it is known what fires; what streams is not known before.
+        let before = if streams { 0.0 } else { gates + naming };
+        let work = before + (own + taken - before).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Whole clusters bring their Gate rows along.
         let late = sums + arriving + if streams { gates } else { 0.0 };

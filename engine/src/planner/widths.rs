@@ -36,16 +36,23 @@ impl Planner {
         let Some(tier) = &self.tier else { return 0 };
         let all = self.shape.neurons.div_ceil(CLUSTER);
         let neurons = |clusters: usize| (clusters * CLUSTER).min(self.shape.neurons);
-        let own = |clusters: usize| {
+        let with = |clusters: usize, ns: f64| {
             let beside = Beside {
                 neurons: neurons(clusters),
-                ns: 0.0,
+                ns,
             };
             let pass = Pass { beside, ..*pass };
             pass.in_memory(&division.memory, InMemory { layer, rows })
         };
         let its = |clusters: usize| 1e9 * tier.seconds(neurons(clusters), rows);
-        pieces_of_second(all, own, its) as u32
+        // The device begins after what both wait for, and is the later one from some number on.
+        let later = |clusters: usize| with(clusters, 0.0)[0] + its(clusters);
+        let met = pieces_of_second(all, |clusters| with(clusters, 0.0)[1], later);
+        let time = |clusters: usize| with(clusters, its(clusters))[1];
+        match time(all) < time(met) {
+            true => all as u32,
+            false => met as u32,
+        }
     }
 
     /// What a device computes of a layer in a pass of `rows` rows, on average.
@@ -128,7 +135,7 @@ mod tests {
                     beside: Beside { neurons, ns },
                     ..pass
                 };
-                pass.in_memory(&division.memory, InMemory { layer: 3, rows })
+                pass.in_memory(&division.memory, InMemory { layer: 3, rows })[1]
             };
             let all = 0..=p.shape.neurons / CLUSTER;
             let fastest = all.map(time).fold(f64::INFINITY, f64::min);
