@@ -22,6 +22,7 @@ pub mod section;
 mod sign;
 pub mod stats;
 mod thresholds;
+mod top;
 pub mod train;
 
 pub use active_set::ActiveSet;
@@ -36,3 +37,4 @@ pub use quality::Quality;
 pub use routes::{RouteRecorder, RouteTrace, RoutedSubject};
 pub use sign::SignBit;
 pub use thresholds::Thresholds;
+pub use top::{CoarseTop, Moments, Sums, top_multiple};

@@ -8,7 +8,7 @@ use emberflow_predictor::{LowRankSpec, Quality, Reads};
 
 const D: usize = 70;
 const NEURONS: usize = 5;
-const LAYERS: usize = 5;
+const LAYERS: usize = 6;
 
 fn quality() -> Quality {
     Quality {
@@ -56,6 +56,14 @@ fn banks() -> Vec<NewBank> {
         layer(
             Kind::Coarse,
             vec![filled(NEURONS * two_bit_row_bytes(D)), filled(2 * NEURONS)],
+        ),
+        layer(
+            Kind::CoarseTop,
+            vec![
+                filled(NEURONS * two_bit_row_bytes(D)),
+                filled(12),
+                filled(2 * NEURONS),
+            ],
         ),
     ]
 }
@@ -150,7 +158,7 @@ fn lies_are_refused() {
         (48, &2.0f32.to_le_bytes(), "recall"),
         (48, &f32::NAN.to_le_bytes(), "recall"),
         (60, &[1], "reserved"),
-        (record(0), &[5], "kind"),
+        (record(0), &[6], "kind"),
         (record(0) + 8, &[1], "zeros"),
         (record(0) + 20, &[1], "threshold"),
         (record(1) + 20, &[71], "threshold"),
@@ -192,6 +200,13 @@ fn lies_are_refused() {
         directory.check(&bad).is_ok(),
         "an infinite threshold means never"
     );
+    let cutoffs = thresholds - 64;
+    for at in [0, 4, 8] {
+        let mut bad = good.clone();
+        bad[cutoffs + at..cutoffs + at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        let error = directory.check(&bad).expect_err("cutoffs").to_string();
+        assert!(error.contains("cutoffs"), "{error}");
+    }
     let mut bad = good.clone();
     *bad.last_mut().expect("bytes") = 1;
     assert!(directory.check(&bad).is_err(), "padding");

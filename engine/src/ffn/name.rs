@@ -239,6 +239,10 @@ impl Ffn {
             of.bank,
             features,
         );
+        self.cutoffs.clear();
+        if let Some(predictor) = predictor {
+            self.cutoffs.extend_from_slice(predictor.cutoffs(of.bank));
+        }
         let oracle = (of.rows == 1 && of.gating.top.is_none())
             .then(|| self.oracle.next())
             .flatten();
@@ -260,7 +264,7 @@ impl Ffn {
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
-            gates: self.shape.gates(on, of.gating, from),
+            gates: self.shape.gates(on, of.gating, from, &self.cutoffs),
             features,
             predictor,
             oracle,
@@ -298,13 +302,20 @@ impl Ffn {
 
 impl FfnShape {
     /// Gates of a unit from its resident Gate rows.
-    fn gates<'a>(&self, on: &Compute, gating: Gating, from: UnitInput<'a>) -> GateWork<'a> {
+    fn gates<'a>(
+        &self,
+        on: &Compute,
+        gating: Gating,
+        from: UnitInput<'a>,
+        cutoffs: &'a [f32],
+    ) -> GateWork<'a> {
         GateWork {
             cpu: on.cpu,
             format: self.format,
             gating,
             input: from.input,
             bias: from.bias.gate,
+            cutoffs,
         }
     }
 }
@@ -338,7 +349,7 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];
     let margins = &mut pairs.margins[..lens[2] * all];
     let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
-    if let (Some(multiple), Some(_)) = (of.gating.top, naming.resident) {
+    if let (Some(multiple), false) = (of.gating.top, of.named) {
         return share_top(on, of, multiple, gates, taker, pieces);
     }
     if let Some(begun) = naming.begin_on_device(of) {

@@ -103,8 +103,10 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
-    /// Cutoffs of gates.
+    /// Cutoffs of gates, where all of these are computed.
     pub(super) tops: Tops,
+    /// Those that the predictor of the bank being computed has estimated; empty without any.
+    pub(super) cutoffs: Vec<f32>,
     /// A device failed in this layer: its sums are missing.
     pub(super) lost: bool,
     /// For observers.
@@ -145,6 +147,7 @@ impl Ffn {
             recent: Recent::new(room.rows),
             counts: Counts::default(),
             tops: Tops::default(),
+            cutoffs: Vec::with_capacity(room.rows),
             lost: false,
             record: room.observe.then(|| Record::new(pairs)),
             shape,

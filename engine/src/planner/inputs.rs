@@ -86,6 +86,9 @@ impl Planner {
             () if of.config.form.has_gate_top() => Firing::by_layer(of.config),
             () => Firing::unknown(banks, neurons),
         };
+        let always = of.always();
+        let hot_clusters = with_always(hot_clusters, layout, &always);
+        let firing = firing.with_always(always);
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         let buffers = of.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
@@ -98,9 +101,12 @@ impl Planner {
         let chunks = chunks(options.chunk, prompt).into_iter();
         let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
+        let clusters = layout.clusters_of_each();
+        let of_always = (0..clusters.len()).filter(|&bank| firing.is_always(bank));
         let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
             stream_most: buffers,
+            always: of_always.map(|bank| u64::from(clusters[bank])).sum(),
             ..of.needs(hot, costs, least)?
         };
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
@@ -134,6 +140,17 @@ impl Planner {
     pub(crate) fn read_costs(&self, layout: &Layout) -> ReadCosts {
         layout.read_costs(&self.device, self.firing.share())
     }
+}
+
+/// Hot clusters of each bank, those of the layers among them that are needed whole.
+fn with_always(mut hot: Vec<Vec<u32>>, layout: &Layout, always: &[bool]) -> Vec<Vec<u32>> {
+    let clusters = layout.clusters_of_each();
+    for hot in &mut hot {
+        for (bank, _) in always.iter().enumerate().filter(|(_, a)| **a) {
+            hot[bank] = clusters[bank];
+        }
+    }
+    hot
 }
 
 impl Opened<'_> {
@@ -196,6 +213,20 @@ impl Opened<'_> {
     /// The predictors, where they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
+    }
+
+    /// By layer: whether every token needs all of its neurons, although those of others are told
+    /// apart: layers of GELU beside those of Gaussian top-k, and without a predictor beside others.
+    fn always(&self) -> Vec<bool> {
+        let (c, stored) = (self.config, self.naming_predictors());
+        let predicted = |layer: usize| stored.is_some_and(|s| s.predicting()[layer]);
+        let always = |layer: usize| match self.naming {
+            _ if self.layout.has_experts() => false,
+            Naming::All => false,
+            Naming::Gates => c.form.has_gate_top() && !c.is_sparse(layer as u32),
+            Naming::Predictor => !predicted(layer),
+        };
+        (0..self.layout.layers()).map(always).collect()
     }
 
     fn predictor(&self) -> PredictorNeeds {
@@ -358,12 +389,13 @@ impl Opened<'_> {
             device_clusters: 0,
             device: 0,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
+            always: 0,
             two_phases: sparse && two_phases,
             min_slots: layout.min_slots(),
             stream_len: Arena::charge(1, layout.stream_len()),
             stream_most: LEAST_BUFFERS,
             gates_help: sparse,
-            gates_must: c.form.has_gate_top(),
+            gates_must: c.form.has_gate_top() && self.naming == Naming::Gates,
             gate_banks: layout.banks() as u64,
             gates_divide: self.naming == Naming::Gates
                 && !two_phases

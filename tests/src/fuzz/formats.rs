@@ -377,7 +377,7 @@ fn use_stats(bytes: &[u8]) -> bool {
     true
 }
 
-const LAYERS: usize = 5;
+const LAYERS: usize = 6;
 const D: usize = 70;
 const NEURONS: usize = 5;
 
@@ -411,7 +411,8 @@ fn section() -> Vec<u8> {
         (Kind::Sign { limit: 33 }, vec![signs]),
         (Kind::LowRank(spec), low_rank),
         (Kind::Magnitude { threshold: 0.25 }, vec![]),
-        (Kind::Coarse, vec![coarse, rows(2)]),
+        (Kind::Coarse, vec![coarse.clone(), rows(2)]),
+        (Kind::CoarseTop, vec![coarse, vec![0x21; 12], rows(2)]),
     ];
     let banks = layers.map(|(kind, parts)| NewBank {
         kind,
