@@ -127,6 +127,7 @@ impl Ffn {
             }
             next = end;
         }
+        self.count_fired();
         self.store.end_layer();
         Ok(())
     }

@@ -75,14 +75,18 @@ impl Planner {
             persistence,
             misses,
             popularity,
+            visited,
         } = Temperature::read(layout, of.config, most)?;
         // A model with experts is planned as one of the neurons that a token visits.
         let (banks, neurons) = (layout.layers(), layout.neurons_visited());
         let firing = match () {
+            () if !visited.is_empty() => {
+                Firing::measured(visited.iter().map(Vec::as_slice), None, None)
+            }
+            () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
             () if !frequencies.is_empty() => {
                 Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
             }
-            () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
             () if of.config.form.has_gate_top() => Firing::by_layer(of.config),
             () => Firing::unknown(banks, neurons),
         };
@@ -167,6 +171,7 @@ impl Opened<'_> {
                 .map_or(0, |m| m.chosen as usize),
             threads,
             observe: self.options.observe,
+            counts: self.options.count_fired,
         }
     }
 
@@ -330,6 +335,8 @@ impl Opened<'_> {
             StreamState::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
+            // one count for each neuron, and those that were taken
+            if o.count_fired { 16 * self.layout.total() } else { 0 },
             RouterAhead::bytes_for(self.config, self.threads),
             io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,

@@ -303,6 +303,15 @@ fn profile() -> Vec<u8> {
     stats.to_bytes().expect("statistics")
 }
 
+/// How the neurons of an expert fire, in the packer's order.
+fn inside(expert: u32) -> ExpertStats {
+    ExpertStats {
+        expert,
+        counts: vec![100, 7, 0, 3],
+        original: vec![2, 3, 0, 1],
+    }
+}
+
 /// A dense layer and one of three experts, of which each of 300 tokens visits two.
 fn routing() -> Routing {
     Routing {
@@ -314,6 +323,7 @@ fn routing() -> Routing {
                 visits: vec![300, 200, 100],
                 again: vec![290, 150, 0],
                 together: vec![200, 100, 0],
+                neurons: (0..3).map(inside).collect(),
             },
         ],
         misses: ExpertMisses {
