@@ -325,8 +325,14 @@ mod tests {
             _ => &[],
         });
         let neurons = &routing_of(&mut moved).layers[0].neurons;
-        assert_eq!(neurons[2].counts[1], 2 * neurons[2].counts[0] + neurons[2].counts[1] % 2);
-        assert_eq!((&neurons[2].original[..], &neurons[1].original[..]), (&[2, 0, 1][..], &[][..]));
+        assert_eq!(
+            neurons[2].counts[1],
+            2 * neurons[2].counts[0] + neurons[2].counts[1] % 2
+        );
+        assert_eq!(
+            (&neurons[2].original[..], &neurons[1].original[..]),
+            (&[2, 0, 1][..], &[][..])
+        );
         let bytes = moved.to_bytes().unwrap();
         assert_eq!(ActivationStats::read(&bytes).unwrap(), moved);
         // Of another text, in the same order or another one, with and without counts.
@@ -367,9 +373,13 @@ mod tests {
         assert!(!change_neurons(|_| ()));
         assert!(change_neurons(|r| r.layers[0].neurons[0].counts[0] += 1));
         assert!(change_neurons(|r| drop(r.layers[0].neurons.pop())));
-        assert!(change_neurons(|r| drop(r.layers[0].neurons[3].counts.pop())));
+        assert!(change_neurons(|r| drop(
+            r.layers[0].neurons[3].counts.pop()
+        )));
         assert!(change_neurons(|r| r.layers[0].neurons[3].expert = 4));
-        assert!(change_neurons(|r| r.layers[0].neurons[1].original = vec![0, 1, 1]));
+        assert!(change_neurons(
+            |r| r.layers[0].neurons[1].original = vec![0, 1, 1]
+        ));
         assert!(change(|r| r.chosen = 0));
         assert!(change(|r| r.layers[0].visits[0] += 1));
         assert!(change(|r| r.layers[0].again[0] = 9));

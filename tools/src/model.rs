@@ -189,6 +189,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F32 => DType::F32,
         },
         observe: false,
+        count_fired: false,
         preemption: false,
         reserve: 0,
         device: open_device(args)?,

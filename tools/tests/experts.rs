@@ -155,7 +155,11 @@ fn neurons_inside_experts_are_counted_and_ordered() {
     let dir = tempfile::tempdir().unwrap();
     let [folder, ordered, stats, again] =
         ["hf", "o.ember", "s", "t"].map(|name| path(dir.path(), name));
-    assert!(call(&["export", "demo-moe", "-o", &folder]).status.success());
+    assert!(
+        call(&["export", "demo-moe", "-o", &folder])
+            .status
+            .success()
+    );
     let profile = |model: &str, to: &str| {
         let limit = ["--limit", "600", "--json"];
         json(&[&["profile", model, "-f", HELDOUT, "-o", to][..], &limit].concat());

@@ -13,8 +13,8 @@ use super::shape::FfnShape;
 use super::top::Tops;
 use crate::counters::Counters;
 use crate::device::Room;
-use crate::store::{Layout, NeuronStore};
 use crate::store::regions::CLUSTER;
+use crate::store::{Layout, NeuronStore};
 
 /// Bytes of partial sums before a reduction: those of one token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;

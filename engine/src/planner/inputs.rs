@@ -336,7 +336,11 @@ impl Opened<'_> {
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
             // one count for each neuron, and those that were taken
-            if o.count_fired { 16 * self.layout.total() } else { 0 },
+            if o.count_fired {
+                16 * self.layout.total()
+            } else {
+                0
+            },
             RouterAhead::bytes_for(self.config, self.threads),
             io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,

@@ -145,7 +145,10 @@ fn visited(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
     let mean = counted().sum::<f32>() / (counted().count() as f32).max(1.0);
     let neurons = layout.neurons_visited();
     let of_layer = |firing: &Option<Vec<f32>>| {
-        let mut all = firing.as_deref().unwrap_or(&[]).repeat(routing.chosen as usize);
+        let mut all = firing
+            .as_deref()
+            .unwrap_or(&[])
+            .repeat(routing.chosen as usize);
         all.resize(neurons, mean);
         all
     };

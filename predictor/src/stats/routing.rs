@@ -182,7 +182,9 @@ impl Routing {
         }
         let neurons = |r: &Self| -> Vec<(usize, Vec<u32>)> {
             let experts = r.layers.iter().flat_map(|l| &l.neurons);
-            experts.map(|e| (e.counts.len(), e.original.clone())).collect()
+            experts
+                .map(|e| (e.counts.len(), e.original.clone()))
+                .collect()
         };
         if neurons(self) != neurons(other) {
             return Err("they count other neurons, or in another order".into());

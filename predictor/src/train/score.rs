@@ -112,7 +112,7 @@ impl Trainer<'_> {
             change(first, gates);
             let mut of = vec![[0.0f64; 2]; tokens];
             for gates in gates.chunks_exact(tokens) {
-                for (of, &gate) in of.iter_mut().zip(&*gates) {
+                for (of, &gate) in of.iter_mut().zip(gates) {
                     let gate = f64::from(gate);
                     of[0] += gate;
                     of[1] += gate * gate;

@@ -187,7 +187,10 @@ fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) 
         Some(order::by_temperature(&expert.counts))
     };
     match routing.counts_neurons() {
-        true => c.banks().map(|b| of_expert(b).unwrap_or_default()).collect(),
+        true => c
+            .banks()
+            .map(|b| of_expert(b).unwrap_or_default())
+            .collect(),
         false => Vec::new(),
     }
 }

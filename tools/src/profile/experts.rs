@@ -124,12 +124,7 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
 
 /// Adds how often the neurons of experts fire: `fired` by bank in packed order, whose `original` ids
 /// these are.
-fn add_neurons(
-    routing: &mut Routing,
-    c: &ModelConfig,
-    fired: &[Vec<u64>],
-    original: &[Vec<u32>],
-) {
+fn add_neurons(routing: &mut Routing, c: &ModelConfig, fired: &[Vec<u64>], original: &[Vec<u32>]) {
     for ((number, bank), fired) in c.banks().enumerate().zip(fired) {
         let layer = &mut routing.layers[bank.layer as usize];
         // neither shared experts nor dense layers are routed to

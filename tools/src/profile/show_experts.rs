@@ -95,7 +95,11 @@ pub fn shown(
         let chosen = f64::from(routing.chosen);
         let firing = layer.firing();
         let mean = |f: Vec<f32>| f.iter().map(|&p| f64::from(p)).sum::<f64>() / f.len() as f64;
-        let counts: Vec<u64> = layer.neurons.iter().flat_map(|e| e.counts.clone()).collect();
+        let counts: Vec<u64> = layer
+            .neurons
+            .iter()
+            .flat_map(|e| e.counts.clone())
+            .collect();
         LayerRoutes {
             hot_share: firing.as_ref().map(|_| hot_share(&counts, 0.8)),
             active_share: firing.map(mean),
