@@ -12,7 +12,7 @@ use emberflow_storage::clock::Moment;
 use crate::attention::AttentionLayer;
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, Rows};
+use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
@@ -22,7 +22,7 @@ use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::streams::ResidualStreams;
 use crate::trace;
-use crate::weights::{LayerWeights, Weights};
+use crate::weights::Weights;
 
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
@@ -333,7 +333,10 @@ impl Decoder {
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..width],
-            next: next.map(LayerWeights::before_ffn),
+            next: next.map(|next| NextLayer {
+                norm: next.before_ffn(),
+                bias: Bias::of(next.ffn_bias.as_ref(), 0).gate,
+            }),
             ahead,
         };
         ffn.layer(on, &at, &mut s.out)?;

@@ -428,3 +428,39 @@ fn a_container_without_predictors_says_so() {
         Ok(_) => panic!("opened"),
     }
 }
+
+/// Without predictors, the next layer's resident Gate rows say which neurons to read ahead.
+#[test]
+fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
+    let path = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/demo/demo.ember"
+    ));
+    let exact = Options {
+        sparsity: Sparsity::Exact,
+        ..roomy(48)
+    };
+    let text = std::fs::read_to_string(HELDOUT).unwrap();
+    let tokens = (Model::open(Container::open(path).unwrap()).unwrap())
+        .text()
+        .encode(&text[2000..2300])
+        .unwrap();
+    let tokens = &tokens[..48];
+    let expected = bits(&all_logits(&mut open(path, exact.clone()), tokens, 1));
+    let (mut guessed, mut needed) = (0, 0);
+    for share in [0.5, 0.6, 0.7] {
+        let mut engine = open(path, exact.clone());
+        squeeze(&mut engine, share);
+        assert_eq!(engine.memory().residency(), Residency::GatesResident);
+        let found = bits(&all_logits(&mut engine, tokens, 1));
+        assert!(found == expected, "{share} of the FFN");
+        let counters = engine.counters();
+        assert!(counters.guessed_needed <= counters.guessed.min(counters.misses));
+        guessed += counters.guessed;
+        needed += counters.guessed_needed;
+    }
+    assert!(
+        guessed > 1_000 && 2 * needed > guessed,
+        "of {guessed} neurons read ahead {needed} were needed"
+    );
+}

@@ -3,6 +3,7 @@
 use emberflow_kernels::Compute;
 
 use super::activation::Gating;
+use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
 use super::pairs::{Inputs, Unit};
 use super::state::{Ffn, clusters_per_group};
@@ -174,29 +175,51 @@ impl Ffn {
         if !at.ahead.is_empty() {
             return self.store.read_guessed(at.ahead);
         }
-        let next = at.number + 1;
-        let mut banks = self.store.layout().banks_of(next);
-        let (Some(bank), None, Some(norm)) = (banks.next(), banks.next(), at.next) else {
+        let number = at.number + 1;
+        let mut banks = self.store.layout().banks_of(number);
+        let (Some(bank), None, Some(next)) = (banks.next(), banks.next(), at.next) else {
             return Ok(());
         };
-        if at.input.tokens() > FEW || !self.store.guesses_pay(next) {
+        if at.input.tokens() > FEW || !self.store.guesses_pay(number) {
             return Ok(());
         }
-        let (Some(lookahead), Some(predictors)) = (&mut self.lookahead, &mut self.predictors)
-        else {
-            return Ok(());
-        };
         let upcoming = Upcoming {
             bank,
             residual: at.residual,
-            norm,
+            norm: next.norm,
+            bias: next.bias,
+        };
+        let (resident, neurons) = (self.store.resident(), self.store.layout().neurons(bank));
+        let save = (at.input.tokens() == 1 && self.store.gates_resident(bank))
+            .then(|| self.store.guesses_save(number));
+        let by_gates =
+            (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
+        let gating = Gating {
+            activation: self.shape.kind.activation,
+            cut: 0.0,
+            top: None,
         };
         let (store, mut outcome) = (&mut self.store, Ok(()));
-        let took = lookahead.name(on, predictors, &upcoming, &mut |named| {
+        let mut guess = |named: &[u32]| {
             if outcome.is_ok() {
-                outcome = store.guess(next, bank, named);
+                outcome = store.guess(number, bank, named);
             }
-        });
+        };
+        let took = match (&mut self.lookahead, &mut self.predictors, by_gates) {
+            (Some(lookahead), Some(predictors), _) => {
+                lookahead.name(on, predictors, &upcoming, &mut guess)
+            }
+            (_, None, Some(by_gates)) => {
+                let rows = GateRows {
+                    resident: &resident,
+                    format: self.shape.format,
+                    gating,
+                    neurons,
+                };
+                by_gates.name(on, &rows, &upcoming, &mut guess)
+            }
+            _ => return Ok(()),
+        };
         self.counts.predict_ns += nanoseconds(took);
         outcome
     }

@@ -34,6 +34,8 @@ pub(super) struct Upcoming<'a> {
     pub residual: &'a [f32],
     /// The norm before its FFN, if it has one.
     pub norm: Option<&'a Norm>,
+    /// Biases of its gates, by packed id; empty without any.
+    pub bias: &'a [f32],
 }
 
 /// Decay of the error sums per token.
@@ -154,6 +156,7 @@ impl Lookahead {
             bank,
             residual,
             norm,
+            ..
         } = *next;
         let cpu = on.cpu;
         let tokens = residual.len() / self.d;

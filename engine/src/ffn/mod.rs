@@ -16,6 +16,7 @@
 
 mod activation;
 mod gates;
+mod gates_ahead;
 mod gates_on_device;
 mod layer;
 mod lookahead;
@@ -53,4 +54,4 @@ pub(crate) use state::{Ffn, FfnRoom};
 pub(crate) use stored::StoredPredictors;
 pub(crate) use sums::thread_floats;
 pub use units::Choice;
-pub(crate) use units::{BankWork, Bias, LayerInput, Rows};
+pub(crate) use units::{BankWork, Bias, LayerInput, NextLayer, Rows};

@@ -2,6 +2,7 @@
 
 use emberflow_models::config::ModelConfig;
 
+use super::gates_ahead::GatesAhead;
 use super::lookahead::{FEW, Lookahead};
 use super::oracle::Oracle;
 use super::pairs::{Gathered, Pairs, Unit};
@@ -102,6 +103,8 @@ pub(crate) struct Ffn {
     pub store: NeuronStore,
     pub(super) predictors: Option<Predictors>,
     pub(super) lookahead: Option<Lookahead>,
+    /// Where there are no predictors.
+    pub(super) by_gates: Option<GatesAhead>,
     /// Recorded active sets, for measurements.
     pub oracle: Oracle,
     pub(super) units: Vec<Unit>,
@@ -135,6 +138,9 @@ impl Ffn {
         let lookahead = (predictors.as_ref())
             .filter(|_| !store.layout().has_experts())
             .map(|p| Lookahead::new(d, room.neurons, room.rows.min(FEW), p.banks()));
+        let one_bank = predictors.is_none() && !store.layout().has_experts();
+        let by_gates = (one_bank && shape.kind.activation.is_sparse())
+            .then(|| GatesAhead::new(d, room.neurons));
         let margins = if lookahead.is_some() {
             room.clusters * CLUSTER
         } else {
@@ -143,6 +149,7 @@ impl Ffn {
         let gathered = Gathered::new(room.gathered(), d, predictors.is_some());
         Self {
             lookahead,
+            by_gates,
             predictors,
             gathered,
             oracle: Oracle::default(),
@@ -184,7 +191,8 @@ impl Ffn {
         };
         let floats = pairs + partials + 2 * room.neurons;
         let gathered = Gathered::bytes_for(room.gathered(), shape.format.d, true);
-        (4 * floats + pairs / 8 + gathered) as u64 + Recent::bytes_for(room.rows) + record
+        let ahead = GatesAhead::bytes_for(shape.format.d, room.neurons);
+        (4 * floats + pairs / 8 + gathered) as u64 + Recent::bytes_for(room.rows) + record + ahead
     }
 
     /// By bank, in packed order: for how many rows each neuron has fired since it was asked last.

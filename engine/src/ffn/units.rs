@@ -85,6 +85,15 @@ impl<'a> Bias<'a> {
     }
 }
 
+/// What guesses need of the next layer.
+#[derive(Clone, Copy)]
+pub(crate) struct NextLayer<'a> {
+    /// The norm before its FFN, if it has one.
+    pub norm: Option<&'a Norm>,
+    /// Biases of its gates, where it has one bank; empty without any.
+    pub bias: &'a [f32],
+}
+
 /// One layer's FFN and its input.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerInput<'a> {
@@ -96,8 +105,8 @@ pub(crate) struct LayerInput<'a> {
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],
-    /// The norm before the next layer's FFN, which may be none; `None` in the last layer.
-    pub next: Option<Option<&'a Norm>>,
+    /// What the next layer's FFN does to its input; `None` in the last layer.
+    pub next: Option<NextLayer<'a>>,
     /// Banks of the next layer that a guess names; empty without one.
     pub ahead: &'a [u32],
 }

@@ -164,6 +164,11 @@ impl Guesses {
         one.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
     }
 
+    /// Neurons that the layer missed in the last pass, prefetched or not.
+    pub fn missed(&self, layer: usize) -> u32 {
+        self.layers.get(layer).map_or(0, |record| record.missing)
+    }
+
     pub fn put(&mut self, layer: usize, key: Key) {
         self.asked.set(key);
         self.layers[layer].asked += 1;

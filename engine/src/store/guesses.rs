@@ -6,6 +6,8 @@
 //! first computes it verifies its checksums. If its layer needs it while the read is in flight, its
 //! cluster waits for the completion as for any miss.
 
+use std::time::Duration;
+
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Read;
 
@@ -26,6 +28,13 @@ impl NeuronStore {
             && self.ablation.looks_ahead()
             && bank.is_some_and(reads)
             && self.guesses.pays(layer)
+    }
+
+    /// What the device takes for the reads that `layer` missed in the last pass: as much as guesses
+    /// for it could save.
+    pub fn guesses_save(&self, layer: usize) -> Duration {
+        let missed = f64::from(self.guesses.missed(layer));
+        Duration::from_nanos((missed * self.costs.rest) as u64)
     }
 
     /// Requests the neurons `ids` of `bank` in the next layer, `layer`, that miss. Stops when the

@@ -1,0 +1,103 @@
+//! Guesses which neurons of the next layer fire from its resident Gate rows, one layer early.
+//!
+//! The residual stream changes little from layer to layer, so most of the neurons whose gates are
+//! above zero for this layer's residual stream fire for the next one's too. It needs no training and
+//! no memory but the rows that are there anyway. It takes the time of a layer's gates, so it pays
+//! where the reads that it begins early take longer. Models with predictors look ahead by these
+//! (`lookahead.rs`). A wrong guess costs a read and changes no result.
+
+use std::time::Duration;
+
+use emberflow_kernels::{Activations, Compute};
+use emberflow_storage::clock::Moment;
+
+use super::activation::Gating;
+use super::gates::GateWork;
+use super::lookahead::Upcoming;
+use crate::bundle::NeuronFormat;
+use crate::input::Input;
+use crate::norm::rows_or_copy;
+use crate::store::Resident;
+use crate::store::regions::CLUSTER;
+
+/// Buffers for one token.
+pub(super) struct GatesAhead {
+    normed: Vec<f32>,
+    input: Activations,
+    gates: Vec<f32>,
+    ids: Vec<u32>,
+    /// How long the last guess took.
+    took: Duration,
+}
+
+/// Where the gates come from.
+pub(super) struct GateRows<'a> {
+    pub resident: &'a Resident,
+    pub format: NeuronFormat,
+    pub gating: Gating,
+    /// Of the bank.
+    pub neurons: usize,
+}
+
+impl GatesAhead {
+    /// For `d` elements and banks of up to `neurons` neurons.
+    pub fn new(d: usize, neurons: usize) -> Self {
+        Self {
+            normed: vec![0.0; d],
+            input: Activations::with_capacity(d, 1),
+            gates: vec![0.0; neurons],
+            ids: Vec::with_capacity(neurons),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Bytes that [`GatesAhead::new`] allocates.
+    pub fn bytes_for(d: usize, neurons: usize) -> u64 {
+        (4 * (d + 2 * neurons) + Activations::bytes(d, 1)) as u64
+    }
+
+    /// Itself if a guess takes less time than it may `save`. Where it does not, its time counts for
+    /// a little less each time, so that one that was interrupted is made again.
+    pub fn if_it_pays(&mut self, save: Duration) -> Option<&mut Self> {
+        if self.took < save {
+            return Some(self);
+        }
+        self.took = self.took * 15 / 16;
+        None
+    }
+
+    /// Hands the ids of the neurons that would fire for the residual stream of one token, ascending,
+    /// to `then`. Returns how long it took.
+    pub fn name(
+        &mut self,
+        on: &Compute,
+        rows: &GateRows<'_>,
+        next: &Upcoming<'_>,
+        then: &mut dyn FnMut(&[u32]),
+    ) -> Duration {
+        let start = Moment::now();
+        rows_or_copy(next.norm, on.cpu, next.residual, &mut self.normed);
+        let work = GateWork {
+            cpu: on.cpu,
+            format: rows.format,
+            gating: rows.gating,
+            input: Input::new(on.cpu, &self.normed, 1, &mut self.input),
+            bias: next.bias,
+        };
+        let gates = &mut self.gates[..rows.neurons];
+        let part = rows.neurons.div_ceil(CLUSTER * on.threads()) * CLUSTER;
+        (on.workers).for_each_chunk_mut(gates, part, &|_, i, gates| {
+            for (c, gates) in gates.chunks_mut(CLUSTER).enumerate() {
+                let first = i * part + c * CLUSTER;
+                let neurons = first..first + gates.len();
+                work.resident(rows.resident, next.bank, neurons, gates);
+            }
+        });
+        self.ids.clear();
+        let fires = |(id, gate): (u32, &f32)| (*gate != 0.0).then_some(id);
+        self.ids.extend((0..).zip(gates.iter()).filter_map(fires));
+        self.took = start.elapsed();
+        then(&self.ids);
+        start.elapsed()
+    }
+}
