@@ -372,10 +372,10 @@ mod tests {
         };
         assert!(!change_neurons(|_| ()));
         assert!(change_neurons(|r| r.layers[0].neurons[0].counts[0] += 1));
-        assert!(change_neurons(|r| drop(r.layers[0].neurons.pop())));
-        assert!(change_neurons(|r| drop(
-            r.layers[0].neurons[3].counts.pop()
-        )));
+        assert!(change_neurons(|r| r.layers[0].neurons.truncate(5)));
+        assert!(change_neurons(|r| r.layers[0].neurons[3]
+            .counts
+            .truncate(2)));
         assert!(change_neurons(|r| r.layers[0].neurons[3].expert = 4));
         assert!(change_neurons(
             |r| r.layers[0].neurons[1].original = vec![0, 1, 1]

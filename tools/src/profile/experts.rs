@@ -61,7 +61,7 @@ pub fn run(
     let misses = misses(recorder.trace())?;
     let mut stats = recorder.stats(misses);
     let routing = stats.profile.as_mut().and_then(|p| p.routing.as_mut());
-    for routing in routing {
+    if let Some(routing) = routing {
         add_neurons(routing, &c, &fired, &original);
     }
     atomic::write(output, &stats.to_bytes().map_err(Failure::stats(output))?)?;
