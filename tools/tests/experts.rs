@@ -153,8 +153,8 @@ fn counts(bytes: &[u8]) -> Vec<ExpertStats> {
 #[test]
 fn neurons_inside_experts_are_counted_and_ordered() {
     let dir = tempfile::tempdir().unwrap();
-    let [folder, ordered, stats, again] =
-        ["hf", "o.ember", "s", "t"].map(|name| path(dir.path(), name));
+    let [folder, plain, ordered, stats, again] =
+        ["hf", "p.ember", "o.ember", "s", "t"].map(|name| path(dir.path(), name));
     assert!(
         call(&["export", "demo-moe", "-o", &folder])
             .status
@@ -165,7 +165,13 @@ fn neurons_inside_experts_are_counted_and_ordered() {
         json(&[&["profile", model, "-f", HELDOUT, "-o", to][..], &limit].concat());
         counts(&std::fs::read(to).unwrap())
     };
-    let first = profile("demo-moe", &stats);
+    let pack = |to: &str, more: &[&str]| {
+        let args = ["pack", &folder, "-o", to, "--quant", "q8"];
+        let done = call(&[&args[..], more].concat());
+        assert!(done.status.success(), "{done:?}");
+    };
+    pack(&plain, &[]);
+    let first = profile(&plain, &stats);
     assert!(first.iter().all(|expert| expert.original.is_empty()));
     let fired: u64 = first.iter().flat_map(|expert| &expert.counts).sum();
     assert!(fired > 0);
@@ -174,8 +180,7 @@ fn neurons_inside_experts_are_counted_and_ordered() {
         let active = number(layer, "active_share");
         assert!((0.02..0.6).contains(&active), "{layer}");
     }
-    let pack = ["pack", &folder, "-o", &ordered, "--stats", &stats];
-    assert!(call(&pack).status.success());
+    pack(&ordered, &["--stats", &stats]);
     let verify = ["verify", &ordered, "--source", &folder];
     assert!(call(&verify).status.success());
     let container = Container::open(Path::new(&ordered)).unwrap();
