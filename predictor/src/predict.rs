@@ -6,7 +6,7 @@
 
 use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
-use crate::top::Sums;
+use crate::moments::Sums;
 
 /// The vector a predictor reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,6 +36,7 @@ use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
+use crate::fields::{f32_at, put, u32_at, u64_at};
 use crate::low_rank::{LowRank, LowRankSpec};
 use crate::predict::{Predictor, Reads, SharedShape};
 use crate::quality::Quality;
@@ -600,24 +601,4 @@ pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]
     let len = out.len() as u64;
     out[40..48].copy_from_slice(&len.to_le_bytes());
     out
-}
-
-fn put(out: &mut [u8], at: usize, value: u32) {
-    out[at..at + 4].copy_from_slice(&value.to_le_bytes());
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut b = [0; 4];
-    b.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(b)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut b = [0; 8];
-    b.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(b)
-}
-
-fn f32_at(bytes: &[u8], at: usize) -> f32 {
-    f32::from_bits(u32_at(bytes, at))
 }

@@ -3,8 +3,6 @@
 use emberflow_kernels::Cpu;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::top;
-
 /// Activation function and threshold of a bank's gates.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gating {
@@ -24,7 +22,21 @@ impl Gating {
         match self.top {
             None => self.activate(cpu, values),
             Some(_) if cutoffs.is_empty() => {}
-            Some(_) => top::apply(self, cpu, cutoffs, values),
+            Some(_) => self.activate_above(cpu, cutoffs, values),
+        }
+    }
+
+    /// Activates what of `gates`, `[neurons × rows]`, is above the rows' `cutoffs`; the others become
+    /// zero.
+    fn activate_above(self, cpu: Cpu, cutoffs: &[f32], gates: &mut [f32]) {
+        for gates in gates.chunks_exact_mut(cutoffs.len().max(1)) {
+            for (gate, &cutoff) in gates.iter_mut().zip(cutoffs) {
+                let above = *gate - cutoff;
+                *gate = above.max(0.0);
+                if above > 0.0 {
+                    self.activate(cpu, std::slice::from_mut(gate));
+                }
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
-use super::top::{self, Tops};
+use super::top::Tops;
 use crate::ablation::Overlap;
 use crate::counters::nanoseconds;
 use crate::error::Error;
@@ -238,18 +238,14 @@ impl Ffn {
             &mut self.counts,
             of.bank,
             features,
+            &mut self.cutoffs,
         );
-        self.cutoffs.clear();
-        if let Some(predictor) = predictor {
-            self.cutoffs.extend_from_slice(predictor.cutoffs(of.bank));
-        }
         let oracle = (of.rows == 1 && of.gating.top.is_none())
             .then(|| self.oracle.next())
             .flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
-        let gate_len = self.shape.format.gate_len();
-        let on_device = self.store.on_device(of.bank);
+        let (gate_len, on_device) = (self.shape.format.gate_len(), self.store.on_device(of.bank));
         if !of.named {
             let own = of.neurons.saturating_sub(on_device * CLUSTER);
             self.counts.all(&of, own * gate_len);
@@ -320,19 +316,25 @@ impl FfnShape {
     }
 }
 
-/// The predictors, with the part that all neurons share computed; `None` if this bank has none.
+/// The predictors, with the part that all neurons share computed; `None` if this bank has none. Their
+/// `cutoffs` replace those of the bank before.
 fn prepare<'a>(
     on: &Compute,
     predictors: &'a mut Option<Predictors>,
     counts: &mut Counts,
     bank: u32,
     features: Features<'_>,
+    cutoffs: &mut Vec<f32>,
 ) -> Option<&'a Predictors> {
+    cutoffs.clear();
     let predictors = predictors.as_mut()?;
     let start = Moment::now();
     let names = predictors.prepare(on, bank, features);
     counts.predict_ns += nanoseconds(start.elapsed());
     counts.bytes += if names { predictors.bytes(bank) } else { 0 };
+    if names {
+        cutoffs.extend_from_slice(predictors.cutoffs(bank));
+    }
     names.then_some(&*predictors)
 }
 
@@ -392,7 +394,7 @@ fn share_top(
     (on.workers).for_each_part_then(
         of_gates(clusters, unit, gates),
         pieces,
-        &|_, _, gates, _| top::apply(of.gating, on.cpu, cutoffs, gates),
+        &|_, _, gates, _| of.gating.apply(on.cpu, cutoffs, gates),
         &mut |c, _, gates, _| taker.take_early(c, &[], gates, &[]),
     );
     taker.take_late(&[], gates, &[]);

@@ -146,8 +146,7 @@ impl Ffn {
         let values = self.values_of(&group);
         let (fired, computed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
-        let (shape, store) = (&self.shape, &self.store);
-        let cutoffs = self.cutoffs.as_slice();
+        let (shape, store, cutoffs) = (&self.shape, &self.store, self.cutoffs.as_slice());
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
         let first = &units[unit_of(group.start)];
         let (rows, record) = (first.rows, self.record.as_mut());
@@ -170,9 +169,8 @@ impl Ffn {
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
                 };
-                let ready = (item..stop).filter(is_ready);
                 let records = records.get(from - group.start..).unwrap_or(&[]);
-                let done = job.sum(from, ready, partials, records);
+                let done = job.sum(from, (item..stop).filter(is_ready), partials, records);
                 fired.fetch_add(done.fired, Ordering::Relaxed);
                 computed.fetch_add(done.neurons, Ordering::Relaxed);
                 item = stop;

@@ -4,11 +4,8 @@
 //! the given share is zero. With resident Gate rows it comes from the gates themselves, with a
 //! predictor from the scores of all neurons.
 
-use emberflow_kernels::Cpu;
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::{Sums, top_multiple};
-
-use super::activation::Gating;
 
 /// Cutoffs of the rows of a unit.
 #[derive(Debug, Default)]
@@ -42,19 +39,5 @@ impl Tops {
         let moments = self.sums.moments(gates, rows);
         self.cutoffs.extend(moments.map(|of| of.above(multiple)));
         &self.cutoffs
-    }
-}
-
-/// Activates what of `gates`, `[neurons × rows]`, is above the rows' `cutoffs`; the others become
-/// zero.
-pub(super) fn apply(gating: Gating, cpu: Cpu, cutoffs: &[f32], gates: &mut [f32]) {
-    for gates in gates.chunks_exact_mut(cutoffs.len().max(1)) {
-        for (gate, &cutoff) in gates.iter_mut().zip(cutoffs) {
-            let above = *gate - cutoff;
-            *gate = above.max(0.0);
-            if above > 0.0 {
-                gating.activate(cpu, std::slice::from_mut(gate));
-            }
-        }
     }
 }

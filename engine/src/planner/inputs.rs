@@ -69,30 +69,9 @@ impl Planner {
         });
         let rates = rates.by_clock(clock::rate());
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
-        let Temperature {
-            hot_clusters,
-            frequencies,
-            persistence,
-            misses,
-            popularity,
-            visited,
-        } = Temperature::read(layout, of.config, most)?;
-        // A model with experts is planned as one of the neurons that a token visits.
-        let (banks, neurons) = (layout.layers(), layout.neurons_visited());
-        let firing = match () {
-            () if !visited.is_empty() => {
-                Firing::measured(visited.iter().map(Vec::as_slice), None, None)
-            }
-            () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
-            () if !frequencies.is_empty() => {
-                Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
-            }
-            () if of.config.form.has_gate_top() => Firing::by_layer(of.config),
-            () => Firing::unknown(banks, neurons),
-        };
-        let always = of.always();
-        let hot_clusters = with_always(hot_clusters, layout, &always);
-        let firing = firing.with_always(always);
+        let mut known = Temperature::read(layout, of.config, most)?;
+        let firing = of.firing(&known);
+        let always = add_always(&mut known.hot_clusters, layout, &firing);
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         let buffers = of.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
@@ -105,12 +84,10 @@ impl Planner {
         let chunks = chunks(options.chunk, prompt).into_iter();
         let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
-        let clusters = layout.clusters_of_each();
-        let of_always = (0..clusters.len()).filter(|&bank| firing.is_always(bank));
-        let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
+        let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
             stream_most: buffers,
-            always: of_always.map(|bank| u64::from(clusters[bank])).sum(),
+            always,
             ..of.needs(hot, costs, least)?
         };
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
@@ -118,9 +95,9 @@ impl Planner {
             needs,
             scratch,
             shape: of.shape(),
-            expert_misses: popularity.misses,
+            expert_misses: known.popularity.misses,
             firing: match of.naming {
-                Naming::All => Firing::always(banks, neurons),
+                Naming::All => Firing::always(layout.layers(), layout.neurons_visited()),
                 _ => firing,
             },
             rates,
@@ -129,7 +106,7 @@ impl Planner {
             threads: of.threads,
             threads_fixed: options.threads != 0,
             context: options.context,
-            hot_clusters,
+            hot_clusters: known.hot_clusters,
             batch: options.batch,
             ablation: options.ablation,
             predictor: of.predictor(),
@@ -137,7 +114,10 @@ impl Planner {
             tier: of.tier(),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        Ok((planner, Known::new(frequencies, popularity.visits)))
+        Ok((
+            planner,
+            Known::new(known.frequencies, known.popularity.visits),
+        ))
     }
 
     /// Read costs for run-time decisions.
@@ -146,15 +126,15 @@ impl Planner {
     }
 }
 
-/// Hot clusters of each bank, those of the layers among them that are needed whole.
-fn with_always(mut hot: Vec<Vec<u32>>, layout: &Layout, always: &[bool]) -> Vec<Vec<u32>> {
+/// Adds the clusters of layers that are needed whole to the `hot` ones of each bank, and returns how
+/// many they are.
+fn add_always(hot: &mut [Vec<u32>], layout: &Layout, firing: &Firing) -> u64 {
     let clusters = layout.clusters_of_each();
-    for hot in &mut hot {
-        for (bank, _) in always.iter().enumerate().filter(|(_, a)| **a) {
-            hot[bank] = clusters[bank];
-        }
+    let whole = (0..clusters.len()).filter(|&bank| firing.is_always(bank));
+    for bank in whole.clone() {
+        hot.iter_mut().for_each(|hot| hot[bank] = clusters[bank]);
     }
-    hot
+    whole.map(|bank| u64::from(clusters[bank])).sum()
 }
 
 impl Opened<'_> {
@@ -218,6 +198,26 @@ impl Opened<'_> {
     /// The predictors, where they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
+    }
+
+    /// How neurons fire, as far as statistics know. A model with experts is planned as one of the
+    /// neurons that a token visits.
+    fn firing(&self, known: &Temperature) -> Firing {
+        let layout = self.layout;
+        let (banks, neurons) = (layout.layers(), layout.neurons_visited());
+        let measured = |often: &[Vec<f32>], persistence, misses| {
+            Firing::measured(often.iter().map(Vec::as_slice), persistence, misses)
+        };
+        let firing = match () {
+            () if !known.visited.is_empty() => measured(&known.visited, None, None),
+            () if layout.has_experts() => Firing::even(banks, neurons, self.firing_share()),
+            () if !known.frequencies.is_empty() => {
+                measured(&known.frequencies, known.persistence, known.misses)
+            }
+            () if self.config.form.has_gate_top() => Firing::by_layer(self.config),
+            () => Firing::unknown(banks, neurons),
+        };
+        firing.with_always(self.always())
     }
 
     /// By layer: whether every token needs all of its neurons, although those of others are told

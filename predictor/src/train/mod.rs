@@ -170,23 +170,8 @@ impl<'a> Trainer<'a> {
                 }
             }
         };
-        let mut kind = match design {
-            Design::Sign => Kind::Sign { limit: 0 },
-            Design::LowRank { rank, dtype } => Kind::LowRank(LowRankSpec {
-                d,
-                neurons,
-                rank,
-                fc1: dtype,
-                fc2: dtype,
-                reads: Reads::Normed,
-                relu: false,
-            }),
-            Design::Coarse => match layer.fires {
-                Fires::Above(_) => Kind::Coarse,
-                Fires::Top(_) => Kind::CoarseTop,
-            },
-        };
         let size = [d, neurons];
+        let mut kind = kind_of(design, layer.fires, size);
         let scorer = assemble(&kind, size, &parts, Thresholds::One(0.0))?;
         let fitted = !matches!(design, Design::Sign);
         let thresholds = self.calibrate(scorer.as_ref(), fitted, layer);
@@ -318,6 +303,26 @@ impl<'a> Trainer<'a> {
             },
         );
         quality.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kind of a predictor of `design`.
+fn kind_of(design: Design, fires: Fires, [d, neurons]: [usize; 2]) -> Kind {
+    match design {
+        Design::Sign => Kind::Sign { limit: 0 },
+        Design::LowRank { rank, dtype } => Kind::LowRank(LowRankSpec {
+            d,
+            neurons,
+            rank,
+            fc1: dtype,
+            fc2: dtype,
+            reads: Reads::Normed,
+            relu: false,
+        }),
+        Design::Coarse => match fires {
+            Fires::Above(_) => Kind::Coarse,
+            Fires::Top(_) => Kind::CoarseTop,
+        },
     }
 }
 

@@ -7,8 +7,9 @@ use emberflow_kernels::{Activations, DType, matmul_scratch};
 
 use super::{Fires, GateLayer, Trainer, lock};
 use crate::coarse::CoarseGate;
+use crate::moments::Moments;
 use crate::predict::{Features, Predictor, RANGE, Shared, predict_all};
-use crate::top::{CutoffFit, Moments};
+use crate::top::CutoffFit;
 
 /// Receives the first neuron of a block and its gates, `[neurons × tokens]`.
 type GatesFn<'f> = dyn Fn(usize, &mut [f32]) + Sync + 'f;

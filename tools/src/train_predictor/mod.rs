@@ -264,7 +264,7 @@ fn train(
                 gate.extend_from_slice(&neuron.gate);
                 Ok(())
             })?;
-            let routed = c.mixture_of(bank.layer).is_some() && bank.expert < c.experts;
+            let routed = is_routed(c, bank);
             let [train, calibrate, measure] = &inputs.of(place, routed.then_some(bank.expert));
             let layer = GateLayer {
                 d: job.d,
@@ -277,16 +277,7 @@ fn train(
                 },
                 recall: args.recall,
             };
-            let used = job.predicts && !job.names(bank.layer);
-            let made = match used || routed && too_few(&layer) {
-                true => Vec::new(),
-                false => make(args, job, &trainer, c, (bank, &layer))?,
-            };
-            let expert = c.mixture.is_some().then_some(bank.expert);
-            let (made, report) = report::judged(bank.layer, expert, made, args.floor);
-            if matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
-                return Err(below_floor(bank.layer, &made, args.floor));
-            }
+            let (made, report) = of_bank(args, job, &trainer, c, bank, &layer)?;
             report::save(&job.file(b), &layer, &made, &report)?;
             done[b] = Some((made, report));
             bar.inc(1);
@@ -294,6 +285,33 @@ fn train(
         bar.finish_and_clear();
     }
     Ok(done.into_iter().flatten().unzip())
+}
+
+/// Whether tokens visit a bank that a router chooses.
+fn is_routed(c: &ModelConfig, bank: &Bank) -> bool {
+    c.mixture_of(bank.layer).is_some() && bank.expert < c.experts
+}
+
+/// A bank's predictor, or none where none is wanted or good enough.
+fn of_bank(
+    args: &TrainPredictorArgs,
+    job: &Job,
+    trainer: &Trainer<'_>,
+    c: &ModelConfig,
+    bank: &Bank,
+    layer: &GateLayer<'_>,
+) -> Result<(NewBank, BankReport), Failure> {
+    let used = job.predicts && !job.names(bank.layer);
+    let made = match used || is_routed(c, bank) && too_few(layer) {
+        true => Vec::new(),
+        false => make(args, job, trainer, c, bank, layer)?,
+    };
+    let expert = c.mixture.is_some().then_some(bank.expert);
+    let (made, report) = report::judged(bank.layer, expert, made, args.floor);
+    match matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
+        true => Err(below_floor(bank.layer, &made, args.floor)),
+        false => Ok((made, report)),
+    }
 }
 
 /// Without a predictor nothing tells the cutoff of a token's gates but all of them.
@@ -340,7 +358,8 @@ fn make(
     job: &Job,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
-    (bank, layer): (&Bank, &GateLayer<'_>),
+    bank: &Bank,
+    layer: &GateLayer<'_>,
 ) -> Result<Vec<(&'static str, Made)>, Failure> {
     if !job.predicts {
         let activation = c.ffn_kind.activation;
