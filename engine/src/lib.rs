@@ -66,7 +66,7 @@ pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES, hidden as ffn_hidden};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{Details, DeviceReport, Judge, Probe, Report, energy};
+pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, energy};
 pub use options::{Budget, Options, Phases, ReadAhead, Sparsity};
 pub use run::spans;
 pub use run::{

@@ -5,6 +5,7 @@
     reason = "test support: a failure here is a failed test"
 )]
 
+pub mod devices;
 pub mod fuzz;
 pub mod widen;
 

@@ -153,6 +153,8 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     );
     let anew = doctor(&["--retry-devices"]);
     assert_eq!(of(&anew, "wrong"), [Value::Null], "{anew}");
+    let groups = &of(&anew, "work_groups")[0];
+    assert_eq!(groups.as_array().map(Vec::len), Some(2), "{anew}");
     report(run());
     // What nobody can read is measured anew.
     std::fs::write(&path, "{").unwrap();

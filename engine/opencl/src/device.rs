@@ -2,17 +2,20 @@
 
 use opencl_sys::{
     CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_HOST_UNIFIED_MEMORY,
-    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_NAME,
-    CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU, CL_DRIVER_VERSION,
-    CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
+    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_MAX_WORK_GROUP_SIZE,
+    CL_DEVICE_NAME, CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU,
+    CL_DRIVER_VERSION, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
 };
 
-use crate::buffers::{Bytes, Scratch, write};
+use crate::buffers::Scratch;
 use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
 use crate::library::Code;
+use crate::parts::Part;
 use crate::products::{Place, Products};
-use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, no_work, with_tile};
-use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
+use crate::work::{INVALID, SOURCE, TILE, Underway, driver, no_work, with_tile};
+use crate::{
+    Block, Error, GROUP_SIZES, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, USUAL_GROUP, Work,
+};
 
 /// Flags of the kernel `hidden_values`.
 const MASKED: i32 = 1;
@@ -30,6 +33,7 @@ fn listed(device: &Found) -> Listed {
         longest: device.number(CL_DEVICE_MAX_MEM_ALLOC_SIZE),
         gpu: device.number(CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU != 0,
         units: device.number(CL_DEVICE_MAX_COMPUTE_UNITS) as u32,
+        group: device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE),
         divides: device.number(CL_DEVICE_SINGLE_FP_CONFIG) & divides != 0,
         extensions: (device.text(CL_DEVICE_EXTENSIONS).split_whitespace())
             .map(str::to_owned)
@@ -48,6 +52,8 @@ struct Prepared {
     spec: Spec,
     hidden: Kernel,
     sums: Kernel,
+    /// Items of the work groups of both.
+    groups: [usize; 2],
     scratch: Option<Scratch>,
 }
 
@@ -56,7 +62,7 @@ pub struct Device {
     underway: Option<Underway>,
     queue: Queue,
     prepared: Option<Prepared>,
-    parts: Vec<Bytes>,
+    parts: Vec<Part>,
     products: Products,
     context: Context,
     found: Found,
@@ -113,10 +119,47 @@ impl Device {
                 spec: spec.clone(),
                 hidden: program.kernel("hidden_values")?,
                 sums: program.kernel("cluster_sums")?,
+                groups: [USUAL_GROUP; 2],
                 scratch: None,
             })
         };
         self.prepared = Some(driver("make kernels", make())?);
+        Ok(())
+    }
+
+    /// Sizes of work groups that this device has.
+    pub fn group_sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        let most = self.facts.group;
+        GROUP_SIZES.into_iter().filter(move |&n| n as u64 <= most)
+    }
+
+    /// Sets the items of work groups: of hidden values, and of sums. [`Device::prepare`] sets the usual ones.
+    ///
+    /// # Errors
+    /// Other sizes than [`GROUP_SIZES`], or the driver's.
+    pub fn set_groups(&mut self, groups: [usize; 2]) -> Result<(), Error> {
+        self.settle(&groups)?;
+        self.prepared.as_mut().ok_or_else(unprepared)?.groups = groups;
+        Ok(())
+    }
+
+    /// The same for products with a matrix and those like it.
+    ///
+    /// # Errors
+    /// As [`Device::set_groups`].
+    pub fn set_product_group(&mut self, matrix: usize, group: usize) -> Result<(), Error> {
+        self.settle(&[group])?;
+        self.products.set_group(matrix, group);
+        Ok(())
+    }
+
+    /// Waits for what may be under way although it could not all be begun.
+    fn settle(&mut self, groups: &[usize]) -> Result<(), Error> {
+        if !groups.iter().all(|group| GROUP_SIZES.contains(group)) {
+            return Err(Error(format!("has no work groups of {groups:?} items")));
+        }
+        driver("finish", self.queue.finish())?;
+        self.underway = None;
         Ok(())
     }
 
@@ -154,18 +197,28 @@ impl Device {
                 self.facts.longest
             )));
         }
-        let made = Bytes::new(&self.context, len, self.facts.unified);
-        self.parts.push(driver(&format!("give {len} bytes"), made)?);
+        let part = Part::new(&self.context, len, self.facts.unified)?;
+        self.parts.push(part);
         Ok(self.parts.len() - 1)
     }
 
     /// Copies bytes to a buffer, from byte `at` on.
     ///
     /// # Errors
-    /// No such place, or the driver's.
+    /// No such place, a buffer of the machine's memory that is in use, or the driver's.
     pub fn write(&mut self, part: usize, at: usize, bytes: &[u8]) -> Result<(), Error> {
         let to = self.parts.get_mut(part).ok_or_else(no_part)?;
-        driver("copy weights", write(&self.queue, to, at, bytes))
+        to.write(&self.queue, at, bytes)
+    }
+
+    /// The bytes of a buffer, which the host may read as well; `None` where the device has a memory of its
+    /// own. Nothing is written to it from here on.
+    ///
+    /// # Errors
+    /// No such buffer, or the driver's.
+    pub fn host_bytes(&mut self, part: usize) -> Result<Option<HostBytes>, Error> {
+        let part = self.parts.get_mut(part).ok_or_else(no_part)?;
+        part.host(&self.context)
     }
 
     /// Begins a piece of work. One is under way at a time.
@@ -180,9 +233,11 @@ impl Device {
             queue,
             prepared,
             parts,
+            context,
             ..
         } = self;
-        let part = parts.get(work.part).ok_or_else(no_part)?;
+        let part = parts.get_mut(work.part).ok_or_else(no_part)?;
+        let part = part.arg(context)?;
         let prepared = prepared.as_mut().ok_or_else(unprepared)?;
         self.underway = Some(driver("compute", start(queue, prepared, part, work))?);
         Ok(())
@@ -317,7 +372,7 @@ fn unprepared() -> Error {
 fn start(
     queue: &Queue,
     prepared: &mut Prepared,
-    part: &Bytes,
+    part: Arg<'_>,
     work: &Work<'_>,
 ) -> Result<Underway, Code> {
     let spec = &prepared.spec;
@@ -334,7 +389,7 @@ fn start(
     let [first, neurons, rows] = [work.first, work.neurons, work.rows].map(|n| n as i32);
     scratch.fill(queue, work)?;
     let of_hidden = [
-        part.arg(),
+        part,
         scratch.x.arg(),
         scratch.mask.arg(),
         scratch.gate_bias.arg(),
@@ -348,7 +403,7 @@ fn start(
         Arg::Float(work.cut),
     ];
     let of_sums = [
-        part.arg(),
+        part,
         scratch.hidden.arg(),
         scratch.sums.arg(),
         Arg::Int(first),
@@ -356,10 +411,12 @@ fn start(
         Arg::Int(rows),
     ];
     let items = work.clusters * spec.cluster;
-    let (elements, tiles) = (spec.d.next_multiple_of(ITEMS), work.rows.div_ceil(TILE));
+    let [of_hidden_group, of_sums_group] = prepared.groups;
+    let elements = spec.d.next_multiple_of(of_sums_group);
+    let tiles = work.rows.div_ceil(TILE);
     let sizes: [[&[usize]; 2]; 2] = [
-        [&[items, tiles], &[ITEMS, 1]],
-        [&[elements, tiles, work.clusters], &[ITEMS, 1, 1]],
+        [&[items, tiles], &[of_hidden_group, 1]],
+        [&[elements, tiles, work.clusters], &[of_sums_group, 1, 1]],
     ];
     // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the

@@ -250,6 +250,7 @@ impl Context {
 }
 
 /// An argument of a kernel.
+#[derive(Clone, Copy)]
 pub(super) enum Arg<'a> {
     /// Memory.
     Mem(&'a Mem),

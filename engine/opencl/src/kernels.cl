@@ -7,7 +7,7 @@
 //   UNGATED, RELU_ON_UP                             where the model is so
 //   TILE                                            most tokens of an item: they share the reading of a row
 //
-// A part holds its rows matrix by matrix (Gate, Up, Down), then their scales likewise.
+// A part holds its rows matrix by matrix (Gate, Up, Down), each row with its scales behind it, as the host reads them.
 
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -27,6 +27,8 @@
 #define QUANTS (D * 2)
 #define SCALES 0
 #endif
+
+#define ROW (QUANTS + SCALES)
 
 typedef __global const uchar *bytes;
 
@@ -265,7 +267,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             int rows, int flags, float cut) {
     int n = get_global_id(0), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
     size_t i = first + n, pair = (size_t)n * rows + row, all = neurons;
-    const size_t scales = all * QUANTS * (MATRICES);
+    bytes of_gate = part + i * ROW, of_up = of_gate + all * ROW;
     bytes tokens = x + (size_t)row * TOKEN_BYTES;
     float gate[TILE];
     uint wanted = 0, fires = 0;
@@ -275,7 +277,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
             wanted |= 1u << t;
         }
     }
-    products(part + i * QUANTS, part + scales + i * SCALES, tokens, here, wanted, gate);
+    products(of_gate, of_gate + QUANTS, tokens, here, wanted, gate);
     for (int t = 0; t < here; ++t) {
         if (!(wanted >> t & 1)) {
             continue;
@@ -293,8 +295,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
     }
 #ifndef UNGATED
     float up[TILE];
-    size_t of_up = all + i;
-    products(part + of_up * QUANTS, part + scales + of_up * SCALES, tokens, here, fires, up);
+    products(of_up, of_up + QUANTS, tokens, here, fires, up);
 #endif
     for (int t = 0; t < here; ++t) {
         float h = 0.0f;
@@ -316,16 +317,15 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
 }
 
 // The `j`-th element of a row of Down, and what it is multiplied by.
-float2 element_of(bytes part, size_t scales, size_t i, int j) {
-    bytes quants = part + i * QUANTS;
+float2 element_of(bytes quants, int j) {
 #if defined(Q4)
     int e = j % GROUP;
     uchar both = quants[j / GROUP * 16 + e % 16];
     int quant = (e < 16 ? both & 15 : both >> 4) - 8;
-    return (float2)((float)quant, f16_at(part + scales + i * SCALES, j / GROUP));
+    return (float2)((float)quant, f16_at(quants + QUANTS, j / GROUP));
 #elif defined(Q8)
     int quant = ((__global const char *)quants)[j];
-    return (float2)((float)quant, f16_at(part + scales + i * SCALES, j / GROUP));
+    return (float2)((float)quant, f16_at(quants + QUANTS, j / GROUP));
 #else
     return (float2)(weight(quants, j), 1.0f);
 #endif
@@ -340,7 +340,6 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
         return;
     }
     const size_t all = neurons, down = all * (MATRICES - 1);
-    const size_t scales = all * QUANTS * (MATRICES);
     int end = min(CLUSTER, neurons - first - cluster * CLUSTER), here = min(TILE, rows - row);
     float sum[TILE];
     for (int t = 0; t < TILE; ++t) {
@@ -355,7 +354,7 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
         if (!any) {
             continue;
         }
-        float2 of = element_of(part, scales, down + first + cluster * CLUSTER + n, j);
+        float2 of = element_of(part + (down + first + cluster * CLUSTER + n) * ROW, j);
         for (int t = 0; t < here; ++t) {
             float h = hidden[pair + t];
             if (h != 0.0f) {
@@ -376,7 +375,7 @@ __kernel void row_products(bytes matrix, bytes x, __global float *y, int first, 
     if (row >= count) {
         return;
     }
-    bytes quants = matrix + (size_t)(first + row) * (QUANTS + SCALES);
+    bytes quants = matrix + (size_t)(first + row) * ROW;
     float out[TILE];
     bytes of = x + (size_t)token * TOKEN_BYTES;
     products(quants, quants + QUANTS, of, here, (1u << here) - 1, out);

@@ -17,6 +17,7 @@ mod buffers;
 mod device;
 mod handles;
 mod library;
+mod parts;
 mod products;
 mod work;
 
@@ -34,6 +35,12 @@ const fn hash(bytes: &[u8]) -> u64 {
     }
     hash
 }
+
+/// Sizes of work groups that may be chosen, in items; a multiple of each is a cluster.
+pub const GROUP_SIZES: [usize; 4] = [16, 32, 64, 128];
+
+/// The size where none was chosen.
+pub const USUAL_GROUP: usize = 64;
 
 /// An error of a device or its driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +64,8 @@ pub struct Listed {
     pub gpu: bool,
     /// Compute units.
     pub units: u32,
+    /// Most items of a work group.
+    pub group: u64,
     /// Divisions and square roots of f32 can be rounded correctly.
     pub divides: bool,
     /// Names of its extensions.

@@ -3,8 +3,8 @@
 use crate::buffers::{Bytes, Memory, begin, read, write};
 use crate::handles::{Arg, Context, Found, Kernel, Queue};
 use crate::library::Code;
-use crate::work::{INVALID, ITEMS, SOURCE, TILE, Underway, driver, with_tile};
-use crate::{Block, Error, HostBytes, MatrixSpec};
+use crate::work::{INVALID, SOURCE, TILE, Underway, driver, with_tile};
+use crate::{Block, Error, HostBytes, MatrixSpec, USUAL_GROUP};
 
 /// A matrix, and the kernel of its format.
 struct Matrix {
@@ -22,12 +22,20 @@ struct Room {
     answer: Vec<f32>,
 }
 
+/// The kernel for matrices of a format and width.
+struct Of {
+    spec: MatrixSpec,
+    kernel: Kernel,
+    /// Items of its work groups.
+    group: usize,
+}
+
 /// Everything for products.
 #[derive(Default)]
 pub(super) struct Products {
     // Buffers first: their host memory outlives them.
     matrices: Vec<Option<Matrix>>,
-    kernels: Vec<(MatrixSpec, Kernel)>,
+    kernels: Vec<Of>,
     room: Option<Room>,
 }
 
@@ -91,7 +99,7 @@ impl Products {
 
     /// The number of the kernel for matrices of a format.
     pub fn kernel(&mut self, at: &Place<'_>, spec: &MatrixSpec) -> Result<usize, Error> {
-        let same = |(of, _): &(MatrixSpec, Kernel)| of.options == spec.options;
+        let same = |of: &Of| of.spec.options == spec.options;
         if let Some(known) = self.kernels.iter().position(same) {
             return Ok(known);
         }
@@ -99,8 +107,20 @@ impl Products {
             .build(at.context, SOURCE, &with_tile(&spec.options))
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
         let kernel = driver("make kernels", program.kernel("row_products"))?;
-        self.kernels.push((spec.clone(), kernel));
+        self.kernels.push(Of {
+            spec: spec.clone(),
+            kernel,
+            group: USUAL_GROUP,
+        });
         Ok(self.kernels.len() - 1)
+    }
+
+    /// Sets the items of work groups for a matrix and those like it.
+    pub fn set_group(&mut self, matrix: usize, group: usize) {
+        let of = self.matrices.get(matrix).and_then(Option::as_ref);
+        if let Some(of) = of.and_then(|of| self.kernels.get_mut(of.kernel)) {
+            of.group = group;
+        }
     }
 
     /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
@@ -146,7 +166,11 @@ impl Products {
         for block in blocks {
             let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
             let matrix = matrix.ok_or(INVALID)?;
-            let (spec, kernel) = &mut kernels[matrix.kernel];
+            let Of {
+                spec,
+                kernel,
+                group,
+            } = &mut kernels[matrix.kernel];
             let rows = block.rows.len();
             matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
             if x.len() != spec.token_bytes * tokens {
@@ -163,8 +187,8 @@ impl Products {
                 Arg::Int(tokens as i32),
             ];
             let sizes: [&[usize]; 2] = [
-                &[rows.next_multiple_of(ITEMS), tokens.div_ceil(TILE)],
-                &[ITEMS, 1],
+                &[rows.next_multiple_of(*group), tokens.div_ceil(TILE)],
+                &[*group, 1],
             ];
             // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix,
             // tokens within the input and results within their buffer, as was just checked.

@@ -7,10 +7,6 @@ use crate::library::Code;
 /// The kernels.
 pub(super) const SOURCE: &str = include_str!("kernels.cl");
 
-/// Items of a work group, half a cluster: always the same, because some drivers compile kernels anew
-/// for each size.
-pub(super) const ITEMS: usize = 64;
-
 /// Most tokens of an item, which share the reading of a row.
 pub(super) const TILE: usize = 4;
 

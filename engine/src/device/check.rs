@@ -1,19 +1,33 @@
 //! The check of a device against the CPU, with the kernels that the model will run.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
 use serde::{Deserialize, Serialize};
 
-use super::{CpuDevice, Dense, DenseShape, DeviceError, Facts, NeuronRows, Part, Room, Work};
+use super::products::{Sample, Samples};
+use super::{
+    CpuDevice, Dense, DenseShape, DeviceError, Facts, Groups, NeuronRows, Part, Room, Work,
+};
 use crate::store::regions::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
 const CLUSTERS: usize = 8;
-/// Most rows of its passes.
+/// Most rows of its comparisons.
 const ROWS: usize = 3;
 const NEURONS: usize = CLUSTERS * CLUSTER - 51;
+
+/// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
+pub const WIDTHS: [usize; 3] = [8, 32, 64];
+const OF_WIDE: usize = 4;
+
+/// Runs of which the fastest counts: with one row, and with more.
+const RUNS: [usize; 2] = [5, 2];
+
+/// How much faster other work groups must be: less is chance.
+pub(super) const FASTER: f64 = 0.97;
 
 /// Largest deviation of a class of numerics of its own, as a share of the largest sum.
 const TOLERANCE: f32 = 1e-4;
@@ -25,13 +39,31 @@ pub struct Verdict {
     pub same_bits: bool,
     /// Largest deviation, as a share of the largest sum.
     pub worst: f32,
+    /// The sizes of work groups with which it was fastest.
+    pub groups: Groups,
     /// How long it takes for one row.
     pub speed: Speed,
+    /// The same for [`WIDTHS`] rows.
+    pub wide: [Speed; WIDTHS.len()],
     /// How long one thread of the CPU takes.
     pub cpu: Speed,
 }
 
-/// Time of a piece of work of one row: `launch + neurons · neuron`.
+impl Verdict {
+    /// The device's times by the number of rows, for neurons as rows of one column.
+    pub(crate) fn times(&self) -> Samples {
+        let one = std::iter::once((1, self.speed));
+        let all = one.chain(WIDTHS.into_iter().zip(self.wide));
+        let samples = all.map(|(n, speed)| Sample {
+            n,
+            launch: speed.launch,
+            weight: speed.neuron,
+        });
+        Samples(samples.collect())
+    }
+}
+
+/// Time of a piece of work of some rows: `launch + neurons · neuron`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Seconds that any piece of work takes.
@@ -41,13 +73,13 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// By the times of all of the check's neurons and of its first cluster.
-    fn of(all: f64, first: f64) -> Self {
-        let slope = (all - first) / (NEURONS - CLUSTER) as f64;
+    /// By the times of so many of the check's neurons and of its first cluster.
+    fn of(neurons: usize, all: f64, first: f64) -> Self {
+        let slope = (all - first) / (neurons - CLUSTER) as f64;
         // Where one cluster is no faster, launching is all that was measured.
-        let neuron = slope.clamp(all / NEURONS as f64 * 0.01, all / NEURONS as f64);
+        let neuron = slope.clamp(all / neurons as f64 * 0.01, all / neurons as f64);
         Self {
-            launch: all - NEURONS as f64 * neuron,
+            launch: all - neurons as f64 * neuron,
             neuron,
         }
     }
@@ -141,9 +173,9 @@ impl<'d> Both<'d> {
         reference.prepare(shape)?;
         device.prepare(shape)?;
         device.make_room(&Room {
-            rows: ROWS,
+            rows: WIDTHS[WIDTHS.len() - 1],
             clusters: CLUSTERS,
-            pairs: ROWS * CLUSTERS,
+            pairs: OF_WIDE * WIDTHS[WIDTHS.len() - 1],
         })?;
         let neurons = Neurons::new(shape);
         let parts = [neurons.upload(&mut reference)?, neurons.upload(device)?];
@@ -163,24 +195,92 @@ impl<'d> Both<'d> {
         Ok((worst, expected.fired == found.fired))
     }
 
-    /// Seconds of the device and of a thread of the CPU for the first clusters and one row.
-    fn timed(&mut self, clusters: usize) -> Result<[f64; 2], DeviceError> {
-        let x = vec![0.5; self.shape.d];
+    /// The device's speed for `rows` rows, by its first `most` clusters, and that of a thread of the CPU.
+    fn speeds(&mut self, rows: usize, most: usize) -> Result<[Speed; 2], DeviceError> {
+        let neurons = (most * CLUSTER).min(NEURONS);
+        let [all, first] = [self.timed(rows, most)?, self.timed(rows, 1)?];
+        Ok([0, 1].map(|i| Speed::of(neurons, all[i], first[i])))
+    }
+
+    /// Seconds of the device and of a thread of the CPU for the first clusters and `rows` rows.
+    fn timed(&mut self, rows: usize, clusters: usize) -> Result<[f64; 2], DeviceError> {
+        let timing = Timing::new(self.shape.d, rows, clusters);
+        let works = [timing.of(self.parts[1]), timing.of(self.parts[0])];
+        fastest(self.device, &mut self.reference, &works, &self.shape)
+    }
+
+    /// The sizes of work groups with which the device is fastest, one kernel after the other; it has them
+    /// then. What its driver refuses is none.
+    fn tuned(&mut self) -> Result<Groups, DeviceError> {
+        let sizes = self.device.group_sizes();
+        let mut best = Groups::USUAL;
+        if sizes.is_empty() {
+            return Ok(best);
+        }
+        let mut least = self.with_groups(best)?;
+        let kernels: [fn(Groups, usize) -> Groups; 2] = [
+            |of, hidden| Groups { hidden, ..of },
+            |of, sums| Groups { sums, ..of },
+        ];
+        for of in kernels {
+            let tried: Vec<Groups> = sizes.iter().map(|&size| of(best, size)).collect();
+            for groups in tried {
+                match self.with_groups(groups) {
+                    Ok(took) if took < least * FASTER => (best, least) = (groups, took),
+                    _ => {}
+                }
+            }
+        }
+        self.device.set_groups(best)?;
+        Ok(best)
+    }
+
+    /// Seconds with such work groups, for one row and for several.
+    fn with_groups(&mut self, groups: Groups) -> Result<f64, DeviceError> {
+        self.device.set_groups(groups)?;
+        let mut all = 0.0;
+        for (rows, clusters) in [(1, CLUSTERS), (WIDTHS[0], OF_WIDE)] {
+            let timing = Timing::new(self.shape.d, rows, clusters);
+            let mut best = f64::INFINITY;
+            for _ in 0..RUNS[0] {
+                best = best.min(alone(self.device, &timing.of(self.parts[1]), &self.shape)?);
+            }
+            all += best;
+        }
+        Ok(all)
+    }
+}
+
+/// Work of which the time is taken.
+struct Timing {
+    x: Vec<f32>,
+    quantized: Activations,
+    clusters: Range<usize>,
+}
+
+impl Timing {
+    fn new(d: usize, rows: usize, clusters: usize) -> Self {
+        let x = vec![0.5; rows * d];
         let mut quantized = Activations::default();
-        Cpu::detect().quantize_activations(&x, 1, &mut quantized);
-        let clusters = 0..clusters;
-        let of = |part| Work {
+        Cpu::detect().quantize_activations(&x, rows, &mut quantized);
+        Self {
+            x,
+            quantized,
+            clusters: 0..clusters,
+        }
+    }
+
+    fn of(&self, part: Part) -> Work<'_> {
+        Work {
             part,
-            clusters: &clusters,
-            x: &x,
-            quantized: quantized.all(),
+            clusters: &self.clusters,
+            x: &self.x,
+            quantized: self.quantized.all(),
             mask: None,
             cut: 0.0,
             gate_bias: &[],
             up_bias: &[],
-        };
-        let works = [of(self.parts[1]), of(self.parts[0])];
-        fastest(self.device, &mut self.reference, &works, &self.shape)
+        }
     }
 }
 
@@ -190,18 +290,28 @@ impl<'d> Both<'d> {
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
 pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let verdict = compared(device, shape)?;
+    let verdict = compared(device, shape, false)?;
     accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
-/// [`check`] that refuses nothing: where the sums are wrong there are no times.
-pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+/// [`check`] that refuses nothing: where the sums are wrong there are no times. With `tunes` the sizes of work
+/// groups are tried first.
+pub(super) fn compared(
+    device: &mut dyn Dense,
+    shape: &DenseShape,
+    tunes: bool,
+) -> Result<Verdict, DeviceError> {
     let mut both = Both::new(device, shape)?;
     let mut verdict = Verdict {
         same_bits: true,
         worst: 0.0,
+        groups: match tunes {
+            true => both.tuned()?,
+            false => Groups::USUAL,
+        },
         speed: Speed::default(),
+        wide: [Speed::default(); WIDTHS.len()],
         cpu: Speed::default(),
     };
     for case in [
@@ -219,9 +329,10 @@ pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Ver
             return Ok(verdict);
         }
     }
-    let [all, first] = [both.timed(CLUSTERS)?, both.timed(1)?];
-    verdict.speed = Speed::of(all[0], first[0]);
-    verdict.cpu = Speed::of(all[1], first[1]);
+    [verdict.speed, verdict.cpu] = both.speeds(1, CLUSTERS)?;
+    for (speed, rows) in verdict.wide.iter_mut().zip(WIDTHS) {
+        [*speed, _] = both.speeds(rows, OF_WIDE)?;
+    }
     device.clear();
     Ok(verdict)
 }
@@ -236,6 +347,7 @@ pub(super) fn agrees(
     verdict: &Verdict,
 ) -> Result<bool, DeviceError> {
     let mut both = Both::new(device, shape)?;
+    both.device.set_groups(verdict.groups)?;
     let (worst, fired) = both.compare(Case::new(ROWS, 1.0).masked().biased())?;
     device.clear();
     let same = worst == 0.0 && fired;
@@ -322,6 +434,18 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
     Ok(Answer { sums, fired })
 }
 
+/// Seconds of the device for some work.
+fn alone(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<f64, DeviceError> {
+    let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
+    let start = Moment::now();
+    let ticket = device.submit(work)?;
+    let took = match device.take(ticket, &mut sums)?.took {
+        Duration::ZERO => start.elapsed(),
+        took => took,
+    };
+    Ok(took.as_secs_f64())
+}
+
 /// Seconds of the device and of a thread of the CPU, both at work at once, as they will be: the fastest of
 /// some runs each.
 fn fastest(
@@ -332,7 +456,8 @@ fn fastest(
 ) -> Result<[f64; 2], DeviceError> {
     let mut best = [f64::INFINITY; 2];
     let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
-    for _ in 0..5 {
+    let runs = RUNS[usize::from(work.rows() > 1)];
+    for _ in 0..runs {
         let start = Moment::now();
         let ticket = device.submit(work)?;
         let submitted = Moment::now();

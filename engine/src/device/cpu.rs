@@ -11,8 +11,8 @@ use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::clock::Moment;
 
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, Input, NeuronRows, Part, ProductRoom, Room,
-    SharedMatrix, Taken, Ticket, Work,
+    Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
+    Room, SharedMatrix, Taken, Ticket, Work,
 };
 use crate::ffn::{Gating, of_up};
 use crate::store::regions::CLUSTER;
@@ -20,11 +20,17 @@ use crate::store::regions::CLUSTER;
 /// Bytes of the thread's stack.
 const STACK: usize = 256 << 10;
 
-/// The rows of a part, neuron by neuron.
+/// The rows of a part, matrix by matrix.
 #[derive(Clone)]
 struct Rows {
     shape: DenseShape,
     bytes: Vec<u8>,
+}
+
+impl AsRef<[u8]> for Rows {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Rows {
@@ -32,7 +38,7 @@ impl Rows {
     fn row(&self, i: usize, matrix: usize) -> Row<'_> {
         let (dtype, d) = (self.shape.dtype, self.shape.d);
         let len = dtype.row_bytes(d);
-        let at = (i * self.shape.matrices() + matrix) * len;
+        let at = (matrix * self.neurons() + i) * len;
         Row::inline(dtype, d, &self.bytes[at..at + len])
     }
 
@@ -163,14 +169,22 @@ impl Dense for CpuDevice {
     ) -> Result<(), DeviceError> {
         let missing = self.failed("has no such part");
         let rows = Arc::make_mut(self.parts.get_mut(part.0).ok_or(missing)?);
-        let mut at = first * rows.shape.neuron_bytes() as usize;
-        for row in neurons.flat_map(NeuronRows::matrices) {
-            for piece in [row.quants(), row.scales()] {
-                rows.bytes[at..at + piece.len()].copy_from_slice(piece);
-                at += piece.len();
+        let (all, len) = (rows.neurons(), rows.shape.dtype.row_bytes(rows.shape.d));
+        for (i, neuron) in (first..).zip(neurons) {
+            for (matrix, row) in neuron.matrices().enumerate() {
+                let to = &mut rows.bytes[(matrix * all + i) * len..][..len];
+                let (quants, scales) = to.split_at_mut(row.quants().len());
+                quants.copy_from_slice(row.quants());
+                scales.copy_from_slice(row.scales());
             }
         }
         Ok(())
+    }
+
+    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        let part = self.parts.get(part.0).cloned();
+        let part = part.ok_or_else(|| self.failed("has no such part"))?;
+        Ok(Some(part))
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {

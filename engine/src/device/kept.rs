@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{self, wrong};
 use super::products::Samples;
-use super::{DenseShape, DeviceError, Facts, Lease, Verdict};
+use super::{DenseShape, DeviceError, Facts, GROUP_SIZES, Lease, Verdict};
 
 /// Version of the file's form; others are ignored.
 const VERSION: u32 = 1;
@@ -38,6 +38,8 @@ pub enum Found {
 pub struct Times {
     /// Every bit is the CPU's; otherwise the device gets no products and has no times.
     pub same_bits: bool,
+    /// Items of the device's work groups.
+    pub group: usize,
     /// The CPU's.
     pub(crate) cpu: Samples,
     /// The device's.
@@ -121,6 +123,7 @@ impl Found {
     /// Whether such numbers can be.
     fn is_sound(&self) -> bool {
         let time = |t: f64| t.is_finite() && t >= 0.0;
+        let group = |n: &usize| GROUP_SIZES.contains(n);
         let samples = |s: &Samples| {
             let ascends = s.0.windows(2).all(|two| two[0].n < two[1].n);
             let each = |s: &super::products::Sample| {
@@ -132,10 +135,13 @@ impl Found {
             Self::Wrong(_) => true,
             Self::Sums(v) => {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
-                v.worst.is_finite() && speed(v.speed) && speed(v.cpu)
+                let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
+                let groups = [v.groups.hidden, v.groups.sums].iter().all(group);
+                groups && v.worst.is_finite() && all.all(speed)
             }
             Self::Products(times) => {
-                !times.same_bits || samples(&times.cpu) && samples(&times.device)
+                let sound = || samples(&times.cpu) && samples(&times.device);
+                group(&times.group) && (!times.same_bits || sound())
             }
         }
     }
@@ -254,7 +260,7 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
             "is not what it was: checked anew"
         );
     }
-    let verdict = check::compared(device.as_mut(), shape)?;
+    let verdict = check::compared(device.as_mut(), shape, true)?;
     let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
@@ -320,7 +326,9 @@ mod tests {
         Verdict {
             same_bits: true,
             worst: 0.0,
+            groups: super::super::Groups::USUAL,
             speed,
+            wide: [speed; check::WIDTHS.len()],
             cpu: speed,
         }
     }
@@ -367,7 +375,8 @@ mod tests {
             ("0.001", "-1.0"),
             ("1e-6", "0"),
             ("\"version\": 1", "\"version\": 2"),
-            ("\"sums\"", "\"other\""),
+            ("\"sums\": {", "\"other\": {"),
+            ("\"hidden\": 64", "\"hidden\": 65"),
         ] {
             let changed = text.replace(from, to);
             assert!(changed != text, "{from} in {text}");

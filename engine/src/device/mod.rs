@@ -22,6 +22,7 @@ pub(crate) mod share;
 mod sim;
 #[cfg(test)]
 mod tests;
+mod widths;
 
 use std::fmt;
 use std::ops::Range;
@@ -32,6 +33,8 @@ use std::time::Duration;
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
 pub use emberflow_opencl::{Block, HostBytes};
+pub(crate) use emberflow_opencl::{GROUP_SIZES, USUAL_GROUP};
+use serde::{Deserialize, Serialize};
 
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
@@ -41,6 +44,7 @@ pub(crate) use self::kept::OfProducts;
 pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub use self::sim::{SimDevice, Simulated};
+pub use self::widths::{Width, Widths};
 pub use crate::input::Input;
 use crate::store::regions::CLUSTER;
 
@@ -167,6 +171,23 @@ impl<'a> NeuronRows<'a> {
     }
 }
 
+/// Items of the work groups of the two kernels of an FFN, where a device has such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Groups {
+    /// Of hidden values: an item has a neuron.
+    pub hidden: usize,
+    /// Of sums: an item has an element of a cluster's.
+    pub sums: usize,
+}
+
+impl Groups {
+    /// Those of a device that has no choice, or was not tried.
+    pub const USUAL: Self = Self {
+        hidden: USUAL_GROUP,
+        sums: USUAL_GROUP,
+    };
+}
+
 /// Neurons of a bank on a device, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part(pub(crate) usize);
@@ -223,6 +244,27 @@ pub trait Dense: Send {
     /// The driver's, or an FFN that it does not know.
     fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError>;
 
+    /// Sizes of work groups to choose from; none where there is no choice.
+    fn group_sizes(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Sets the sizes of work groups. [`Dense::prepare`] sets [`Groups::USUAL`]. No result depends on them.
+    ///
+    /// # Errors
+    /// The driver's, or other sizes.
+    fn set_groups(&mut self, _groups: Groups) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// The same for products of a matrix, and of those of its format and width.
+    ///
+    /// # Errors
+    /// As [`Dense::set_groups`].
+    fn set_product_group(&mut self, _matrix: usize, _group: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Makes buffers for pieces of work up to `room`.
     ///
     /// # Errors
@@ -248,6 +290,15 @@ pub trait Dense: Send {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError>;
+
+    /// The bytes of a part, which the host may read beside the device, where both have the same memory: the
+    /// rows matrix by matrix, each with its scales behind it. Nothing is uploaded to it from here on.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn host_bytes(&mut self, _part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        Ok(None)
+    }
 
     /// Begins to compute. One piece of work is under way at a time.
     ///

@@ -8,8 +8,8 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, Input, NeuronRows, Part, ProductRoom, Room,
-    SharedMatrix, Taken, Ticket, Work, token_bytes,
+    Block, Dense, DenseShape, DeviceError, Facts, Groups, HostBytes, Input, NeuronRows, Part,
+    ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
 };
 use crate::store::regions::CLUSTER;
 
@@ -169,6 +169,20 @@ impl Dense for OpenCl {
         prepared.map_err(|e| self.failed(e))
     }
 
+    fn group_sizes(&self) -> Vec<usize> {
+        self.device.group_sizes().collect()
+    }
+
+    fn set_groups(&mut self, groups: Groups) -> Result<(), DeviceError> {
+        let set = self.device.set_groups([groups.hidden, groups.sums]);
+        set.map_err(|e| self.failed(e))
+    }
+
+    fn set_product_group(&mut self, matrix: usize, group: usize) -> Result<(), DeviceError> {
+        let set = self.device.set_product_group(matrix, group);
+        set.map_err(|e| self.failed(e))
+    }
+
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
         let room = cl::Room {
             rows: room.rows,
@@ -205,24 +219,26 @@ impl Dense for OpenCl {
             neurons: all,
         } = *self.bank(part)?;
         // Matrix by matrix, as the kernels have it.
-        let mut pieces = vec![[Vec::new(), Vec::new()]; shape.matrices()];
+        let mut pieces = vec![Vec::new(); shape.matrices()];
         for neuron in neurons {
             for (piece, row) in pieces.iter_mut().zip(neuron.matrices()) {
-                piece[0].extend_from_slice(row.quants());
-                piece[1].extend_from_slice(row.scales());
+                piece.extend_from_slice(row.quants());
+                piece.extend_from_slice(row.scales());
             }
         }
-        let (dtype, d) = (shape.dtype, shape.d);
-        let (quants, scales) = (dtype.quants_bytes(d), dtype.scales_bytes(d));
+        let row = shape.dtype.row_bytes(shape.d);
         for (matrix, piece) in pieces.iter().enumerate() {
-            let row = matrix * all + first;
-            let at = [row * quants, all * shape.matrices() * quants + row * scales];
-            for (at, bytes) in at.into_iter().zip(piece) {
-                let written = self.device.write(buffer, at, bytes);
-                written.map_err(|e| self.failed(e))?;
-            }
+            let at = (matrix * all + first) * row;
+            let written = self.device.write(buffer, at, piece);
+            written.map_err(|e| self.failed(e))?;
         }
         Ok(())
+    }
+
+    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        let buffer = self.bank(part)?.buffer;
+        let bytes = self.device.host_bytes(buffer);
+        bytes.map_err(|e| self.failed(e))
     }
 
     fn prepare_products(&mut self, dtype: DType, cols: usize) -> Result<(), DeviceError> {

@@ -17,8 +17,8 @@ use emberflow_storage::clock::{self, Moment};
 
 use super::cpu::put;
 use super::{
-    Block, CpuDevice, Dense, DenseShape, DeviceError, Facts, Input, NeuronRows, Part, ProductRoom,
-    Room, SharedMatrix, Taken, Ticket, Work,
+    Block, CpuDevice, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part,
+    ProductRoom, Room, SharedMatrix, Taken, Ticket, Work,
 };
 use crate::split::snapdragon::{GPU, MEMORY, MEMORY_OF_CPU, NPU, SYNC};
 use crate::split::{Curve, Measured, Product};
@@ -191,6 +191,10 @@ impl Dense for SimDevice {
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError> {
         self.cpu.upload(part, first, neurons)
+    }
+
+    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        self.cpu.host_bytes(part)
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {

@@ -21,6 +21,9 @@ pub struct DeviceReport {
     pub clusters: u64,
     /// Their share of the FFN, 0 to 1.
     pub ffn_share: f64,
+    /// The share of the FFN that it computes, by the rows of a pass: one text's next token, those of all
+    /// texts at once, a chunk of a prompt. The processor computes the rest of what it holds.
+    pub computed: Vec<Computed>,
     /// Bytes of these.
     pub bytes: u64,
     /// Class of its numerics: `cpu` where its sums have the CPU's bits, else the device and driver.
@@ -50,6 +53,15 @@ pub struct DeviceReport {
     pub lost: Option<String>,
 }
 
+/// What a device computes in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Computed {
+    /// Rows of the pass.
+    pub rows: usize,
+    /// Share of the FFN, 0 to 1.
+    pub ffn_share: f64,
+}
+
 impl Engine {
     /// The device, and what it has done since the engine was opened; `None` without one.
     pub fn device(&self) -> Option<DeviceReport> {
@@ -67,13 +79,21 @@ impl DeviceReport {
         let (gates_share, gates_waited) = store.gates_on_device();
         let neuron = (needs.gate_len + needs.rest_len) as f64;
         let rate = |speed: Speed| neuron / speed.neuron / 1e9;
+        let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
+        let mut rows = vec![1, engine.options().batch, engine.chunk()];
+        rows.dedup();
+        let computed = rows.into_iter().map(|rows| Computed {
+            rows,
+            ffn_share: share(store.computed_on_device(rows)),
+        });
         Self {
             name: facts.name.clone(),
             driver: facts.driver.clone(),
             simulated: facts.simulated,
             unified: facts.unified,
             clusters,
-            ffn_share: clusters as f64 / needs.clusters.max(1) as f64,
+            ffn_share: share(clusters),
+            computed: computed.collect(),
             bytes: clusters * needs.cluster * (needs.gate_len + needs.rest_len),
             numerics: match verdict.same_bits {
                 true => "cpu".into(),
@@ -102,6 +122,13 @@ impl DeviceReport {
         }
     }
 
+    /// What it computes by the rows of a pass.
+    fn computed_in_words(&self) -> String {
+        let of = |c: &Computed| format!("{:.0} % for {}", 100.0 * c.ffn_share, c.rows);
+        let all: Vec<String> = self.computed.iter().map(of).collect();
+        format!("{} rows", all.join(", "))
+    }
+
     /// A line for people.
     pub(super) fn summary(&self) -> String {
         let numerics = match self.numerics.as_str() {
@@ -112,10 +139,11 @@ impl DeviceReport {
             (Some(why), _) => format!("given up: {why}"),
             (None, Some(why)) => format!("holds no neurons: {why}"),
             (None, None) => format!(
-                "holds {:.0} % of the FFN ({:.1} MiB{})",
+                "holds {:.0} % of the FFN ({:.1} MiB{}), computes {}",
                 100.0 * self.ffn_share,
                 self.bytes as f64 / f64::from(1 << 20),
                 if self.unified { " of the budget" } else { "" },
+                self.computed_in_words(),
             ),
         };
         let products = match self.no_products {

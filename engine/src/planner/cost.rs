@@ -15,7 +15,7 @@
 use emberflow_kernels::DType;
 
 use super::firing::Absent;
-use super::pass::{Beside, Forecast, Limit, Pass};
+use super::pass::{Forecast, Limit, Pass};
 use super::rates::ThreadRates;
 use super::reads::{Reads, SPREAD};
 use crate::ffn::GATE_PIECES;
@@ -27,6 +27,15 @@ use crate::store::regions::CLUSTER;
 struct Rows {
     rows: f64,
     bytes: f64,
+}
+
+/// A layer of a pass.
+#[derive(Clone, Copy)]
+pub struct InMemory {
+    /// Its number.
+    pub layer: usize,
+    /// Rows of the pass.
+    pub rows: usize,
 }
 
 /// Mode of a pass.
@@ -89,11 +98,7 @@ impl Pass<'_> {
         for layer in 0..s.layers {
             let first = hot.get(layer).copied().unwrap_or_default();
             let mode = self.mode(plan, layer, tokens, positions);
-            // By the CPU: the others are on a device.
-            let fires = match s.dense {
-                true => self.neurons(),
-                false => self.firing.fires(layer, self.beside.neurons, tokens),
-            };
+            let fires = self.fires(layer, tokens);
             let reads = match () {
                 () if first >= s.neurons => Reads::default(),
                 () if mode.streams => self.scan(first),
@@ -143,6 +148,21 @@ impl Pass<'_> {
             streams: scan && (dense || !self.two_phases),
             foresees: self.foresees && predicts && bundles && tokens == 1,
             set: self.working_set(),
+        }
+    }
+
+    /// Nanoseconds of a layer's FFN of which nothing is read.
+    pub fn in_memory(&self, plan: &MemoryPlan, of: InMemory) -> f64 {
+        let mode = self.mode(plan, of.layer, of.rows, 0);
+        let fires = self.fires(of.layer, of.rows);
+        self.ffn(&Reads::default(), fires, mode).work
+    }
+
+    /// Neurons of a layer that the CPU computes for some row: the others are on a device.
+    fn fires(&self, layer: usize, tokens: usize) -> f64 {
+        match self.shape.dense {
+            true => self.neurons(),
+            false => self.firing.fires(layer, self.beside.neurons, tokens),
         }
     }
 
@@ -217,7 +237,7 @@ impl Pass<'_> {
         let naming = (beside / threads).max(beside - gates);
         let own = gates + sums + naming + arriving + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        let work = (own + taken).max(self.on_device(tokens));
+        let work = (own + taken).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Whole clusters bring their Gate rows along.
         let late = sums + arriving + if streams { gates } else { 0.0 };
@@ -234,19 +254,6 @@ impl Pass<'_> {
     /// Neurons of a layer that the CPU computes.
     fn neurons(&self) -> f64 {
         self.shape.neurons.saturating_sub(self.beside.neurons) as f64
-    }
-
-    /// Nanoseconds that a device takes for its neurons of a layer.
-    fn on_device(&self, tokens: f64) -> f64 {
-        let Beside {
-            neurons,
-            launch_ns,
-            token_ns,
-        } = self.beside;
-        match neurons {
-            0 => 0.0,
-            _ => launch_ns + tokens * token_ns,
-        }
     }
 
     /// Nanoseconds that the I/O thread takes from compute threads, which run for `own` nanoseconds

@@ -2,6 +2,7 @@
 //! joins or leaves and whenever the budget changes.
 
 use super::facts::{Planner, Scratched};
+use crate::device::Widths;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
 use crate::store::regions::{CLUSTER, HOT, prefixes};
@@ -37,6 +38,15 @@ pub struct Division {
     pub chunk: usize,
     /// Number of sequences.
     pub batch: usize,
+    /// How much a device computes of what it holds.
+    pub widths: Widths,
+}
+
+/// A division beside others, and what it is expected to give.
+struct Candidate {
+    decode: f64,
+    prompt: f64,
+    division: Division,
 }
 
 impl Planner {
@@ -53,11 +63,16 @@ impl Planner {
     }
 
     /// Gives the device the hottest clusters: as many as were asked for, or those with the highest expected
-    /// speed. Candidates are all the same number of clusters apart; and where it and the CPU would end at
-    /// the same time if nothing but hot neurons counted, by the solver of [`split`](crate::split).
+    /// speed of decoding, and among these of prompts. Candidates are all the same number of clusters apart;
+    /// and where it and the CPU would end at the same time if nothing but hot neurons counted, by the solver
+    /// of [`split`](crate::split).
     fn with_device(&self, budget: u64, division: Division) -> Division {
         let Some(tier) = &self.tier else {
             return division;
+        };
+        let division = Division {
+            widths: self.widths(&division, self.threads),
+            ..division
         };
         let all = division.needs.clusters;
         let room = (tier.memory / tier.cluster_len.max(1)).min(all);
@@ -71,9 +86,11 @@ impl Planner {
                 ..division.needs
             };
             let divided = self.divided(budget, needs, division.chunk, division.batch);
-            divided
-                .ok()
-                .filter(|d| d.memory.gate_banks == division.memory.gate_banks)
+            let same = |d: &Division| d.memory.gate_banks == division.memory.gate_banks;
+            divided.ok().filter(same).map(|divided| Division {
+                widths: division.widths.clone(),
+                ..divided
+            })
         };
         if tier.asked {
             let mut fewer = std::iter::successors(Some(room), |&n| Some(n * 3 / 4));
@@ -91,20 +108,34 @@ impl Planner {
         };
         let balanced = tier.balanced(hot.min(room), computed, self.shape.layers);
         let apart = (1..=CANDIDATES).map(|i| room * i / CANDIDATES);
-        let mut best = (self.speed(&division) * WORTH_IT, division.clone());
-        for clusters in apart
-            .chain([balanced])
-            .filter(|&n| n >= self.shape.layers as u64)
-        {
-            let Some(divided) = with(clusters) else {
-                continue;
-            };
-            let speed = self.speed(&divided);
-            if speed > best.0 {
-                best = (speed, divided);
-            }
-        }
-        best.1
+        let enough = |&n: &u64| n >= self.shape.layers as u64;
+        let candidates = apart.chain([balanced]).filter(enough).filter_map(with);
+        self.best_of(division.clone(), candidates)
+    }
+
+    /// Of the candidates that are worth it the one with the fastest prompts among those that decode fastest;
+    /// else `plain`.
+    fn best_of(&self, plain: Division, others: impl Iterator<Item = Division>) -> Division {
+        let of = |division: Division| Candidate {
+            decode: self.speed(&division, division.batch.max(1)),
+            prompt: self.speed(&division, division.chunk.max(2)),
+            division,
+        };
+        let plain = of(plain);
+        let pays = |one: &Candidate| {
+            let prompts = one.prompt > WORTH_IT * plain.prompt;
+            one.decode > WORTH_IT * plain.decode || prompts && WORTH_IT * one.decode >= plain.decode
+        };
+        let worth_it: Vec<Candidate> = others.map(of).filter(pays).collect();
+        let fastest = worth_it.iter().map(|one| one.decode).fold(0.0, f64::max);
+        let near = worth_it
+            .into_iter()
+            .filter(|one| WORTH_IT * one.decode >= fastest);
+        let better = |a: Candidate, b: Candidate| match b.prompt > a.prompt {
+            true => b,
+            false => a,
+        };
+        near.reduce(better).unwrap_or(plain).division
     }
 
     /// Bytes of a device's memory that a division leaves for matrices that the host has too. Where it is the
@@ -141,7 +172,11 @@ impl Planner {
                 gate_banks: way.gate_banks,
                 ..settled.needs
             };
-            self.divided(budget, needs, settled.chunk, batch)
+            let divided = self.divided(budget, needs, settled.chunk, batch)?;
+            Ok(Division {
+                widths: settled.widths.clone(),
+                ..divided
+            })
         };
         match budget == settled.memory.budget() {
             true => again(&settled.needs),
@@ -185,7 +220,7 @@ impl Planner {
         let mut consider = |way: &Needs| {
             match divide(way) {
                 Ok(division) => {
-                    let speed = self.speed(&division);
+                    let speed = self.speed(&division, 1);
                     if best.as_ref().is_none_or(|(other, _)| speed > *other) {
                         best = Some((speed, division));
                     }
@@ -264,6 +299,7 @@ impl Planner {
             needs,
             chunk,
             batch,
+            widths: Widths::default(),
         })
     }
 

@@ -7,6 +7,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
+use crate::device::products::Samples;
 use crate::error::at_next_start;
 use crate::memory::Needs;
 use crate::split::{Linear, Pair, Product};
@@ -29,7 +30,7 @@ pub(crate) struct Scratched {
 }
 
 /// A device as a tier of memory.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Tier {
     /// Its memory is the machine's.
     pub unified: bool,
@@ -43,6 +44,11 @@ pub(crate) struct Tier {
     pub launch: f64,
     /// See `launch`.
     pub cluster: f64,
+    /// Seconds for so many neurons, as rows of products of one column, by the rows of a pass.
+    pub times: Samples,
+    /// How much of what it holds it computes may follow these times: the CPU reads the rest there, and
+    /// computes the same bits.
+    pub follows: bool,
     /// Seconds that the CPU's threads together take for a cluster all of whose neurons fire.
     pub cpu_cluster: f64,
 }

@@ -9,7 +9,6 @@ use super::firing::Absent;
 use super::pass::{Beside, Forecast, Pass};
 use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
-use crate::store::regions::CLUSTER;
 
 /// Speedup that fewer threads than cores must promise.
 const MIN_SPEEDUP: f64 = 1.2;
@@ -57,12 +56,13 @@ impl Planner {
             .ok_or_else(|| self.no_rates())
     }
 
-    /// Expected tokens per second of `division` with all threads; 0 without rates for them.
-    pub(super) fn speed(&self, division: &Division) -> f64 {
+    /// Expected tokens per second of `division` with all threads, in passes of so many tokens; 0 without rates
+    /// for them.
+    pub(super) fn speed(&self, division: &Division, tokens: usize) -> f64 {
         let outlook = self.outlook(division);
         let pass = self.pass(division, self.threads);
-        let decode = pass.map(|pass| self.expect(&pass, division, &outlook, 1));
-        decode.map_or(0.0, |decode| decode.tokens_per_s)
+        let expected = pass.map(|pass| self.expect(&pass, division, &outlook, tokens));
+        expected.map_or(0.0, |expected| expected.tokens_per_s)
     }
 
     /// Forecasts `division` with `threads` compute threads.
@@ -145,8 +145,8 @@ impl Planner {
         }
     }
 
-    /// A pass with so many threads; `None` without rates for them.
-    fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
+    /// A pass with so many threads and no device; `None` without rates for them.
+    pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
         Some(Pass {
             shape: &self.shape,
             firing: &self.firing,
@@ -158,21 +158,8 @@ impl Planner {
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
             foresees: self.ablation.looks_ahead() && !self.gates_first,
-            beside: self.beside(division),
+            beside: Beside::default(),
         })
-    }
-
-    /// What a device computes of a layer, on average.
-    fn beside(&self, division: &Division) -> Beside {
-        let Some(tier) = &self.tier else {
-            return Beside::default();
-        };
-        let clusters = division.needs.device_clusters as f64 / self.shape.layers.max(1) as f64;
-        Beside {
-            neurons: (clusters * CLUSTER as f64) as usize,
-            launch_ns: 1e9 * tier.launch,
-            token_ns: 1e9 * clusters * tier.cluster,
-        }
     }
 
     /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or the start of
@@ -186,6 +173,8 @@ impl Planner {
     ) -> Forecast {
         let before = if tokens > 1 { 0 } else { self.context / 2 };
         let Outlook { first, absent } = outlook;
+        let beside = self.beside(division, tokens);
+        let pass = Pass { beside, ..*pass };
         pass.forecast(&division.memory, first, absent, tokens, before)
     }
 

@@ -187,6 +187,8 @@ impl Opened<'_> {
             cluster_len: CLUSTER as u64 * self.ffn.of_device().neuron_bytes(),
             launch: verdict.speed.launch,
             cluster: CLUSTER as f64 * verdict.speed.neuron,
+            times: verdict.times(),
+            follows: facts.unified && verdict.same_bits,
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }

@@ -20,6 +20,7 @@ mod reads;
 mod temperature;
 #[cfg(test)]
 mod tests;
+mod widths;
 
 pub use divide::Division;
 pub use facts::Planner;

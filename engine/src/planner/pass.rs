@@ -113,6 +113,7 @@ pub struct Forecast {
 }
 
 /// Inputs of a forecast.
+#[derive(Clone, Copy)]
 pub struct Pass<'a> {
     /// The model.
     pub shape: &'a Shape,
@@ -143,8 +144,6 @@ pub struct Pass<'a> {
 pub struct Beside {
     /// Neurons.
     pub neurons: usize,
-    /// Nanoseconds for a piece of work, and for each token.
-    pub launch_ns: f64,
-    /// See `launch_ns`.
-    pub token_ns: f64,
+    /// Nanoseconds that it takes for them.
+    pub ns: f64,
 }

@@ -22,7 +22,7 @@ const D: usize = 4096;
 const NEURONS: usize = 14336;
 const LAYERS: usize = 32;
 
-fn planner(profile: Profile, firing: Firing) -> Planner {
+pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let q4 = DType::Q4;
     let row = q4.row_bytes(D) as u64;
     let total = (LAYERS * NEURONS) as u64;
@@ -112,7 +112,7 @@ fn shape() -> Shape {
     }
 }
 
-fn sparse() -> Firing {
+pub(super) fn sparse() -> Firing {
     let rates: Vec<f32> = (0..NEURONS)
         .map(|n| 0.5 - 0.48 * n as f32 / NEURONS as f32)
         .collect();
@@ -523,6 +523,7 @@ fn a_device_gets_what_makes_both_end_at_once() {
         launch: 50e-6,
         cluster: 10e-6,
         cpu_cluster: 30e-6,
+        ..Tier::default()
     };
     for (hot, computed) in [(1000, 1.0), (1000, 0.6), (333, 1.0)] {
         let clusters = tier.balanced(hot, computed, 10);
@@ -558,6 +559,7 @@ fn what_a_device_holds_is_in_no_other_region() {
             launch: 0.0,
             cluster: 1e-6,
             cpu_cluster: 1e-6,
+            ..Tier::default()
         });
         let division = p.divide(budget).unwrap();
         let (needs, memory) = (&division.needs, &division.memory);

@@ -170,25 +170,35 @@ impl Pair<'_> {
     /// Both times rise with the rows, so that the best number lies where they meet: found by bisection.
     pub fn rows_of_second(&self, of: Product) -> usize {
         let rows = |rows| Product { rows, ..of };
-        let time = |second: usize| {
-            let theirs = match second {
-                0 => 0.0,
-                _ => self.second.seconds(rows(second)) + self.sync,
-            };
-            theirs.max(self.first.seconds(rows(of.rows - second)))
-        };
-        let (mut low, mut high) = (0, of.rows);
-        // The second ends first with `low` rows, and not with `high + 1`.
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            let theirs = self.second.seconds(rows(middle)) + self.sync;
-            match theirs <= self.first.seconds(rows(of.rows - middle)) {
-                true => low = middle,
-                false => high = middle - 1,
-            }
-        }
-        let candidates = [0, low, (low + 1).min(of.rows)];
-        let faster = |a: &usize, b: &usize| time(*a).total_cmp(&time(*b));
-        candidates.into_iter().min_by(faster).unwrap_or(0)
+        pieces_of_second(
+            of.rows,
+            |theirs| self.first.seconds(rows(of.rows - theirs)),
+            |theirs| self.second.seconds(rows(theirs)) + self.sync,
+        )
     }
+}
+
+/// How many of `all` pieces the second of two processors takes so that both end as early as they can, by the
+/// time of the `first` when the second takes so many, and of the `second`. 0 if it does not pay.
+pub fn pieces_of_second(
+    all: usize,
+    first: impl Fn(usize) -> f64,
+    second: impl Fn(usize) -> f64,
+) -> usize {
+    let time = |theirs: usize| match theirs {
+        0 => first(0),
+        _ => second(theirs).max(first(theirs)),
+    };
+    let (mut low, mut high) = (0, all);
+    // The second ends first with `low` pieces, and not with `high + 1`.
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        match second(middle) <= first(middle) {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    let candidates = [0, low, (low + 1).min(all)];
+    let faster = |a: &usize, b: &usize| time(*a).total_cmp(&time(*b));
+    candidates.into_iter().min_by(faster).unwrap_or(0)
 }

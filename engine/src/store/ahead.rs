@@ -198,7 +198,7 @@ impl NeuronStore {
         priority: Priority,
     ) -> Result<bool, Error> {
         let belongs_hot = self.belongs_hot(bank, cluster);
-        let known = (cluster as usize) < self.on_device(bank)
+        let known = (cluster as usize) < self.held_on_device(bank)
             || self.hot.contains(bank, cluster)
             || self.layer.is_underway(bank, cluster);
         let certain = |rules: Rules| rules.read_ahead(belongs_hot, || self.absent(bank, cluster));

@@ -27,7 +27,7 @@ impl NeuronStore {
                 found.neurons += layout.neurons(bank) as u64;
                 for cluster in 0..layout.clusters(bank) as u32 {
                     let mut neurons = layout.cluster_neurons(bank, cluster);
-                    if (cluster as usize) < self.on_device(bank) {
+                    if (cluster as usize) < self.held_on_device(bank) {
                         found.device += neurons.len() as u64;
                     } else if self.hot.contains(bank, cluster) {
                         found.hot += neurons.len() as u64;

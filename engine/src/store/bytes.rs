@@ -32,6 +32,8 @@ enum Place<'a> {
     Nowhere,
     /// A slot of the hot region.
     Hot(&'a [u8]),
+    /// A device's part of the bank, of so many neurons: rows matrix by matrix.
+    Shared(&'a [u8], usize),
     /// A stream buffer, laid out as on flash, from the first bundle on.
     Stream {
         bundles: &'a [u8],
@@ -82,6 +84,9 @@ impl<'a> ClusterBytes<'a> {
                     scales,
                 });
             }
+            Place::Shared(part, neurons) => {
+                return Some(self.of_part(part, neurons, neuron as usize, scales));
+            }
             Place::Stream { bundles, unchecked } => {
                 let at = neuron as usize % CLUSTER * content.stride;
                 let bundle = &bundles[at..][..content.stride];
@@ -109,6 +114,27 @@ impl<'a> ClusterBytes<'a> {
             down,
             scales,
         })
+    }
+
+    /// A neuron of a device's part of `neurons`. Each row has its scales behind it.
+    fn of_part(
+        &self,
+        part: &'a [u8],
+        neurons: usize,
+        neuron: usize,
+        scales: &'a [u8],
+    ) -> NeuronBytes<'a> {
+        let format = &self.store.layout.format;
+        let row = |matrix: usize| {
+            let at = (matrix * neurons + neuron) * format.dtype.row_bytes(format.d);
+            &part[at..at + format.gate_len()]
+        };
+        NeuronBytes {
+            gate: row(0),
+            up: if format.ungated { &[] } else { row(1) },
+            down: row(if format.ungated { 1 } else { 2 }),
+            scales,
+        }
     }
 
     /// A neuron in a cold slot.
@@ -180,6 +206,13 @@ impl NeuronStore {
         let places = it.first..it.end;
         let place = match &it.source {
             Source::Hot(slot) => Place::Hot(self.hot.bytes(*slot)),
+            Source::Shared => match &self.tier {
+                Some(tier) => (tier.shared(it.bank, it.cluster))
+                    .map_or(Place::Nowhere, |(part, neurons)| {
+                        Place::Shared(part, neurons)
+                    }),
+                None => Place::Nowhere,
+            },
             Source::Stream(Some(slot)) => {
                 let first = it.cluster * CLUSTER as u32;
                 let shift = self.layout.shift(it.bank, first, 0);

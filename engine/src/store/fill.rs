@@ -138,7 +138,7 @@ impl NeuronStore {
             if tier.lacks(bank, cluster) {
                 self.upload(bank, cluster, buffer)?;
             }
-            if (cluster as usize) < self.on_device(bank) {
+            if (cluster as usize) < self.held_on_device(bank) {
                 return Ok(());
             }
         }

@@ -48,7 +48,7 @@ impl NeuronStore {
             let (key, cluster) = (Key { bank, neuron }, neuron / CLUSTER as u32);
             let held = self.cold.contains(key) || self.cold.is_loading(key);
             if held
-                || (cluster as usize) < self.on_device(bank)
+                || (cluster as usize) < self.held_on_device(bank)
                 || self.hot.contains(bank, cluster)
                 || self.belongs_hot(bank, cluster)
             {

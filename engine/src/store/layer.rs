@@ -76,6 +76,9 @@ impl NeuronStore {
         self.layer.close();
         self.go_on_to(number);
         self.layer.many = tokens >= MANY;
+        if let Some(tier) = &mut self.tier {
+            tier.begin(tokens);
+        }
         self.layer.ready.clear();
         self.layer.next = 0;
         self.layer.promoting = false;
@@ -106,11 +109,12 @@ impl NeuronStore {
             needed: ids.len(),
             ..Found::default()
         };
-        let hot = match found.needed > 0 && !rules.mapped {
+        let shared = (cluster as usize) < self.held_on_device(bank);
+        let hot = match found.needed > 0 && !rules.mapped && !shared {
             true => self.hot.get_pin(bank, cluster),
             false => None,
         };
-        found.hot = hot.is_some();
+        found.hot = hot.is_some() || shared;
         if found.needed > 0 && !found.hot {
             found.belongs_hot = self.belongs_hot(bank, cluster);
             found.underway = self.layer.is_underway(bank, cluster);
@@ -125,6 +129,10 @@ impl NeuronStore {
                 self.counters.hot_hits += needed;
                 Source::Hot(slot)
             }
+            (Way::Hot, None) => {
+                self.counters.hot_hits += needed;
+                Source::Shared
+            }
             (Way::Whole, _) => {
                 if found.absent == 0 {
                     // No lookup took place.
@@ -137,7 +145,7 @@ impl NeuronStore {
             }
             (Way::Neurons { .. }, _) => Source::Cold,
             (Way::Mapped, _) => Source::Mapped,
-            (Way::Unused | Way::Hot, _) => Source::Unused,
+            (Way::Unused, _) => Source::Unused,
         };
         let gates_first = way == Way::Neurons { gates_first: true };
         self.layer.items.push(Item {
@@ -154,10 +162,27 @@ impl NeuronStore {
         });
     }
 
-    /// How many clusters of a bank, from the first on, a device computes.
+    /// How many clusters of a bank, from the first on, a device computes in this pass.
     pub fn on_device(&self, bank: u32) -> usize {
         let tier = self.tier.as_ref();
         tier.map_or(0, |tier| tier.clusters(bank) as usize)
+    }
+
+    /// How many of them it has for everybody.
+    pub fn held_on_device(&self, bank: u32) -> usize {
+        let tier = self.tier.as_ref();
+        tier.map_or(0, |tier| tier.held(bank) as usize)
+    }
+
+    /// How many clusters of all banks a device computes in a pass of `rows` rows.
+    pub fn computed_on_device(&self, rows: usize) -> u64 {
+        let of = |tier: &Tier| {
+            let banks = 0..self.layout.banks() as u32;
+            banks
+                .map(|bank| u64::from(tier.clusters_for(bank, rows)))
+                .sum()
+        };
+        self.tier.as_ref().map_or(0, of)
     }
 
     /// Leaves the next cluster of unit `unit` to the device.
@@ -219,7 +244,11 @@ impl NeuronStore {
         };
         let banks = (0..self.layout.banks() as u32).map(|bank| {
             let all = self.layout.neurons(bank);
-            let rows = all.saturating_sub(self.on_device(bank) * CLUSTER);
+            let its = self
+                .tier
+                .as_ref()
+                .map_or(0, |tier| tier.clusters_for(bank, 1));
+            let rows = all.saturating_sub(its as usize * CLUSTER);
             let (cols, n) = (self.layout.format.d, 1);
             [products.rows(Product { rows, cols, n }), all]
         });
@@ -275,7 +304,9 @@ impl NeuronStore {
     fn issue(&mut self, item: usize) -> Result<bool, Error> {
         let Item { bank, cluster, .. } = self.layer.items[item];
         match self.layer.items[item].source {
-            Source::Unused | Source::Hot(_) | Source::Mapped | Source::Device => Ok(true),
+            Source::Unused | Source::Hot(_) | Source::Shared | Source::Mapped | Source::Device => {
+                Ok(true)
+            }
             Source::Cold => self.issue_neurons(item),
             Source::Stream(_) => {
                 if let Some(slot) = self.layer.claim(bank, cluster) {
@@ -401,7 +432,7 @@ impl NeuronStore {
         let it = &self.layer.items[item];
         let requested = match it.source {
             Source::Unused | Source::Device => false,
-            Source::Hot(_) | Source::Stream(_) | Source::Mapped => true,
+            Source::Hot(_) | Source::Shared | Source::Stream(_) | Source::Mapped => true,
             Source::Cold => it.issued == it.end,
         };
         if requested && it.waiting == 0 {

@@ -230,6 +230,9 @@ impl NeuronStore {
         }
         store.limit_mapped(plan)?;
         store.adopt(plan)?;
+        if let Some(tier) = &mut store.tier {
+            tier.settle()?;
+        }
         Ok(store)
     }
 

@@ -48,7 +48,11 @@ impl NeuronStore {
                     }
                 }
             }
-            Source::Mapped | Source::Unused | Source::Stream(None) | Source::Device => {}
+            Source::Shared
+            | Source::Mapped
+            | Source::Unused
+            | Source::Stream(None)
+            | Source::Device => {}
         }
     }
 

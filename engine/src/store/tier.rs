@@ -1,12 +1,22 @@
 //! A device as a tier of memory: the first clusters of each bank, the hottest ones, lie there and in
 //! no other region. They are uploaded once, when memory is warmed.
+//!
+//! ```text
+//! a bank    │ computed by the device │ held by it, computed by the CPU │ hot │ cold …
+//!           └──── more for more rows of a pass ──▶
+//! ```
+//!
+//! Where the device's memory is the machine's, the CPU reads the same bytes, so that the border between
+//! them moves from pass to pass and nothing is copied. Otherwise the device computes all that it holds.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use emberflow_storage::clock::Moment;
 
-use crate::device::{DeviceError, InUse, NeuronRows, Part, Room, Taken, Ticket, Work};
+use crate::device::{
+    DeviceError, HostBytes, InUse, NeuronRows, Part, Room, Taken, Ticket, Widths, Work,
+};
 use crate::error::Error;
 
 /// What a device is to hold.
@@ -15,16 +25,24 @@ pub(crate) struct TierSetup {
     pub device: Arc<InUse>,
     /// Clusters of all banks.
     pub clusters: u64,
+    /// How many of them it computes.
+    pub widths: Widths,
     /// The largest pieces of its work.
     pub room: Room,
 }
 
 impl TierSetup {
     /// If there is a device.
-    pub fn on(device: &Option<Arc<InUse>>, clusters: u64, room: Room) -> Option<TierSetup> {
+    pub fn on(
+        device: &Option<Arc<InUse>>,
+        clusters: u64,
+        widths: Widths,
+        room: Room,
+    ) -> Option<TierSetup> {
         device.clone().map(|device| TierSetup {
             device,
             clusters,
+            widths,
             room,
         })
     }
@@ -36,6 +54,13 @@ pub(crate) struct Tier {
     /// By bank: how many clusters, and where they are.
     prefix: Vec<u32>,
     parts: Vec<Option<Part>>,
+    /// Neurons of each part, and its bytes where the CPU may read them too.
+    neurons: Vec<usize>,
+    hosts: Vec<Option<HostBytes>>,
+    widths: Widths,
+    /// Rows of the pass, and how many clusters of each bank the device computes for so many.
+    rows: usize,
+    computed: Vec<u32>,
     /// Clusters that were uploaded, by bank.
     uploaded: Vec<Vec<bool>>,
     /// Time that its sums were waited for.
@@ -52,27 +77,89 @@ impl Tier {
     ) -> Result<Self, Error> {
         let mut device = setup.device.dense();
         device.make_room(&setup.room)?;
-        let reserved = (0..).zip(&prefix).map(|(bank, &clusters)| match clusters {
-            0 => Ok(None),
-            _ => device.reserve(neurons(bank, clusters)).map(Some),
+        let counts = (0..).zip(&prefix).map(|(bank, &clusters)| match clusters {
+            0 => 0,
+            _ => neurons(bank, clusters),
         });
-        let parts = reserved.collect::<Result<_, DeviceError>>()?;
+        let neurons: Vec<usize> = counts.collect();
+        let reserved = neurons.iter().map(|&neurons| match neurons {
+            0 => Ok(None),
+            _ => device.reserve(neurons).map(Some),
+        });
+        let parts: Vec<Option<Part>> = reserved.collect::<Result<_, DeviceError>>()?;
         drop(device);
         Ok(Self {
             device: setup.device,
+            hosts: vec![None; parts.len()],
             parts,
+            neurons,
+            widths: setup.widths,
+            rows: 0,
+            computed: prefix.clone(),
             uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
             prefix,
             waited: Duration::ZERO,
         })
     }
 
-    /// How many clusters of a bank it computes.
+    /// Begins a layer of a pass of `rows` rows.
+    pub fn begin(&mut self, rows: usize) {
+        if rows == self.rows || self.widths.0.is_empty() || self.device.lost().is_some() {
+            return;
+        }
+        self.rows = rows;
+        for bank in 0..self.prefix.len() {
+            self.computed[bank] = self.clusters_for(bank as u32, rows);
+        }
+    }
+
+    /// Finds the bytes that the CPU may read, once all are uploaded.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        if self.widths.0.is_empty() {
+            return Ok(());
+        }
+        for (host, part) in self.hosts.iter_mut().zip(&self.parts) {
+            if let Some(part) = part {
+                let found = self.device.dense().host_bytes(*part);
+                *host = self.device.or_lost(found)?.flatten();
+            }
+        }
+        Ok(())
+    }
+
+    /// How many clusters of a bank it computes for `rows` rows.
+    pub fn clusters_for(&self, bank: u32, rows: usize) -> u32 {
+        let held = self.prefix[bank as usize];
+        let shared = self.hosts[bank as usize].is_some();
+        let wanted = self.widths.clusters(bank as usize, rows);
+        match wanted.filter(|_| shared) {
+            Some(wanted) => held.min(wanted),
+            None => held,
+        }
+    }
+
+    /// How many clusters of a bank it computes in this pass.
     pub fn clusters(&self, bank: u32) -> u32 {
         match self.device.lost() {
-            None => self.prefix[bank as usize],
+            None => self.computed[bank as usize],
             Some(_) => 0,
         }
+    }
+
+    /// How many clusters of a bank nobody has to read, as it computes them or the CPU has their bytes.
+    pub fn held(&self, bank: u32) -> u32 {
+        match self.device.lost() {
+            Some(_) if self.hosts[bank as usize].is_none() => 0,
+            _ => self.prefix[bank as usize],
+        }
+    }
+
+    /// The bytes of a bank's part, rows matrix by matrix, and its neurons, if the CPU may read them and
+    /// `cluster` is there.
+    pub fn shared(&self, bank: u32, cluster: u32) -> Option<(&[u8], usize)> {
+        let host = self.hosts[bank as usize].as_ref();
+        let host = host.filter(|_| cluster < self.prefix[bank as usize])?;
+        Some(((**host).as_ref(), self.neurons[bank as usize]))
     }
 
     /// Clusters of each bank that are its own, whether or not it still computes them.

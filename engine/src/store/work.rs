@@ -31,6 +31,8 @@ pub(super) enum Source {
     /// Nothing of it is needed, or it was released.
     Unused,
     Hot(SlotId),
+    /// A device's memory, which is the machine's.
+    Shared,
     /// A stream buffer; `None` until the read completes.
     Stream(Option<Slot>),
     /// Cold slots, neuron by neuron.

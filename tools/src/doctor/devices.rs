@@ -80,14 +80,16 @@ impl Known {
         let judged = match verdict {
             Err(e) => format!("not usable: {e}"),
             Ok(v) => format!(
-                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread",
+                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread, work groups of {} and {} items",
                 match v.same_bits {
                     true => "same bits as the CPU".to_owned(),
                     false => format!("numerics of its own, apart by {:.0e}", v.worst),
                 },
                 v.speed.launch * 1e3,
                 rate(v.speed),
-                rate(v.cpu)
+                rate(v.cpu),
+                v.groups.hidden,
+                v.groups.sums
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
@@ -127,6 +129,7 @@ impl Known {
             "launch_ms": judged.map(|v| v.speed.launch * 1e3),
             "gb_per_s": judged.map(|v| rate(v.speed)),
             "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
+            "work_groups": judged.map(|v| [v.groups.hidden, v.groups.sums]),
             "error": verdict.as_ref().err().map(ToString::to_string),
             "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
         })
@@ -135,12 +138,16 @@ impl Known {
 
 /// A kept verdict.
 fn kept_json(entry: &Entry) -> Value {
-    let (same_bits, wrong) = match &entry.found {
-        Found::Wrong(how) => (None, Some(how)),
-        Found::Sums(verdict) => (Some(verdict.same_bits), None),
-        Found::Products(times) => (Some(times.same_bits), None),
+    let (same_bits, groups, wrong) = match &entry.found {
+        Found::Wrong(how) => (None, Vec::new(), Some(how)),
+        Found::Sums(v) => (
+            Some(v.same_bits),
+            vec![v.groups.hidden, v.groups.sums],
+            None,
+        ),
+        Found::Products(times) => (Some(times.same_bits), vec![times.group], None),
     };
-    json!({ "kernels": entry.kernels, "same_bits": same_bits, "wrong": wrong })
+    json!({ "kernels": entry.kernels, "same_bits": same_bits, "work_groups": groups, "wrong": wrong })
 }
 
 /// The OpenCL devices, each tried out; anew with `again`.

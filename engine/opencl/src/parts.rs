@@ -1,0 +1,131 @@
+//! Memory of the neurons of a bank: the device's own, or the host's where both have the same memory. The host
+//! fills the latter, and reads it beside the device once it is filled.
+
+use std::sync::Arc;
+
+use crate::buffers::{Bytes, write};
+use crate::handles::{Arg, Context, Queue};
+use crate::work::driver;
+use crate::{Error, HostBytes};
+
+/// Alignment, and the unit of lengths, with which drivers share memory instead of copying it.
+const PAGE: usize = 4096;
+
+/// Host memory from a page border on.
+pub(super) struct Pages {
+    memory: Vec<u8>,
+    first: usize,
+    len: usize,
+}
+
+impl Pages {
+    /// Zeroes; `None` without so much memory.
+    fn new(len: usize) -> Option<Self> {
+        let len = len.max(1).checked_next_multiple_of(PAGE)?;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(len.checked_add(PAGE)?).ok()?;
+        memory.resize(len + PAGE, 0);
+        let first = memory.as_ptr().align_offset(PAGE).min(PAGE);
+        Some(Self { memory, first, len })
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.first..][..self.len]
+    }
+}
+
+impl AsRef<[u8]> for Pages {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory[self.first..][..self.len]
+    }
+}
+
+/// Memory of a part.
+pub(super) enum Part {
+    /// The device's own.
+    Own(Bytes),
+    /// The host's, while it is filled.
+    Filling(Pages),
+    /// The same, filled: both read it, nobody writes. The buffer is given back first.
+    Shared(Bytes, HostBytes),
+    /// It could not be shared.
+    Nothing,
+}
+
+impl Part {
+    /// `len` bytes.
+    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, Error> {
+        let none = || Error(format!("cannot give {len} bytes of host memory"));
+        Ok(match unified {
+            true => Self::Filling(Pages::new(len).ok_or_else(none)?),
+            false => Self::Own(driver(
+                &format!("give {len} bytes"),
+                Bytes::new(context, len, false),
+            )?),
+        })
+    }
+
+    /// Copies bytes to byte `at`.
+    pub fn write(&mut self, queue: &Queue, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        let missing = || Error(format!("has no {} bytes at {at}", bytes.len()));
+        match self {
+            Self::Own(to) => driver("copy weights", write(queue, to, at, bytes)),
+            Self::Filling(pages) => {
+                let to = pages.bytes_mut().get_mut(at..).ok_or_else(missing)?;
+                let to = to.get_mut(..bytes.len()).ok_or_else(missing)?;
+                to.copy_from_slice(bytes);
+                Ok(())
+            }
+            Self::Shared(..) | Self::Nothing => Err(Error("takes no weights once in use".into())),
+        }
+    }
+
+    /// Ends the filling of host memory.
+    fn fill_ends(&mut self, context: &Context) -> Result<(), Error> {
+        *self = match std::mem::replace(self, Self::Nothing) {
+            Self::Filling(pages) => {
+                let host: HostBytes = Arc::new(pages);
+                let bytes = driver("share weights", Bytes::of_host(context, &host))?;
+                Self::Shared(bytes, host)
+            }
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// For kernels. Nothing is written from here on where the memory is the host's.
+    pub fn arg(&mut self, context: &Context) -> Result<Arg<'_>, Error> {
+        self.fill_ends(context)?;
+        match self {
+            Self::Own(bytes) | Self::Shared(bytes, _) => Ok(bytes.arg()),
+            Self::Filling(_) | Self::Nothing => Err(Error("has no such buffer".into())),
+        }
+    }
+
+    /// The host's memory, if it is that; as [`Part::arg`].
+    pub fn host(&mut self, context: &Context) -> Result<Option<HostBytes>, Error> {
+        self.fill_ends(context)?;
+        Ok(match self {
+            Self::Shared(_, host) => Some(Arc::clone(host)),
+            Self::Own(_) | Self::Filling(_) | Self::Nothing => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_begin_and_end_at_borders() {
+        for len in [0, 1, PAGE, PAGE + 1] {
+            let mut pages = Pages::new(len).unwrap();
+            pages.bytes_mut().fill(7);
+            let bytes = pages.as_ref();
+            assert_eq!(bytes.as_ptr().align_offset(PAGE), 0);
+            assert_eq!(bytes.len(), len.max(1).next_multiple_of(PAGE));
+        }
+        assert!(Pages::new(usize::MAX - PAGE).is_none());
+        assert!(Pages::new(usize::MAX / 2).is_none());
+    }
+}

@@ -1,0 +1,167 @@
+//! How much a device computes of a layer, by the number of rows of a pass: as much as makes it and the CPU end
+//! at the same time, by the device's measured times and the forecast of the CPU's.
+
+use super::cost::InMemory;
+use super::divide::Division;
+use super::facts::Planner;
+use super::pass::{Beside, Pass};
+use crate::device::{Width, Widths};
+use crate::split::{Curve, Product, pieces_of_second};
+use crate::store::regions::CLUSTER;
+
+/// The longest pass of the list.
+const MOST: usize = 512;
+
+impl Planner {
+    /// How many clusters of each layer the device computes with `threads` compute threads beside it. Nothing
+    /// but its times decides where the CPU has what it leaves; otherwise, and where the times would decide on
+    /// a text, it is all that it holds.
+    pub(crate) fn widths(&self, division: &Division, threads: usize) -> Widths {
+        let follows = self.tier.as_ref().is_some_and(|tier| tier.follows);
+        let Some(pass) = self.pass(division, threads).filter(|_| follows) else {
+            return Widths::default();
+        };
+        let rows = std::iter::successors(Some(1usize), |&n| Some(2 * n));
+        let of = |rows: usize| Width {
+            rows,
+            clusters: (0..self.shape.layers)
+                .map(|layer| self.best_for(&pass, division, layer, rows))
+                .collect(),
+        };
+        Widths(rows.take_while(|&n| n <= MOST).map(of).collect())
+    }
+
+    /// The number of a layer's clusters with which the device and the CPU end first.
+    fn best_for(&self, pass: &Pass<'_>, division: &Division, layer: usize, rows: usize) -> u32 {
+        let Some(tier) = &self.tier else { return 0 };
+        let all = self.shape.neurons.div_ceil(CLUSTER);
+        let neurons = |clusters: usize| (clusters * CLUSTER).min(self.shape.neurons);
+        let own = |clusters: usize| {
+            let beside = Beside {
+                neurons: neurons(clusters),
+                ns: 0.0,
+            };
+            let pass = Pass { beside, ..*pass };
+            pass.in_memory(&division.memory, InMemory { layer, rows })
+        };
+        let its = |clusters: usize| 1e9 * tier.seconds(neurons(clusters), rows);
+        pieces_of_second(all, own, its) as u32
+    }
+
+    /// What a device computes of a layer in a pass of `rows` rows, on average.
+    pub(super) fn beside(&self, division: &Division, rows: usize) -> Beside {
+        let Some(tier) = &self.tier else {
+            return Beside::default();
+        };
+        let layers = self.shape.layers.max(1);
+        let held = division.needs.device_clusters as f64 / layers as f64;
+        let of = |layer: usize| match division.widths.clusters(layer, rows) {
+            Some(best) => held.min(best.into()),
+            None => held,
+        };
+        let clusters = (0..layers).map(of).sum::<f64>() / layers as f64;
+        let neurons = (clusters * CLUSTER as f64) as usize;
+        Beside {
+            neurons,
+            ns: 1e9 * tier.seconds(neurons, rows),
+        }
+    }
+}
+
+impl super::facts::Tier {
+    /// Seconds that the device takes for so many neurons and rows.
+    fn seconds(&self, neurons: usize, rows: usize) -> f64 {
+        self.times.seconds(Product {
+            rows: neurons,
+            cols: 1,
+            n: rows,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::Profile;
+
+    use super::super::facts::Tier;
+    use super::super::tests::{planner, sparse};
+    use super::*;
+    use crate::device::products::{Sample, Samples};
+
+    /// A 7B model on a phone beside a device that takes so many seconds for a neuron and 1, 8 or 64 rows.
+    fn beside(neuron: [f64; 3]) -> Planner {
+        let mut p = planner(Profile::Ufs4, sparse());
+        let sample = |(n, weight)| Sample {
+            n,
+            launch: 100e-6,
+            weight,
+        };
+        p.tier = Some(Tier {
+            unified: true,
+            memory: u64::MAX,
+            cluster_len: CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len),
+            launch: 100e-6,
+            cluster: CLUSTER as f64 * neuron[0],
+            cpu_cluster: 100e-6,
+            times: Samples([1, 8, 64].into_iter().zip(neuron).map(sample).collect()),
+            follows: true,
+            ..Tier::default()
+        });
+        p
+    }
+
+    #[test]
+    fn both_end_as_early_as_they_can_and_the_part_grows_with_the_rows() {
+        let p = beside([400e-9, 420e-9, 600e-9]);
+        let division = p.divide(p.full_budget()).unwrap();
+        let pass = p.pass(&division, p.threads).unwrap();
+        let mut before = 0;
+        for rows in [1, 2, 8, 64, 512] {
+            let best = p.best_for(&pass, &division, 3, rows) as usize;
+            let time = |clusters: usize| {
+                let neurons = clusters * CLUSTER;
+                let ns = match clusters {
+                    0 => 0.0,
+                    _ => 1e9 * p.tier.as_ref().unwrap().seconds(neurons, rows),
+                };
+                let pass = Pass {
+                    beside: Beside { neurons, ns },
+                    ..pass
+                };
+                pass.in_memory(&division.memory, InMemory { layer: 3, rows })
+            };
+            let all = 0..=p.shape.neurons / CLUSTER;
+            let fastest = all.map(time).fold(f64::INFINITY, f64::min);
+            assert!(time(best) <= fastest * 1.000_001, "{rows} rows, {best}");
+            assert!(best >= before, "{rows} rows: {best} after {before}");
+            before = best;
+        }
+        assert!(before > p.shape.neurons / CLUSTER / 2, "{before}");
+    }
+
+    #[test]
+    fn a_device_that_helps_prompts_only_holds_what_these_want() {
+        let p = beside([1e-3, 1e-3, 100e-9]);
+        let plain = Planner {
+            tier: None,
+            ..p.clone()
+        };
+        // With room for Gate rows on both sides.
+        let budget = 2 * p.full_budget();
+        let [with, without] = [&p, &plain].map(|p| p.divide(budget).unwrap());
+        assert!(with.needs.device_clusters > 0);
+        assert_eq!(with.widths.clusters(0, 1), Some(0));
+        assert!(with.widths.clusters(0, with.chunk) > Some(0));
+        let [a, b] = [(&p, &with), (&plain, &without)].map(|(p, d)| {
+            let [one, many] = [1, d.chunk].map(|tokens| p.speed(d, tokens));
+            (one, many)
+        });
+        assert!(a.0 >= 0.99 * b.0 && a.1 > 1.2 * b.1, "{a:?} {b:?}");
+        // Where times must not decide, nothing of that.
+        let mut apart = p.clone();
+        apart.tier.iter_mut().for_each(|tier| tier.follows = false);
+        let fixed = apart.divide(budget).unwrap();
+        assert_eq!(fixed.widths, Widths::default());
+        assert_eq!(fixed.needs.device_clusters, 0);
+    }
+}
