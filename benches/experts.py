@@ -3,6 +3,7 @@
 experts, and how far a token's time is from its bound.
 
     benches/experts.py EMBERFLOW [MODEL] [--proofs misses,ahead] [--make SHAPE:LAYERS] [--text FILE] [--tokens N]
+                       [--quant FORMAT]
                        [--shares 0.25,0.5,0.75] [--memory 24MiB,26MiB] [--new N] [--rounds N] [--io ENGINE]
                        [--sparsity exact|dense] [--modes dense,exact,predicted] [--other MODEL] [--layers N]
 
@@ -18,6 +19,9 @@ budgets   `plan` and `run` for each budget of --memory, up and down in turns: ne
 sparsity  --sparsity of --modes within the same bytes, those with which dense (whole experts) holds the share:
           exact reads neurons inside experts where the plan expects that to be faster, predicted those that a
           predictor names (a container of train-predictor).
+order     What is read where the neurons inside experts lie in the checkpoint's order and where the hottest come
+          first: MODEL is exported, packed as it is (--quant), profiled over --tokens tokens of the text and packed
+          again with that, and for the mode `predicted` both get predictors from the text. Both have the same bytes.
 split     What a budget (the first of --memory) holds of a model of --layers layers that is not there, and how fast
           it would be: by MODEL and --other, which differ from it in the number of layers only.
 bound     The time of a token over the larger of bytes missed ÷ the disk's rate for reads of their mean length,
@@ -177,6 +181,37 @@ def sparsity(args):
                  f"{median(each, lambda r: r['io']['wait_share']):.0%}")
 
 
+def order(args):
+    with tempfile.TemporaryDirectory() as folder:
+        source, stats = f"{folder}/hf", f"{folder}/stats"
+        models = {name: f"{folder}/{name}.ember" for name in ["as it is", "hottest first"]}
+        plain, ordered = models.values()
+        pack = [args.emberflow, "pack", source, "--quant", args.quant, "--json", "-o"]
+        call(args.emberflow, "export", args.model, "-o", source, "--json")
+        call(*pack, plain)
+        call(args.emberflow, "profile", plain, "-f", args.text, "-o", stats, "--limit", str(args.tokens), "--json")
+        call(*pack, ordered, "--stats", stats)
+        if "predicted" in args.modes:
+            for name, model in models.items():
+                call(args.emberflow, "train-predictor", model, "-f", args.text, "--tokens", str(args.tokens), "--bytes",
+                     "20", "--kind", "coarse", "-o", f"{model}.named", "--json")
+                models[name] = f"{model}.named"
+        print(f"\norder: {args.model}, {args.quant}, {args.rounds} rounds of {args.new} tokens, --io {args.io}")
+        table("resident", "sparsity", "order", "read per token", "reads per token", "Gate rows")
+        for share in args.shares:
+            for mode in args.modes:
+                budget = None
+                for name, model in models.items():
+                    of = argparse.Namespace(**{**vars(args), "model": model})
+                    if budget is None:
+                        first = run(of, 0, "--ffn-resident", share, "--sparsity", mode)
+                        budget = str(first["memory"]["budget_bytes"])
+                    each = [run(of, turn, "--memory", budget, "--sparsity", mode) for turn in range(args.rounds)]
+                    reads = median(each, lambda one: one["io"]["reads"] / one["generated_tokens"])
+                    line(f"{float(share):.0%}", mode, name, f"{median(each, read_per_token) / 1e3:.0f} kB",
+                         f"{reads:.1f}", "held" if each[0]["memory"]["gates"] else "read")
+
+
 def bound(args):
     print(f"\nbound: {args.model}, {args.rounds} rounds of {args.new} tokens, --sparsity {args.sparsity}")
     table("resident", "ms per token", "read per token", "reads", "disk", "computed", "memory", "bound, ms",
@@ -245,7 +280,8 @@ def parse(size):
     return float(size)
 
 
-PROOFS = {"misses": misses, "ahead": ahead, "budgets": budgets, "sparsity": sparsity, "bound": bound, "split": split}
+PROOFS = {"misses": misses, "ahead": ahead, "budgets": budgets, "sparsity": sparsity, "order": order, "bound": bound,
+          "split": split}
 
 
 def main():
@@ -263,6 +299,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sparsity", default="dense", choices=["exact", "dense"])
+    parser.add_argument("--quant", default="q8")
     parser.add_argument("--other", metavar="MODEL")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--modes", type=words, default=["dense", "exact"])

@@ -198,6 +198,12 @@ impl Engine {
         self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
     }
 
+    /// With [`Options::count_fired`]: by bank, in packed order, for how many tokens each neuron has
+    /// fired since this was called last; empty without.
+    pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
+        self.decoder.ffn.take_fired()
+    }
+
     /// Takes `residual`, `[rows × d_model]`, through the layers as the next rows of `sequence`: the
     /// residual stream before the first layer goes in, that after the last one comes out. Up to
     /// [`Engine::chunk`] rows. The observers see what the projections and FFNs read.
@@ -537,6 +543,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
+        always: planner.firing.always.clone(),
         tier,
         layout,
         source,

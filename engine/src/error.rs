@@ -191,7 +191,7 @@ pub enum Error {
          with emberflow train-predictor, or use --sparsity auto"
     )]
     NoPredictors,
-    /// What models with several residual streams and Gaussian top-k cannot do yet.
+    /// What is not implemented for models with several residual streams and Gaussian top-k.
     #[error("{what} is not implemented for models of several residual streams (Gemma 3n)")]
     GateTop {
         /// What was asked for.

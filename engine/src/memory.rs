@@ -53,6 +53,9 @@ pub struct Needs {
     pub device: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
+    /// Clusters of layers all of whose neurons every token needs, where those of others are told
+    /// apart.
+    pub always: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
     /// Fewest cold slots that allow progress.
@@ -435,7 +438,9 @@ impl Needs {
         };
         let buffers = match left / unit >= all {
             true => 0,
-            false if least > 0 && !partly => self.more_buffers(left, least, STREAM_PART_COLD),
+            false if least > 0 && !partly && self.always == 0 => {
+                self.more_buffers(left, least, STREAM_PART_COLD)
+            }
             false => self.more_buffers(left, least, STREAM_PART),
         };
         let left = left - u64::from(buffers) * self.stream_len;
@@ -448,7 +453,8 @@ impl Needs {
         } else if left / unit >= all {
             (all, 0)
         } else if uses_cold {
-            let (hot, slots) = split(left, unit, slot, wanted, self.min_slots);
+            let hot = [wanted, self.always.min(wanted)];
+            let (hot, slots) = split(left, [unit, slot], hot, self.min_slots);
             (hot, slots.min(neurons))
         } else {
             (left / unit, 0)

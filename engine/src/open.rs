@@ -117,7 +117,7 @@ impl Parts {
 /// Without zeros and without a threshold nothing can be skipped.
 fn skips_nothing(c: &ModelConfig, stored: Option<&StoredPredictors>, mode: Sparsity) -> bool {
     match stored {
-        Some(stored) => !c.ffn_kind.activation.is_sparse() && !stored.cuts(),
+        Some(stored) => !c.has_zeros() && !stored.cuts(),
         None => mode == Sparsity::Dense,
     }
 }

@@ -109,6 +109,9 @@ pub struct Options {
     pub kv: DType,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
     pub observe: bool,
+    /// Count how often each neuron of experts fires, for [`crate::Engine::take_fired`], within the
+    /// budget.
+    pub count_fired: bool,
     /// Reserve memory for the activations of a preempted pass, so that it resumes without
     /// recomputation (see [`crate::Stepper::preempt`]).
     pub preemption: bool,
@@ -152,6 +155,7 @@ impl Default for Options {
             batch: 1,
             kv: DType::F16,
             observe: false,
+            count_fired: false,
             preemption: false,
             reserve: 0,
             device: None,

@@ -27,9 +27,7 @@ pub(crate) fn choose(
     stored: Option<&StoredPredictors>,
     gate_bytes: u64,
 ) -> Result<Choice, Error> {
-    let activation = c.ffn_kind.activation;
-    let top = c.form.has_gate_top();
-    let sparse = activation.is_sparse() || top;
+    let (activation, sparse) = (c.ffn_kind.activation, c.has_zeros());
     let asked = |sparsity| {
         Ok(Choice {
             sparsity,
@@ -37,10 +35,6 @@ pub(crate) fn choose(
         })
     };
     match wanted {
-        // Which gates fire is known when all are.
-        Sparsity::Predicted if top => Err(Error::GateTop {
-            what: "--sparsity predicted",
-        }),
         Sparsity::Dense => asked(Sparsity::Dense),
         Sparsity::Exact if sparse => asked(Sparsity::Exact),
         Sparsity::Exact => Err(Error::NotSparse { activation }),
@@ -55,7 +49,6 @@ pub(crate) fn choose(
                 None => "the activation has no exact zeros".into(),
             },
         }),
-        Sparsity::Auto if top => asked(Sparsity::Exact),
         Sparsity::Auto => Ok(auto(c, stored, gate_bytes)),
     }
 }

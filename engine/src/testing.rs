@@ -211,6 +211,7 @@ impl World {
             known: &Known::default(),
             costs: ways.costs,
             gates_first: ways.gates_first,
+            always: Vec::new(),
             tier: None,
             options: &options,
             tracer: Tracer::default(),

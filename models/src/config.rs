@@ -283,6 +283,11 @@ impl ModelConfig {
         self.ffn_kind.activation.is_sparse() || top.unwrap_or(0.0) > 0.0
     }
 
+    /// Whether neurons of any layer that do not fire add exactly zero.
+    pub fn has_zeros(&self) -> bool {
+        self.ffn_kind.activation.is_sparse() || self.form.has_gate_top()
+    }
+
     /// Rows of the table of learned positions; 0 without one.
     pub fn position_rows(&self) -> u32 {
         let rows = |before: u32| self.max_context.saturating_add(before);

@@ -49,6 +49,18 @@ impl Predictor for CoarseGate {
     fn prepare(&self, _: &Compute, _: Features<'_>, _: &mut Shared) {}
 
     fn scores(&self, cpu: Cpu, input: Features<'_>, _: &Shared, first: usize, scores: &mut [f32]) {
+        self.products(cpu, input, first, scores);
+    }
+
+    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
+        self.thresholds.get(cpu, first, thresholds);
+    }
+}
+
+impl CoarseGate {
+    /// Products of the rows of the neurons from `first` on with each token's input: `scores
+    /// [neurons × tokens]`.
+    pub(crate) fn products(&self, cpu: Cpu, input: Features<'_>, first: usize, scores: &mut [f32]) {
         let (tokens, d) = (input.tokens(), self.d);
         let (narrow, wide) = (two_bit_row_bytes(d), DType::Q4.row_bytes(d));
         let end = first + scores.len() / tokens;
@@ -72,9 +84,5 @@ impl Predictor for CoarseGate {
                 }
             }
         });
-    }
-
-    fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]) {
-        self.thresholds.get(cpu, first, thresholds);
     }
 }

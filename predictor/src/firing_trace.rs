@@ -80,6 +80,33 @@ impl FiringTrace {
         }
     }
 
+    /// The same of the banks that `keeps` wants.
+    pub fn of_banks(&self, keeps: impl Fn(usize) -> bool) -> Self {
+        let mut banks = 0;
+        let mut places = vec![None; self.banks];
+        for bank in (0..self.banks).filter(|&bank| keeps(bank)) {
+            places[bank] = Some(banks);
+            banks += 1;
+        }
+        let (each, bits) = (self.sampled(), Vec::new());
+        let mut some = Self {
+            banks,
+            bits,
+            ..*self
+        };
+        for token in 0..self.tokens() {
+            let start = some.bits.len();
+            some.bits.resize(start + some.width(), 0);
+            self.each(token, |n| {
+                if let Some(bank) = places[n / each] {
+                    let i = bank * each + n % each;
+                    some.bits[start + i / 64] |= 1 << (i % 64);
+                }
+            });
+        }
+        some
+    }
+
     /// Share of the tokens for which each sampled neuron fires.
     pub fn frequencies(&self) -> Vec<f64> {
         let mut counts = vec![0u64; self.banks * self.sampled()];
@@ -138,6 +165,11 @@ mod tests {
                     (0..places.len()).filter(|&i| fires(t, places[i])).collect();
                 assert_eq!(seen, expected);
             }
+            let odd = trace.of_banks(|bank| bank % 2 == 1);
+            assert_eq!(odd.banks(), banks / 2);
+            let kept = trace.frequencies();
+            let kept = kept.chunks(trace.sampled()).skip(1).step_by(2).flatten();
+            assert!(odd.frequencies().iter().eq(kept));
             let all: f64 = trace.frequencies().iter().sum();
             let seen = (0..3).flat_map(|t| places.iter().filter(move |&&n| fires(t, n)));
             assert!((all - seen.count() as f64 / 3.0).abs() < 1e-9);

@@ -10,8 +10,10 @@
 mod active_set;
 mod bytes;
 mod coarse;
+mod fields;
 mod firing_trace;
 mod low_rank;
+mod moments;
 pub mod order;
 mod predict;
 mod quality;
@@ -22,6 +24,7 @@ pub mod section;
 mod sign;
 pub mod stats;
 mod thresholds;
+mod top;
 pub mod train;
 
 pub use active_set::ActiveSet;
@@ -29,6 +32,7 @@ pub use bytes::SharedBytes;
 pub use coarse::CoarseGate;
 pub use firing_trace::FiringTrace;
 pub use low_rank::{LowRank, LowRankSpec};
+pub use moments::{Moments, Sums, top_multiple};
 pub use predict::{
     Features, Predictor, RANGE, Reads, Shared, SharedShape, keep_wanted, predict_all,
 };
@@ -36,3 +40,4 @@ pub use quality::Quality;
 pub use routes::{RouteRecorder, RouteTrace, RoutedSubject};
 pub use sign::SignBit;
 pub use thresholds::Thresholds;
+pub use top::CoarseTop;

@@ -6,6 +6,8 @@
 
 use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
+use crate::moments::Sums;
+
 /// The vector a predictor reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
@@ -82,6 +84,12 @@ pub trait Predictor: Send + Sync {
     /// Thresholds of the neurons from `first` on. A neuron is selected if its score reaches its
     /// threshold.
     fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
+
+    /// After [`prepare`](Predictor::prepare): what the gates of each token have to exceed to fire;
+    /// empty where that does not depend on the token.
+    fn cutoffs<'s>(&self, _: &'s Shared) -> &'s [f32] {
+        &[]
+    }
 
     /// Like [`scores`](Predictor::scores), minus the neuron's threshold: a neuron is selected if
     /// its margin is not negative.
@@ -168,15 +176,18 @@ pub struct SharedShape {
     pub signs: usize,
     /// Elements of an input to quantise first.
     pub quantized: usize,
+    /// Scores of all neurons.
+    pub scores: usize,
 }
 
 impl SharedShape {
-    /// The maximum of both.
+    /// The maximum of each.
     pub fn max(self, other: Self) -> Self {
         Self {
             hidden: self.hidden.max(other.hidden),
             signs: self.signs.max(other.signs),
             quantized: self.quantized.max(other.quantized),
+            scores: self.scores.max(other.scores),
         }
     }
 }
@@ -188,12 +199,23 @@ pub struct Shared {
     pub(crate) hidden_q: Activations,
     pub(crate) input_q: Activations,
     pub(crate) signs: Vec<u8>,
+    /// Scores of all neurons, and of each token the cutoff of its gates and the deviation of its
+    /// scores (`top.rs`).
+    pub(crate) scores: Vec<f32>,
+    pub(crate) cutoffs: Vec<f32>,
+    pub(crate) deviations: Vec<f32>,
+    pub(crate) sums: Sums,
 }
 
 impl Shared {
     /// Memory for up to `chunk` tokens.
     pub fn new(shape: SharedShape, chunk: usize) -> Self {
+        let tops = if shape.scores > 0 { chunk } else { 0 };
         Self {
+            scores: vec![0.0; shape.scores * chunk],
+            cutoffs: Vec::with_capacity(tops),
+            deviations: Vec::with_capacity(tops),
+            sums: Sums::with_capacity(tops),
             hidden: vec![0.0; shape.hidden * chunk],
             hidden_q: Activations::with_capacity(shape.hidden, chunk),
             input_q: Activations::with_capacity(shape.quantized, chunk),
@@ -203,7 +225,10 @@ impl Shared {
 
     /// Bytes [`Shared::new`] allocates.
     pub fn bytes_for(shape: SharedShape, chunk: usize) -> u64 {
-        let floats = shape.hidden.saturating_mul(chunk).saturating_mul(4);
+        let tops = if shape.scores > 0 { chunk } else { 0 };
+        let of_tokens = shape.hidden.saturating_add(shape.scores);
+        let floats = of_tokens.saturating_mul(chunk).saturating_mul(4);
+        let floats = floats.saturating_add(8 * tops + Sums::bytes_for(tops));
         let quantized = Activations::bytes(shape.hidden, chunk)
             .saturating_add(Activations::bytes(shape.quantized, chunk));
         let signs = shape.signs.saturating_mul(chunk);

@@ -208,6 +208,7 @@ fn count(layer: &mut RoutedLayer, before: &[u16], now: &[u16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::ExpertStats;
 
     fn subject() -> RoutedSubject {
         RoutedSubject {
@@ -284,6 +285,67 @@ mod tests {
         for at in (0..bytes.len()).step_by(3) {
             assert!(ActivationStats::read(&bytes[..at]).is_err());
         }
+        with_neurons(stats);
+    }
+
+    /// Statistics whose first layer's neurons are counted.
+    fn counted(mut stats: ActivationStats) -> ActivationStats {
+        let layer = &mut routing_of(&mut stats).layers[0];
+        let each = (0..).zip(&layer.visits);
+        layer.neurons = each
+            .map(|(expert, &visits)| ExpertStats {
+                expert,
+                counts: vec![visits, 0, visits / 2],
+                original: Vec::new(),
+            })
+            .collect();
+        stats
+    }
+
+    fn routing_of(stats: &mut ActivationStats) -> &mut Routing {
+        let routing = stats.profile.as_mut().and_then(|p| p.routing.as_mut());
+        routing.unwrap()
+    }
+
+    fn with_neurons(stats: ActivationStats) {
+        let mut counted = counted(stats.clone());
+        let bytes = counted.to_bytes().unwrap();
+        assert_eq!(ActivationStats::read(&bytes).unwrap(), counted);
+        for at in (0..bytes.len()).step_by(3) {
+            let cut = ActivationStats::read(&bytes[..at]);
+            assert!(cut.is_err());
+        }
+        let firing = routing_of(&mut counted).layers[0].firing().unwrap();
+        assert!(firing[0] == 1.0 && firing[1] == 0.0 && (0.3..=0.5).contains(&firing[2]));
+        assert_eq!(routing_of(&mut counted).layers[2].firing(), None);
+        // Experts of even numbers in another order.
+        let mut moved = counted.clone();
+        routing_of(&mut moved).permute(|layer, expert| match (layer, expert % 2) {
+            (0, 0) => &[2, 0, 1],
+            _ => &[],
+        });
+        let neurons = &routing_of(&mut moved).layers[0].neurons;
+        assert_eq!(
+            neurons[2].counts[1],
+            2 * neurons[2].counts[0] + neurons[2].counts[1] % 2
+        );
+        assert_eq!(
+            (&neurons[2].original[..], &neurons[1].original[..]),
+            (&[2, 0, 1][..], &[][..])
+        );
+        let bytes = moved.to_bytes().unwrap();
+        assert_eq!(ActivationStats::read(&bytes).unwrap(), moved);
+        // Of another text, in the same order or another one, with and without counts.
+        let mut other = counted.clone();
+        other.profile.as_mut().unwrap().texts = vec![8];
+        assert!(moved.clone().merge(&other).is_err());
+        let mut without = stats;
+        without.profile.as_mut().unwrap().texts = vec![8];
+        assert!(counted.clone().merge(&without).is_err());
+        let once = routing_of(&mut counted).layers[0].neurons[0].counts[0];
+        counted.merge(&other).unwrap();
+        let twice = routing_of(&mut counted).layers[0].neurons[0].counts[0];
+        assert_eq!(twice, 2 * once);
     }
 
     #[test]
@@ -302,6 +364,22 @@ mod tests {
             bad.to_bytes().is_err()
         };
         assert!(!change(|_| ()));
+        let stats = counted(stats.clone());
+        let change_neurons = |f: fn(&mut Routing)| {
+            let mut bad = stats.clone();
+            f(routing_of(&mut bad));
+            bad.to_bytes().is_err()
+        };
+        assert!(!change_neurons(|_| ()));
+        assert!(change_neurons(|r| r.layers[0].neurons[0].counts[0] += 1));
+        assert!(change_neurons(|r| r.layers[0].neurons.truncate(5)));
+        assert!(change_neurons(|r| r.layers[0].neurons[3]
+            .counts
+            .truncate(2)));
+        assert!(change_neurons(|r| r.layers[0].neurons[3].expert = 4));
+        assert!(change_neurons(
+            |r| r.layers[0].neurons[1].original = vec![0, 1, 1]
+        ));
         assert!(change(|r| r.chosen = 0));
         assert!(change(|r| r.layers[0].visits[0] += 1));
         assert!(change(|r| r.layers[0].again[0] = 9));

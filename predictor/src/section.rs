@@ -3,7 +3,7 @@
 //! ```text
 //! header, 64 bytes                     record, 64 bytes, one per bank
 //!    0   8  magic "EMBRPRED"              0   4  kind: 0 none, 1 sign bits, 2 low rank, 3 magnitude,
-//!                                                     4 coarse gate
+//!                                                     4 coarse gate, 5 coarse gate with cutoffs
 //!    8   4  version                       4   4  flags: 1 reads the residual, 2 ReLU between the factors
 //!   12   4  banks                         8   4  rank, else 0
 //!   16   4  d_model                      12   4  block format of fc1, else 0
@@ -19,6 +19,8 @@
 //!   sign bits   signs of each gate row (see the kernels' sign_bytes)
 //!   low rank    fc1 rows │ fc2 rows │ a threshold per neuron, f16; each part at a multiple of 64
 //!   coarse gate   two-bit gate rows │ a threshold per neuron, f16; each part at a multiple of 64
+//!   coarse gate with cutoffs   two-bit gate rows │ of a token's cutoff: a fixed part, per mean and per
+//!                 deviation of its scores, f32 each │ a threshold per neuron, f16; as above
 //!   none, magnitude   nothing
 //! ```
 //!
@@ -34,11 +36,13 @@ use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
+use crate::fields::{f32_at, put, u32_at, u64_at};
 use crate::low_rank::{LowRank, LowRankSpec};
 use crate::predict::{Predictor, Reads, SharedShape};
 use crate::quality::Quality;
 use crate::sign::SignBit;
 use crate::thresholds::Thresholds;
+use crate::top::{self, CoarseTop, CutoffFit};
 
 /// First bytes of the section.
 const MAGIC: &[u8; 8] = b"EMBRPRED";
@@ -67,6 +71,8 @@ pub enum Kind {
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
     Coarse,
+    /// [`CoarseTop`](crate::CoarseTop), of gates that fire above a cutoff of their token.
+    CoarseTop,
     /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {
         /// Smallest magnitude.
@@ -77,15 +83,16 @@ pub enum Kind {
 impl Kind {
     /// Whether a [`Predictor`] selects the neurons.
     pub fn predicts(&self) -> bool {
-        matches!(self, Kind::Sign { .. } | Kind::LowRank(_) | Kind::Coarse)
+        !matches!(self, Kind::None | Kind::Magnitude { .. })
     }
 
-    /// What its predictor stores per token, for inputs of `d` elements.
-    pub fn shared_shape(&self, d: usize) -> SharedShape {
+    /// What the predictor of `neurons` neurons stores per token, for inputs of `d` elements.
+    pub fn shared_shape(&self, d: usize, neurons: usize) -> SharedShape {
         match self {
             Kind::None | Kind::Magnitude { .. } | Kind::Coarse => SharedShape::default(),
             Kind::Sign { .. } => SignBit::shared_shape(d),
             Kind::LowRank(spec) => spec.shared_shape(),
+            Kind::CoarseTop => CoarseTop::shared_shape(neurons),
         }
     }
 }
@@ -177,6 +184,11 @@ fn part_lens(kind: &Kind, d: usize, neurons: usize) -> [usize; 3] {
             neurons.saturating_mul(two_bit_row_bytes(d)),
             neurons.saturating_mul(2),
             0,
+        ],
+        Kind::CoarseTop => [
+            neurons.saturating_mul(two_bit_row_bytes(d)),
+            CutoffFit::BYTES,
+            neurons.saturating_mul(2),
         ],
     }
 }
@@ -292,6 +304,10 @@ impl Directory {
         let thresholds = match entry.kind {
             Kind::LowRank(_) => third,
             Kind::Coarse => second,
+            Kind::CoarseTop => match CutoffFit::from_bytes(&bytes[second]) {
+                Some(_) => third,
+                None => return Err("its cutoffs come from numbers that are not finite".into()),
+            },
             _ => return Ok(()),
         };
         // infinite thresholds are valid: always, and never
@@ -332,6 +348,16 @@ impl Directory {
             Kind::Coarse => {
                 let thresholds = Thresholds::Each(second?);
                 Some(Box::new(CoarseGate::new(first?, self.d, thresholds)))
+            }
+            Kind::CoarseTop => {
+                let thresholds = Thresholds::Each(third?);
+                top::assemble(
+                    first?,
+                    self.d,
+                    entry.neurons,
+                    second?.as_slice(),
+                    thresholds,
+                )
             }
         }
     }
@@ -445,7 +471,8 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
             threshold: f32::from_bits(value),
         }),
         4 if value == 0 => plain(Kind::Coarse),
-        0..=4 => Err(format!("a threshold of {value:#x} makes no sense")),
+        5 if value == 0 => plain(Kind::CoarseTop),
+        0..=5 => Err(format!("a threshold of {value:#x} makes no sense")),
         other => Err(format!("unknown kind {other}")),
     }
 }
@@ -535,6 +562,7 @@ pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]
             }
             Kind::Magnitude { threshold } => [3, 0, 0, 0, 0, threshold.to_bits()],
             Kind::Coarse => [4, 0, 0, 0, 0, 0],
+            Kind::CoarseTop => [5, 0, 0, 0, 0, 0],
         };
         for (i, field) in fields.into_iter().enumerate() {
             put(&mut out, at + 4 * i, field);
@@ -573,24 +601,4 @@ pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]
     let len = out.len() as u64;
     out[40..48].copy_from_slice(&len.to_le_bytes());
     out
-}
-
-fn put(out: &mut [u8], at: usize, value: u32) {
-    out[at..at + 4].copy_from_slice(&value.to_le_bytes());
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut b = [0; 4];
-    b.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(b)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut b = [0; 8];
-    b.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(b)
-}
-
-fn f32_at(bytes: &[u8], at: usize) -> f32 {
-    f32::from_bits(u32_at(bytes, at))
 }

@@ -8,7 +8,7 @@ use emberflow_predictor::{LowRankSpec, Quality, Reads};
 
 const D: usize = 70;
 const NEURONS: usize = 5;
-const LAYERS: usize = 5;
+const LAYERS: usize = 6;
 
 fn quality() -> Quality {
     Quality {
@@ -56,6 +56,14 @@ fn banks() -> Vec<NewBank> {
         layer(
             Kind::Coarse,
             vec![filled(NEURONS * two_bit_row_bytes(D)), filled(2 * NEURONS)],
+        ),
+        layer(
+            Kind::CoarseTop,
+            vec![
+                filled(NEURONS * two_bit_row_bytes(D)),
+                filled(12),
+                filled(2 * NEURONS),
+            ],
         ),
     ]
 }
@@ -135,6 +143,18 @@ fn experts_have_sizes_and_tokens_of_their_own() {
 }
 
 #[test]
+fn cutoffs_come_from_finite_numbers() {
+    let good = section();
+    let (directory, cutoffs) = (parse(&good).expect("a section"), good.len() - 128);
+    for at in [0, 4, 8] {
+        let mut bad = good.clone();
+        bad[cutoffs + at..cutoffs + at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        let error = directory.check(&bad).expect_err("cutoffs").to_string();
+        assert!(error.contains("cutoffs"), "{error}");
+    }
+}
+
+#[test]
 fn lies_are_refused() {
     let good = section();
     let record = |layer: usize| 64 + 64 * layer;
@@ -150,7 +170,7 @@ fn lies_are_refused() {
         (48, &2.0f32.to_le_bytes(), "recall"),
         (48, &f32::NAN.to_le_bytes(), "recall"),
         (60, &[1], "reserved"),
-        (record(0), &[5], "kind"),
+        (record(0), &[6], "kind"),
         (record(0) + 8, &[1], "zeros"),
         (record(0) + 20, &[1], "threshold"),
         (record(1) + 20, &[71], "threshold"),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Compute, Cpu, DType};
 use emberflow_predictor::section::{Directory, Kind, Training, encode};
-use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
-use emberflow_predictor::{Features, Shared};
+use emberflow_predictor::train::{Design, Fires, GateLayer, Made, Texts, Trainer};
+use emberflow_predictor::{Features, Shared, Sums, top_multiple};
 use fastrand::Rng;
 
 const D: usize = 96;
@@ -20,6 +20,7 @@ fn normal(random: &mut Rng) -> f32 {
 struct Problem {
     gate: Vec<f32>,
     texts: [Vec<f32>; 3],
+    fires: Fires,
 }
 
 impl Problem {
@@ -45,6 +46,7 @@ impl Problem {
         Self {
             texts: [text(TOKENS), text(400), text(400)],
             gate,
+            fires: Fires::Above(0.0),
         }
     }
 
@@ -53,7 +55,7 @@ impl Problem {
         GateLayer {
             d: D,
             gate: &self.gate,
-            fires_above: 0.0,
+            fires: self.fires,
             texts: Texts {
                 train,
                 calibrate,
@@ -121,6 +123,60 @@ fn the_second_factor_makes_up_for_the_rounding_of_the_first() {
         q8.recall(),
         q8.overhead()
     );
+}
+
+/// A twentieth of the gates fires, those above a cutoff that the predictor has to estimate.
+#[test]
+fn cutoffs_of_a_token_are_found_from_coarse_scores() {
+    let mut problem = Problem::planted(90, 1.0);
+    problem.fires = Fires::Top(top_multiple(0.95));
+    let made = problem.solve(Design::Coarse);
+    assert_eq!(made.bank.kind, Kind::CoarseTop);
+    let q = made.bank.quality;
+    assert!((0.03..0.07).contains(&q.active_share()), "{q:?}");
+    assert!(q.recall() > 0.95 && q.overhead() < 8.0, "{q:?}");
+
+    let training = Training {
+        trained_on: TOKENS as u64,
+        measured_on: 400,
+        target: 0.98,
+    };
+    let section = encode(D, &[NEURONS], training, &[made.bank]);
+    let directory = Directory::parse(&section, section.len() as u64, D, &[NEURONS]).unwrap();
+    directory.check(&section).unwrap();
+    let block: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(section);
+    let predictor = directory.predictor(0, &block).unwrap();
+    let (tokens, on) = (7, Compute::new(2, None));
+    let text = &problem.texts[2][..tokens * D];
+    let named = |text: &[f32]| {
+        let tokens = text.len() / D;
+        let mut quantized = Activations::default();
+        on.cpu.quantize_activations(text, tokens, &mut quantized);
+        let features = Features {
+            normed: text,
+            quantized: quantized.all(),
+            residual: &[],
+        };
+        let mut shared = Shared::new(predictor.shape(), tokens);
+        let mut margins = vec![0.0; NEURONS * tokens];
+        predictor.prepare(&on, features, &mut shared);
+        predictor.margins(on.cpu, features, &shared, 0, &mut margins);
+        (margins, predictor.cutoffs(&shared).to_vec())
+    };
+    let (margins, cutoffs) = named(text);
+    let mut sums = Sums::default();
+    for (t, x) in text.chunks_exact(D).enumerate() {
+        let gate = |row: &[f32]| row.iter().zip(x).map(|(g, x)| g * x).sum::<f32>();
+        let gates: Vec<f32> = problem.gate.chunks_exact(D).map(gate).collect();
+        let of = sums.moments(&gates, 1).next().unwrap();
+        let off = f64::from(of.above(top_multiple(0.95)) - cutoffs[t]) / of.deviation;
+        assert!(off.abs() < 0.15, "token {t}: {off} deviations");
+        // alone as among others
+        let (alone, its) = named(x);
+        assert_eq!(its, [cutoffs[t]]);
+        let among = margins.iter().skip(t).step_by(tokens);
+        assert!(alone.iter().eq(among), "token {t}");
+    }
 }
 
 #[test]

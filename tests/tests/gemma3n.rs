@@ -66,7 +66,7 @@ fn what_needs_a_gate_alone_is_refused() {
         Engine::open(model, options).err().unwrap()
     };
     let predicted = refused(&|o| o.sparsity = Sparsity::Predicted);
-    assert!(matches!(predicted, Error::GateTop { .. }), "{predicted}");
+    assert!(matches!(predicted, Error::NoPredictors), "{predicted}");
     let mapped = refused(&|o| o.ablation = Ablation::Mmap);
     assert!(matches!(mapped, Error::GateTop { .. }), "{mapped}");
     let small = refused(&|o| o.budget = Budget::Bytes(1 << 20));

@@ -12,8 +12,9 @@ use emberflow::train_predictor;
 use emberflow_engine::memory::Residency;
 use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options, Phases, Sparsity};
 use emberflow_kernels::DType;
-use emberflow_predictor::section::Directory;
+use emberflow_predictor::section::{Directory, Kind};
 use emberflow_storage::container::Container;
+use emberflow_tests::widen::{Wider, widen};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 fn predicted(context: usize) -> Options {
@@ -222,6 +223,68 @@ fn predictors_of_other_families_experts_give_one_answer() {
                 .any(|bank| bank.kind.predicts())
         );
         check_one_answer(&output, &tokens);
+    }
+}
+
+/// Layers whose gates fire above a cutoff of their token, which the predictor estimates; the last
+/// layer is dense.
+#[test]
+fn predictors_of_gaussian_top_k_give_one_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let case = fixtures().join("models").join("gemma3n_whole");
+    let tokens = Golden::load(&case, "golden.json").tokens;
+    let wider = Wider {
+        copies: 9,
+        config: ("      150", "      1350"),
+        rows: &["mlp.gate_proj", "mlp.up_proj"],
+        columns: "down_proj.weight",
+        change: |_, _| {},
+    };
+    let container = packed(
+        &widen(&case, &dir.path().join("wide"), &wider),
+        dir.path(),
+        DType::Q8,
+    );
+    let output = dir.path().join("predicted.ember");
+    let how = "--bytes 100 --tokens 3000 --recall 0.95 --floor 0";
+    let mut arguments = vec![container.to_str().unwrap()];
+    arguments.extend(how.split(' '));
+    train(&arguments, &output);
+    let kinds: Vec<Kind> = (directory(&output).banks.iter().map(|bank| bank.kind)).collect();
+    assert!(kinds[..10].iter().all(|kind| *kind == Kind::CoarseTop));
+    assert_eq!(kinds[10..], [Kind::None]);
+    check_one_answer(&output, &tokens);
+    // Close to what the gates themselves say, which is not touched.
+    let with = |sparsity| Options {
+        sparsity,
+        ..roomy(tokens.len())
+    };
+    let logits = |path: &Path, sparsity| all_logits(&mut open(path, with(sparsity)), &tokens, 5);
+    let exact = logits(&output, Sparsity::Exact);
+    assert!(bits(&exact) == bits(&logits(&container, Sparsity::Auto)));
+    let predicted = logits(&output, Sparsity::Predicted);
+    let error = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
+    let off: f64 = exact.iter().zip(&predicted).map(error).sum();
+    let all: f64 = exact.iter().map(|a| f64::from(*a).powi(2)).sum();
+    println!("relative error of the logits: {}", (off / all).sqrt());
+    // Of 150 different neurons, which are few to estimate a deviation from.
+    assert!(off < 0.6 * all, "{off} of {all}");
+    // A kind that does not know the cutoff, and a floor that is not reached.
+    for (how, why) in [
+        ("--kind sign", "only --kind coarse"),
+        ("--floor 1", "lower --floor"),
+    ] {
+        let output = dir.path().join("refused.ember");
+        let mut arguments = vec![
+            container.to_str().unwrap(),
+            "--bytes",
+            "100",
+            "--tokens",
+            "500",
+        ];
+        arguments.extend(how.split(' '));
+        let refused = try_train(&arguments, &output).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
     }
 }
 

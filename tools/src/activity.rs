@@ -1,6 +1,6 @@
 //! The activation statistics that a container holds.
 
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_predictor::stats::{ActivationStats, StatsError};
 use emberflow_storage::container::Container;
 
@@ -68,7 +68,17 @@ pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<Visits>, 
 /// # Errors
 /// As [`activity`].
 pub fn original_ids(container: &Container, c: &ModelConfig) -> Result<Vec<Vec<u32>>, Failure> {
-    let layers = activity(container, c)?.map_or(Vec::new(), |stats| stats.layers);
-    let experts = layers.into_iter().flat_map(|l| l.experts);
+    let Some(stats) = activity(container, c)? else {
+        return Ok(Vec::new());
+    };
+    if let Some(routing) = stats.routing() {
+        let original = |bank: Bank| {
+            let layer = routing.layers.get(bank.layer as usize)?;
+            let expert = layer.neurons.get(bank.expert as usize)?;
+            Some(expert.original.clone())
+        };
+        return Ok(c.banks().map(|b| original(b).unwrap_or_default()).collect());
+    }
+    let experts = stats.layers.into_iter().flat_map(|l| l.experts);
     Ok(experts.map(|e| e.original).collect())
 }

@@ -133,8 +133,8 @@ pub fn open_observed(
     open(model, options, force, false)
 }
 
-/// As [`open_engine`], for an engine whose routers are observed, by somebody who will hold `reserve`
-/// bytes.
+/// As [`open_engine`], for an engine whose routers are observed, and of which neurons of experts are
+/// counted if they have exact zeros, by somebody who will hold `reserve` bytes.
 pub fn open_routed(
     model: Model,
     args: &EngineArgs,
@@ -143,6 +143,7 @@ pub fn open_routed(
     force: bool,
 ) -> Result<Engine, Failure> {
     let options = Options {
+        count_fired: model.text().config().ffn_kind.activation.is_sparse(),
         reserve,
         ..engine_options(args, context)?
     };
@@ -188,6 +189,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F32 => DType::F32,
         },
         observe: false,
+        count_fired: false,
         preemption: false,
         reserve: 0,
         device: open_device(args)?,

@@ -131,7 +131,7 @@ fn judged(
     ids: &[u32],
     window: usize,
 ) -> Result<Perplexity, Failure> {
-    let sparse = model.text().config().ffn_kind.activation.is_sparse();
+    let sparse = model.text().config().has_zeros();
     let mut engine_args = args.engine.clone();
     engine_args.sparsity = match sparse {
         true => SparsityArg::Exact,

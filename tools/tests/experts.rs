@@ -5,6 +5,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{call, json};
+use emberflow_predictor::stats::{ActivationStats, ExpertStats};
+use emberflow_storage::container::Container;
 use serde_json::Value;
 
 const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
@@ -139,6 +141,67 @@ fn experts_in_mxfp4_take_statistics() {
         done["logits_hash"].clone()
     };
     assert_eq!(run(&plain), run(&known));
+}
+
+/// How often each expert's neurons fire by statistics, and by those in a container.
+fn counts(bytes: &[u8]) -> Vec<ExpertStats> {
+    let stats = ActivationStats::read(bytes).unwrap();
+    let layers = stats.routing().unwrap().layers.iter();
+    layers.flat_map(|layer| layer.neurons.clone()).collect()
+}
+
+#[test]
+fn neurons_inside_experts_are_counted_and_ordered() {
+    let dir = tempfile::tempdir().unwrap();
+    let [folder, plain, ordered, stats, again] =
+        ["hf", "p.ember", "o.ember", "s", "t"].map(|name| path(dir.path(), name));
+    assert!(
+        call(&["export", "demo-moe", "-o", &folder])
+            .status
+            .success()
+    );
+    let profile = |model: &str, to: &str| {
+        let limit = ["--limit", "600", "--json"];
+        json(&[&["profile", model, "-f", HELDOUT, "-o", to][..], &limit].concat());
+        counts(&std::fs::read(to).unwrap())
+    };
+    let pack = |to: &str, more: &[&str]| {
+        let args = ["pack", &folder, "-o", to, "--quant", "q8"];
+        let done = call(&[&args[..], more].concat());
+        assert!(done.status.success(), "{done:?}");
+    };
+    pack(&plain, &[]);
+    let first = profile(&plain, &stats);
+    assert!(first.iter().all(|expert| expert.original.is_empty()));
+    let fired: u64 = first.iter().flat_map(|expert| &expert.counts).sum();
+    assert!(fired > 0);
+    let shown = json(&["profile", "show", &stats, "--json"]);
+    for layer in shown["layers"].as_array().unwrap() {
+        let active = number(layer, "active_share");
+        assert!((0.02..0.6).contains(&active), "{layer}");
+    }
+    pack(&ordered, &["--stats", &stats]);
+    let verify = ["verify", &ordered, "--source", &folder];
+    assert!(call(&verify).status.success());
+    let container = Container::open(Path::new(&ordered)).unwrap();
+    let packed = counts(&container.read_stats().unwrap());
+    for (packed, first) in packed.iter().zip(&first) {
+        assert!(packed.counts.is_sorted_by(|a, b| a >= b), "{packed:?}");
+        for (&id, count) in packed.original.iter().zip(&packed.counts) {
+            assert_eq!(first.counts[id as usize], *count);
+        }
+    }
+    // Counted again, in the checkpoint's order: sums in another order change a few gates.
+    let second = profile(&ordered, &again);
+    let pairs = || (first.iter().zip(&second)).flat_map(|(a, b)| a.counts.iter().zip(&b.counts));
+    let off: u64 = pairs().map(|(a, b)| a.abs_diff(*b)).sum();
+    assert!(100 * off < fired, "{off} of {fired}");
+    // Forecasts know how many fire.
+    let plan = |model: &str| {
+        let plan = json(&["plan", model, "--memory", "27MiB", "--json"]);
+        plan["plans"][0]["basis"].clone()
+    };
+    assert_eq!(plan(&ordered)["neurons_assumed"], false);
 }
 
 /// A mapped model holds no more than any other: its pages count in the process's memory.

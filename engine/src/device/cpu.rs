@@ -361,7 +361,7 @@ impl Task {
             cut: self.cut,
             top: None,
         };
-        gating.apply(cpu, &mut gate);
+        gating.apply(cpu, &[], &mut gate);
         gate[0]
     }
 

@@ -9,17 +9,34 @@ pub(crate) struct Gating {
     pub activation: Activation,
     /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
-    /// Multiple of the deviation of Gaussian top-k, by which gates are activated once all are known
-    /// (`top.rs`).
+    /// Multiple of the deviation of Gaussian top-k, by which gates are activated once their rows'
+    /// cutoffs are known (`top.rs`).
     pub top: Option<f32>,
 }
 
 impl Gating {
-    /// Applies function and threshold in place, unless the gates have to wait for the others of their
-    /// bank. Exactly zero means that the neuron does not fire.
-    pub fn apply(self, cpu: Cpu, values: &mut [f32]) {
-        if self.top.is_none() {
-            self.activate(cpu, values);
+    /// Applies function and threshold in place to `values [neurons × rows]`: with Gaussian top-k to
+    /// what is above the rows' `cutoffs`, and not yet where these are not known. Exactly zero means
+    /// that the neuron does not fire.
+    pub fn apply(self, cpu: Cpu, cutoffs: &[f32], values: &mut [f32]) {
+        match self.top {
+            None => self.activate(cpu, values),
+            Some(_) if cutoffs.is_empty() => {}
+            Some(_) => self.activate_above(cpu, cutoffs, values),
+        }
+    }
+
+    /// Activates what of `gates`, `[neurons × rows]`, is above the rows' `cutoffs`; the others become
+    /// zero.
+    fn activate_above(self, cpu: Cpu, cutoffs: &[f32], gates: &mut [f32]) {
+        for gates in gates.chunks_exact_mut(cutoffs.len().max(1)) {
+            for (gate, &cutoff) in gates.iter_mut().zip(cutoffs) {
+                let above = *gate - cutoff;
+                *gate = above.max(0.0);
+                if above > 0.0 {
+                    self.activate(cpu, std::slice::from_mut(gate));
+                }
+            }
         }
     }
 

@@ -25,6 +25,8 @@ pub(super) struct GateWork<'a> {
     pub input: Input<'a>,
     /// Biases of the bank's gates, by packed id; empty without any.
     pub bias: &'a [f32],
+    /// Of each row, what a gate has to exceed; empty where it is not known or does not matter.
+    pub cutoffs: &'a [f32],
 }
 
 impl GateWork<'_> {
@@ -54,7 +56,7 @@ impl GateWork<'_> {
             }
         }
         add_bias(self.bias.get(neurons).unwrap_or(&[]), gates);
-        self.gating.apply(cpu, gates);
+        self.gating.apply(cpu, self.cutoffs, gates);
     }
 
     /// Like [`GateWork::resident`] for any number of neurons from a cluster border on, but only for
@@ -92,7 +94,7 @@ impl GateWork<'_> {
                     let values = &mut values[..rows.len() * tokens];
                     products(cpu, &rows, self.input, &pairs, values, memory);
                     self.add_bias(at.iter().map(|i| first + i), values);
-                    self.gating.apply(cpu, values);
+                    self.gating.apply(cpu, self.cutoffs, values);
                     for (i, values) in at.into_iter().zip(values.chunks_exact_mut(tokens)) {
                         mask::keep_wanted(bits(i), i % CLUSTER, values);
                         gates[i * tokens..][..tokens].copy_from_slice(values);
@@ -127,7 +129,7 @@ impl GateWork<'_> {
                 products(self.cpu, rows.list(), self.input, &pairs, values, memory);
                 let cluster = bytes.cluster() as usize * CLUSTER;
                 self.add_bias(rows.ids(0..rows.len()).map(|n| cluster + n), values);
-                self.gating.apply(self.cpu, values);
+                self.gating.apply(self.cpu, self.cutoffs, values);
                 for (i, values) in values.chunks_exact_mut(tokens).enumerate() {
                     let n = rows.id(i);
                     if let Some(wanted) = wanted {

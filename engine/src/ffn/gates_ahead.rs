@@ -83,6 +83,7 @@ impl GatesAhead {
             gating: rows.gating,
             input: Input::new(on.cpu, &self.normed, 1, &mut self.input),
             bias: next.bias,
+            cutoffs: &[],
         };
         let gates = &mut self.gates[..rows.neurons];
         let part = rows.neurons.div_ceil(CLUSTER * on.threads()) * CLUSTER;

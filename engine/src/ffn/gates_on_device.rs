@@ -70,6 +70,6 @@ impl GateWork<'_> {
             gates.iter_mut().zip(products).for_each(|(g, p)| *g = p);
         }
         add_bias(self.bias.get(neurons).unwrap_or(&[]), gates);
-        self.gating.apply(self.cpu, gates);
+        self.gating.apply(self.cpu, self.cutoffs, gates);
     }
 }

@@ -128,6 +128,7 @@ impl Ffn {
             }
             next = end;
         }
+        self.count_fired();
         self.store.end_layer();
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::pairs::{Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
-use super::top::{self, Tops};
+use super::top::Tops;
 use crate::ablation::Overlap;
 use crate::counters::nanoseconds;
 use crate::error::Error;
@@ -238,14 +238,14 @@ impl Ffn {
             &mut self.counts,
             of.bank,
             features,
+            &mut self.cutoffs,
         );
         let oracle = (of.rows == 1 && of.gating.top.is_none())
             .then(|| self.oracle.next())
             .flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.gates_resident(of.bank));
-        let gate_len = self.shape.format.gate_len();
-        let on_device = self.store.on_device(of.bank);
+        let (gate_len, on_device) = (self.shape.format.gate_len(), self.store.on_device(of.bank));
         if !of.named {
             let own = of.neurons.saturating_sub(on_device * CLUSTER);
             self.counts.all(&of, own * gate_len);
@@ -260,7 +260,7 @@ impl Ffn {
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
-            gates: self.shape.gates(on, of.gating, from),
+            gates: self.shape.gates(on, of.gating, from, &self.cutoffs),
             features,
             predictor,
             oracle,
@@ -298,30 +298,43 @@ impl Ffn {
 
 impl FfnShape {
     /// Gates of a unit from its resident Gate rows.
-    fn gates<'a>(&self, on: &Compute, gating: Gating, from: UnitInput<'a>) -> GateWork<'a> {
+    fn gates<'a>(
+        &self,
+        on: &Compute,
+        gating: Gating,
+        from: UnitInput<'a>,
+        cutoffs: &'a [f32],
+    ) -> GateWork<'a> {
         GateWork {
             cpu: on.cpu,
             format: self.format,
             gating,
             input: from.input,
             bias: from.bias.gate,
+            cutoffs,
         }
     }
 }
 
-/// The predictors, with the part that all neurons share computed; `None` if this bank has none.
+/// The predictors, with the part that all neurons share computed; `None` if this bank has none. Their
+/// `cutoffs` replace those of the bank before.
 fn prepare<'a>(
     on: &Compute,
     predictors: &'a mut Option<Predictors>,
     counts: &mut Counts,
     bank: u32,
     features: Features<'_>,
+    cutoffs: &mut Vec<f32>,
 ) -> Option<&'a Predictors> {
+    cutoffs.clear();
     let predictors = predictors.as_mut()?;
     let start = Moment::now();
     let names = predictors.prepare(on, bank, features);
     counts.predict_ns += nanoseconds(start.elapsed());
     counts.bytes += if names { predictors.bytes(bank) } else { 0 };
+    if names {
+        cutoffs.extend_from_slice(predictors.cutoffs(bank));
+    }
     names.then_some(&*predictors)
 }
 
@@ -338,7 +351,7 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     let gates = &mut pairs.gates[of.pairs..][..lens[1] * all];
     let margins = &mut pairs.margins[..lens[2] * all];
     let pieces = clusters.div_ceil(GATE_PIECES * on.threads());
-    if let (Some(multiple), Some(_)) = (of.gating.top, naming.resident) {
+    if let (Some(multiple), false) = (of.gating.top, of.named) {
         return share_top(on, of, multiple, gates, taker, pieces);
     }
     if let Some(begun) = naming.begin_on_device(of) {
@@ -381,7 +394,7 @@ fn share_top(
     (on.workers).for_each_part_then(
         of_gates(clusters, unit, gates),
         pieces,
-        &|_, _, gates, _| top::apply(of.gating, on.cpu, cutoffs, gates),
+        &|_, _, gates, _| of.gating.apply(on.cpu, cutoffs, gates),
         &mut |c, _, gates, _| taker.take_early(c, &[], gates, &[]),
     );
     taker.take_late(&[], gates, &[]);

@@ -53,6 +53,15 @@ impl Predictors {
         }
     }
 
+    /// After [`Predictors::prepare`]: what the gates of each token have to exceed to fire; empty where
+    /// that does not depend on the token.
+    pub fn cutoffs(&self, bank: u32) -> &[f32] {
+        match self.layers.get(bank as usize) {
+            Some(Some(predictor)) => predictor.cutoffs(&self.shared),
+            _ => &[],
+        }
+    }
+
     /// After [`Predictors::prepare`]: `margins [neurons × tokens]`, score minus threshold, for
     /// neurons from `first` on. Wanted where ≥ 0.
     pub fn margins(

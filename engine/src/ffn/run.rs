@@ -103,6 +103,7 @@ impl Ffn {
         let values = self.values_of(&group);
         let (units, store, now) = (&self.units, &self.store, &self.schedule.now);
         let (format, wanted) = (self.shape.format, &self.pairs.wanted);
+        let cutoffs = self.cutoffs.as_slice();
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
         let first = &units[unit_of(group.start)];
         let unit_len = CLUSTER * first.rows;
@@ -123,6 +124,7 @@ impl Ffn {
                     gating: of.gating,
                     input,
                     bias: bias.gate,
+                    cutoffs,
                 };
                 let cluster = item - of.first;
                 let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
@@ -144,7 +146,7 @@ impl Ffn {
         let values = self.values_of(&group);
         let (fired, computed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
-        let (shape, store) = (&self.shape, &self.store);
+        let (shape, store, cutoffs) = (&self.shape, &self.store, self.cutoffs.as_slice());
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
         let first = &units[unit_of(group.start)];
         let (rows, record) = (first.rows, self.record.as_mut());
@@ -160,15 +162,15 @@ impl Ffn {
                     cpu: on.cpu,
                     shape,
                     gating: of.gating,
+                    cutoffs,
                     store,
                     input: input.input,
                     bias: input.bias,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
                 };
-                let ready = (item..stop).filter(is_ready);
                 let records = records.get(from - group.start..).unwrap_or(&[]);
-                let done = job.sum(from, ready, partials, records);
+                let done = job.sum(from, (item..stop).filter(is_ready), partials, records);
                 fired.fetch_add(done.fired, Ordering::Relaxed);
                 computed.fetch_add(done.neurons, Ordering::Relaxed);
                 item = stop;

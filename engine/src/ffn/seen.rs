@@ -64,6 +64,11 @@ impl Record {
         (&self.gates[..values], &self.hidden[..values])
     }
 
+    /// Gates of `values` pairs from `first` on.
+    pub fn gates(&self, first: usize, values: usize) -> &[f32] {
+        &self.gates[first..first + values]
+    }
+
     /// The parts of consecutive clusters, each filled by the thread that computes it.
     pub fn clusters(
         &mut self,

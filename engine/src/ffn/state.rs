@@ -14,8 +14,8 @@ use super::shape::FfnShape;
 use super::top::Tops;
 use crate::counters::Counters;
 use crate::device::Room;
-use crate::store::NeuronStore;
 use crate::store::regions::CLUSTER;
+use crate::store::{Layout, NeuronStore};
 
 /// Bytes of partial sums before a reduction: those of one token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
@@ -39,6 +39,8 @@ pub(crate) struct FfnRoom {
     pub threads: usize,
     /// Keep gates and hidden values for [`Ffn::recorded`].
     pub observe: bool,
+    /// Count how often each neuron fires.
+    pub counts: bool,
 }
 
 impl FfnRoom {
@@ -66,6 +68,12 @@ impl FfnRoom {
         let group = |rows| clusters_per_group(rows, d, self.clusters, self.threads) * rows * d;
         (1..=self.rows).map(group).max().unwrap_or(0)
     }
+}
+
+/// No firings of any neuron, by bank.
+fn nothing_fired(layout: &Layout) -> Vec<Vec<u64>> {
+    let neurons = layout.sizes().iter();
+    neurons.map(|&n| vec![0; n as usize]).collect()
 }
 
 /// Counters.
@@ -106,12 +114,16 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
-    /// Cutoffs of gates.
+    /// Cutoffs of gates, where all of these are computed.
     pub(super) tops: Tops,
+    /// Those that the predictor of the bank being computed has estimated; empty without any.
+    pub(super) cutoffs: Vec<f32>,
     /// A device failed in this layer: its sums are missing.
     pub(super) lost: bool,
     /// For observers.
     pub(super) record: Option<Record>,
+    /// By bank: for how many rows each neuron has fired; empty unless that is counted.
+    pub(super) fired: Vec<Vec<u64>>,
 }
 
 impl Ffn {
@@ -152,8 +164,13 @@ impl Ffn {
             recent: Recent::new(room.rows),
             counts: Counts::default(),
             tops: Tops::default(),
+            cutoffs: Vec::with_capacity(room.rows),
             lost: false,
-            record: room.observe.then(|| Record::new(pairs)),
+            record: (room.observe || room.counts).then(|| Record::new(pairs)),
+            fired: match room.counts {
+                true => nothing_fired(store.layout()),
+                false => Vec::new(),
+            },
             shape,
             store,
         }
@@ -168,15 +185,36 @@ impl Ffn {
     /// Bytes that [`Ffn::new`] allocates, without the predictors.
     pub fn bytes_for(shape: &FfnShape, room: &FfnRoom) -> u64 {
         let (pairs, partials) = (room.pairs(), room.partials(shape.format.d));
-        let record = if room.observe {
-            Record::bytes_for(pairs)
-        } else {
-            0
+        let record = match room.observe || room.counts {
+            true => Record::bytes_for(pairs),
+            false => 0,
         };
         let floats = pairs + partials + 2 * room.neurons;
         let gathered = Gathered::bytes_for(room.gathered(), shape.format.d, true);
         let ahead = GatesAhead::bytes_for(shape.format.d, room.neurons);
         (4 * floats + pairs / 8 + gathered) as u64 + Recent::bytes_for(room.rows) + record + ahead
+    }
+
+    /// By bank, in packed order: for how many rows each neuron has fired since it was asked last.
+    pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
+        match self.fired.is_empty() {
+            true => Vec::new(),
+            false => std::mem::replace(&mut self.fired, nothing_fired(self.store.layout())),
+        }
+    }
+
+    /// Counts which neurons fired in the units just computed.
+    pub(super) fn count_fired(&mut self) {
+        let Some(record) = self.record.as_ref().filter(|_| !self.fired.is_empty()) else {
+            return;
+        };
+        for unit in &self.units {
+            let gates = record.gates(unit.pairs, unit.neurons * unit.rows);
+            let rows = gates.chunks_exact(unit.rows.max(1));
+            for (fired, gates) in self.fired[unit.bank as usize].iter_mut().zip(rows) {
+                *fired += gates.iter().filter(|&&gate| gate != 0.0).count() as u64;
+            }
+        }
     }
 
     /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
@@ -198,12 +236,12 @@ impl Ffn {
     }
 
     /// Gates and hidden values of the last layer, which had one unit, `[neurons × tokens]` each;
-    /// empty unless recorded.
+    /// empty unless recorded for observers.
     fn recorded(&self, tokens: usize) -> (&[f32], &[f32]) {
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         match &self.record {
-            Some(record) => record.values(neurons * tokens),
-            None => (&[], &[]),
+            Some(record) if self.fired.is_empty() => record.values(neurons * tokens),
+            _ => (&[], &[]),
         }
     }
 

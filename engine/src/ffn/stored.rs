@@ -61,6 +61,31 @@ fn visited(c: &ModelConfig) -> f64 {
     visits as f64 / (all as f64).max(1.0)
 }
 
+/// Whether the layers whose gates fire above a cutoff of their token have predictors that know it, and
+/// no others.
+fn check_cutoffs(directory: &Directory, c: &ModelConfig) -> Result<(), String> {
+    for (bank, entry) in c.banks().zip(&directory.banks) {
+        let top = c.form.gate_top.get(bank.layer as usize);
+        let above_cutoff = top.is_some_and(|&share| share > 0.0);
+        let wrong = match above_cutoff {
+            true => entry.kind != Kind::CoarseTop,
+            false => entry.kind == Kind::CoarseTop || top.is_some() && entry.kind != Kind::None,
+        };
+        if wrong {
+            return Err(format!(
+                "layer {} has predictors of kind {:?}, and its gates {}; train them again",
+                bank.layer,
+                entry.kind,
+                match above_cutoff {
+                    true => "fire above a cutoff of their token, which only coarse gates know",
+                    false => "do not fire above a cutoff of their token",
+                }
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Whether every layer has one bank.
 fn looks_ahead(c: &ModelConfig) -> bool {
     c.banks().count() == c.layers as usize
@@ -72,7 +97,10 @@ impl StoredPredictors {
         if container.predictor_len() > 0 {
             return Ok(Some(Self::section(container, c)?));
         }
-        Self::imported(container, c)
+        match c.form.has_gate_top() {
+            true => Ok(None),
+            false => Self::imported(container, c),
+        }
     }
 
     fn section(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
@@ -86,8 +114,9 @@ impl StoredPredictors {
         let mut head = vec![0; (Directory::len_for(neurons.len()) as u64).min(len) as usize];
         container.peek_predictor(&mut head)?;
         let directory = Directory::parse(&head, len, d, &neurons).map_err(|e| bad(&e))?;
+        check_cutoffs(&directory, c).map_err(|e| bad(&e))?;
         let kinds = directory.banks.iter().map(|b| b.kind);
-        let shape = kinds.clone().map(|k| k.shared_shape(d));
+        let shape = (directory.banks.iter()).map(|b| b.kind.shared_shape(d, b.neurons));
         Ok(Self {
             cuts: kinds
                 .clone()
@@ -159,7 +188,7 @@ impl StoredPredictors {
                 relu: true,
             });
         }
-        let shapes = specs.iter().map(|s| Kind::LowRank(*s).shared_shape(d));
+        let shapes = specs.iter().map(|s| s.shared_shape());
         Ok(Some(Self {
             cuts: vec![0.0; specs.len()],
             predicts: vec![true; specs.len()],
@@ -174,6 +203,11 @@ impl StoredPredictors {
             quality: None,
             origin: Origin::Imported(specs),
         }))
+    }
+
+    /// By bank: whether it has a predictor.
+    pub fn predicting(&self) -> &[bool] {
+        &self.predicts
     }
 
     /// Whether any bank has a predictor.
@@ -281,5 +315,56 @@ struct Weights(Slot);
 impl AsRef<[u8]> for Weights {
     fn as_ref(&self) -> &[u8] {
         self.0.as_slice()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_predictor::section::{NewBank, Training, encode};
+
+    use super::*;
+    use crate::model::Model;
+
+    #[test]
+    fn gates_above_a_cutoff_need_predictors_that_know_it() {
+        let model = Model::demo().expect("the bundled model");
+        let mut c = model.text().config().clone();
+        let (d, neurons) = (c.d_model as usize, vec![c.ffn as usize; c.layers as usize]);
+        let rows = emberflow_kernels::two_bit_row_bytes(d) * neurons[0];
+        let coarse = vec![vec![0; rows], vec![0; 2 * neurons[0]]];
+        let top = vec![coarse[0].clone(), vec![0; 12], coarse[1].clone()];
+        let mut accepts = |share: f32, first: Kind, last: Kind| {
+            c.form.gate_top = vec![share; neurons.len()];
+            c.form.gate_top[1..].fill(0.0);
+            if share == 0.0 {
+                c.form.gate_top.clear();
+            }
+            let kinds = std::iter::once(first).chain(std::iter::repeat(last));
+            let bank = |kind: Kind| NewBank {
+                kind,
+                quality: Quality::default(),
+                parts: match kind {
+                    Kind::Coarse => coarse.clone(),
+                    Kind::CoarseTop => top.clone(),
+                    _ => Vec::new(),
+                },
+            };
+            let banks: Vec<NewBank> = kinds.take(neurons.len()).map(bank).collect();
+            let training = Training {
+                trained_on: 0,
+                measured_on: 0,
+                target: 0.98,
+            };
+            let bytes = encode(d, &neurons, training, &banks);
+            let parsed = Directory::parse(&bytes, bytes.len() as u64, d, &neurons);
+            check_cutoffs(&parsed.expect("a section"), &c).is_ok()
+        };
+        assert!(accepts(0.95, Kind::CoarseTop, Kind::None));
+        assert!(!accepts(0.95, Kind::Coarse, Kind::None));
+        assert!(!accepts(0.95, Kind::None, Kind::None));
+        assert!(!accepts(0.95, Kind::CoarseTop, Kind::CoarseTop));
+        assert!(!accepts(0.95, Kind::CoarseTop, Kind::Coarse));
+        assert!(accepts(0.0, Kind::Coarse, Kind::None));
+        assert!(!accepts(0.0, Kind::CoarseTop, Kind::None));
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Job<'a> {
     pub cpu: Cpu,
     pub shape: &'a FfnShape,
     pub gating: Gating,
+    /// As in [`GateWork`](super::gates::GateWork).
+    pub cutoffs: &'a [f32],
     pub store: &'a NeuronStore,
     pub input: Input<'a>,
     pub bias: Bias<'a>,
@@ -308,7 +310,7 @@ impl<'a> Job<'a> {
         let span = clusters.first().and_then(|(_, c)| c.trace(&trace::GATE));
         products(self.cpu, rows.list(), self.input, &pairs, gates, memory);
         self.add_biases(self.bias.gate, clusters, &rows, ends.iter().copied(), gates);
-        self.gating.apply(self.cpu, gates);
+        self.gating.apply(self.cpu, self.cutoffs, gates);
         drop(span);
         let (mut fired, mut row) = (0, 0);
         for ((item, cluster), end) in clusters.iter().zip(ends) {

@@ -47,6 +47,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
         chosen: 4,
         threads,
         observe: false,
+        counts: false,
     };
     thread_buffer::reserve(super::thread_floats(D, ROWS));
     Ffn::new(shape, world.store(plan, ways).unwrap(), None, room)
@@ -247,6 +248,7 @@ fn groups_of_clusters_fit_the_partial_sums() {
         chosen: 0,
         threads: 2,
         observe: false,
+        counts: false,
     };
     for rows in [1, 2, 40, 512] {
         let group = clusters_per_group(rows, 4096, 86, 2);

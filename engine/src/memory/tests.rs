@@ -23,6 +23,7 @@ fn needs() -> Needs {
         cluster: 128,
         clusters: 63,
         hot_clusters: 7,
+        always: 0,
         two_phases: false,
         min_slots: 256,
         stream_len: 128 * 1024,

@@ -135,7 +135,7 @@ impl Pass<'_> {
     }
 
     fn mode(&self, plan: &MemoryPlan, layer: usize, tokens: usize, positions: usize) -> Mode {
-        let dense = self.shape.dense;
+        let dense = self.shape.dense || self.firing.is_always(layer);
         let predicts = self.predictor.bytes > 0 && !dense;
         let bundles = layer as u64 >= plan.gate_banks;
         let scan = dense || bundles && !predicts;

@@ -36,6 +36,9 @@ pub struct Firing {
     misses: Option<Misses>,
     /// Whether the frequencies were measured.
     pub measured: bool,
+    /// By layer: whether every token needs all of its neurons, although those of others are told
+    /// apart. The cold region holds none of them.
+    pub always: Vec<bool>,
 }
 
 impl Firing {
@@ -68,6 +71,7 @@ impl Firing {
             stickiness: 0.0,
             misses: None,
             measured: false,
+            always: Vec::new(),
         };
         let all = || (0..new.banks.len()).flat_map(|b| new.groups(b, 0));
         let sum: f64 = all().map(|(n, p)| n * p).sum();
@@ -115,6 +119,20 @@ impl Firing {
         }
     }
 
+    /// The same where all neurons of these layers are needed for every token.
+    pub fn with_always(mut self, always: Vec<bool>) -> Self {
+        for (bank, _) in self.banks.iter_mut().zip(&always).filter(|(_, a)| **a) {
+            bank.fill(1.0);
+        }
+        self.always = always;
+        self
+    }
+
+    /// Whether all neurons of a layer are needed for every token.
+    pub fn is_always(&self, layer: usize) -> bool {
+        self.always.get(layer) == Some(&true)
+    }
+
     fn group_len(&self, group: usize) -> usize {
         GROUP.min(self.neurons - group * GROUP)
     }
@@ -151,13 +169,18 @@ impl Firing {
     }
 
     /// Miss rate of a cold region with `slots` neurons that serves the first banks, as many as
-    /// `first` has, and of each the neurons from `first[bank]` on; the others are resident.
+    /// `first` has, and of each the neurons from `first[bank]` on; the others are resident. It holds
+    /// none of layers that are needed whole.
     ///
     /// Modelled as one cache of the combined size: a frequency-aware policy keeps the hot neurons
     /// anyway.
     pub fn absent(&self, slots: u64, first: &[usize]) -> Absent {
-        let hot: usize = first.iter().map(|&n| n.min(self.neurons)).sum();
-        let all = first.len() * self.neurons;
+        let served = (0..first.len()).filter(|&bank| !self.is_always(bank));
+        let hot: usize = served
+            .clone()
+            .map(|bank| first[bank].min(self.neurons))
+            .sum();
+        let all = served.count() * self.neurons;
         if slots == 0 || slots >= (all - hot) as u64 {
             return Absent([if slots == 0 { 1.0 } else { 0.0 }; BINS]);
         }
@@ -218,11 +241,12 @@ impl Absent {
     /// model's.
     fn by_frequency(firing: &Firing, share: f64) -> Self {
         let mut classes = [0.0; BINS];
-        for (neurons, often) in (0..firing.banks.len()).flat_map(|b| firing.groups(b, 0)) {
+        let served = (0..firing.banks.len()).filter(|&bank| !firing.is_always(bank));
+        for (neurons, often) in served.flat_map(|b| firing.groups(b, 0)) {
             classes[bin(often).round() as usize] += neurons;
         }
         let locality = (1.08 - 0.66 * share).clamp(0.77, 1.0);
-        let mut left = share * (firing.banks.len() * firing.neurons) as f64;
+        let mut left = share * classes.iter().sum::<f64>();
         let mut absent = [1.0; BINS];
         for (absent, &neurons) in absent.iter_mut().zip(&classes).rev() {
             let there = left.min(neurons);

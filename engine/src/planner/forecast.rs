@@ -117,7 +117,7 @@ impl Planner {
                     true => !visits || !misses || self.expert_misses.is_some(),
                     false => self.firing.measured,
                 },
-                neurons_assumed: experts && !visits && misses,
+                neurons_assumed: experts && !visits && misses && !self.firing.measured,
             },
             expert_hit_rate: visits.then(|| self.expert_hits(division)),
             memory: memory.clone(),

@@ -69,23 +69,9 @@ impl Planner {
         });
         let rates = rates.by_clock(clock::rate());
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
-        let Temperature {
-            hot_clusters,
-            frequencies,
-            persistence,
-            misses,
-            popularity,
-        } = Temperature::read(layout, of.config, most)?;
-        // A model with experts is planned as one of the neurons that a token visits.
-        let (banks, neurons) = (layout.layers(), layout.neurons_visited());
-        let firing = match () {
-            () if !frequencies.is_empty() => {
-                Firing::measured(frequencies.iter().map(Vec::as_slice), persistence, misses)
-            }
-            () if layout.has_experts() => Firing::even(banks, neurons, of.firing_share()),
-            () if of.config.form.has_gate_top() => Firing::by_layer(of.config),
-            () => Firing::unknown(banks, neurons),
-        };
+        let mut known = Temperature::read(layout, of.config, most)?;
+        let firing = of.firing(&known);
+        let always = add_always(&mut known.hot_clusters, layout, &firing);
         let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
         let buffers = of.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
@@ -98,9 +84,10 @@ impl Planner {
         let chunks = chunks(options.chunk, prompt).into_iter();
         let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
-        let hot = (hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
+        let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
             stream_most: buffers,
+            always,
             ..of.needs(hot, costs, least)?
         };
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
@@ -108,9 +95,9 @@ impl Planner {
             needs,
             scratch,
             shape: of.shape(),
-            expert_misses: popularity.misses,
+            expert_misses: known.popularity.misses,
             firing: match of.naming {
-                Naming::All => Firing::always(banks, neurons),
+                Naming::All => Firing::always(layout.layers(), layout.neurons_visited()),
                 _ => firing,
             },
             rates,
@@ -119,7 +106,7 @@ impl Planner {
             threads: of.threads,
             threads_fixed: options.threads != 0,
             context: options.context,
-            hot_clusters,
+            hot_clusters: known.hot_clusters,
             batch: options.batch,
             ablation: options.ablation,
             predictor: of.predictor(),
@@ -127,13 +114,27 @@ impl Planner {
             tier: of.tier(),
             io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
         };
-        Ok((planner, Known::new(frequencies, popularity.visits)))
+        Ok((
+            planner,
+            Known::new(known.frequencies, known.popularity.visits),
+        ))
     }
 
     /// Read costs for run-time decisions.
     pub(crate) fn read_costs(&self, layout: &Layout) -> ReadCosts {
         layout.read_costs(&self.device, self.firing.share())
     }
+}
+
+/// Adds the clusters of layers that are needed whole to the `hot` ones of each bank, and returns how
+/// many they are.
+fn add_always(hot: &mut [Vec<u32>], layout: &Layout, firing: &Firing) -> u64 {
+    let clusters = layout.clusters_of_each();
+    let whole = (0..clusters.len()).filter(|&bank| firing.is_always(bank));
+    for bank in whole.clone() {
+        hot.iter_mut().for_each(|hot| hot[bank] = clusters[bank]);
+    }
+    whole.map(|bank| u64::from(clusters[bank])).sum()
 }
 
 impl Opened<'_> {
@@ -150,6 +151,7 @@ impl Opened<'_> {
                 .map_or(0, |m| m.chosen as usize),
             threads,
             observe: self.options.observe,
+            counts: self.options.count_fired,
         }
     }
 
@@ -198,6 +200,40 @@ impl Opened<'_> {
     /// The predictors, where they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
+    }
+
+    /// How neurons fire, as far as statistics know. A model with experts is planned as one of the
+    /// neurons that a token visits.
+    fn firing(&self, known: &Temperature) -> Firing {
+        let layout = self.layout;
+        let (banks, neurons) = (layout.layers(), layout.neurons_visited());
+        let measured = |often: &[Vec<f32>], persistence, misses| {
+            Firing::measured(often.iter().map(Vec::as_slice), persistence, misses)
+        };
+        let firing = match () {
+            () if !known.visited.is_empty() => measured(&known.visited, None, None),
+            () if layout.has_experts() => Firing::even(banks, neurons, self.firing_share()),
+            () if !known.frequencies.is_empty() => {
+                measured(&known.frequencies, known.persistence, known.misses)
+            }
+            () if self.config.form.has_gate_top() => Firing::by_layer(self.config),
+            () => Firing::unknown(banks, neurons),
+        };
+        firing.with_always(self.always())
+    }
+
+    /// By layer: whether every token needs all of its neurons, although those of others are told
+    /// apart: layers of GELU beside those of Gaussian top-k, and without a predictor beside others.
+    fn always(&self) -> Vec<bool> {
+        let (c, stored) = (self.config, self.naming_predictors());
+        let predicted = |layer: usize| stored.is_some_and(|s| s.predicting()[layer]);
+        let always = |layer: usize| match self.naming {
+            _ if self.layout.has_experts() => false,
+            Naming::All => false,
+            Naming::Gates => c.form.has_gate_top() && !c.is_sparse(layer as u32),
+            Naming::Predictor => !predicted(layer),
+        };
+        (0..self.layout.layers()).map(always).collect()
     }
 
     fn predictor(&self) -> PredictorNeeds {
@@ -301,6 +337,12 @@ impl Opened<'_> {
             StreamState::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
+            // one count for each neuron, and those that were taken
+            if o.count_fired {
+                16 * self.layout.total()
+            } else {
+                0
+            },
             RouterAhead::bytes_for(self.config, self.threads),
             io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
             PER_THREAD * self.threads as u64,
@@ -360,12 +402,13 @@ impl Opened<'_> {
             device_clusters: 0,
             device: 0,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
+            always: 0,
             two_phases: sparse && two_phases,
             min_slots: layout.min_slots(),
             stream_len: Arena::charge(1, layout.stream_len()),
             stream_most: LEAST_BUFFERS,
             gates_help: sparse,
-            gates_must: c.form.has_gate_top(),
+            gates_must: c.form.has_gate_top() && self.naming == Naming::Gates,
             gate_banks: layout.banks() as u64,
             gates_divide: self.naming == Naming::Gates
                 && !two_phases

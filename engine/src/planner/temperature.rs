@@ -20,6 +20,9 @@ pub(crate) struct Temperature {
     pub misses: Option<Misses>,
     /// How a mixture's experts are chosen, if any.
     pub popularity: Popularity,
+    /// By layer: how often the neurons of the experts fire that a token visits; empty where that was
+    /// not counted.
+    pub visited: Vec<Vec<f32>>,
 }
 
 /// How often experts are visited, by a container's routing statistics.
@@ -72,6 +75,7 @@ impl Temperature {
             persistence: None,
             misses: None,
             popularity: Popularity::default(),
+            visited: Vec::new(),
         };
         let bytes = layout.container.read_stats()?;
         if bytes.is_empty() {
@@ -86,6 +90,8 @@ impl Temperature {
             let stats = ActivationStats::parse_routing(&bytes, layers, experts).map_err(bad)?;
             return Ok(Self {
                 popularity: Popularity::of(&stats, layout),
+                frequencies: of_experts(&stats, layout),
+                visited: visited(&stats, layout),
                 ..none()
             });
         }
@@ -107,8 +113,46 @@ impl Temperature {
             persistence: persistence(&stats),
             misses: (stats.profile.as_ref().map(|p| p.misses)).filter(|m| !m.is_empty()),
             popularity: Popularity::default(),
+            visited: Vec::new(),
         })
     }
+}
+
+/// By bank: for which share of the tokens each neuron of an expert fires; empty where none is counted,
+/// and for banks whose neurons are not.
+fn of_experts(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
+    let Some(routing) = stats.routing().filter(|r| r.counts_neurons()) else {
+        return Vec::new();
+    };
+    let mut all = vec![Vec::new(); layout.banks()];
+    let often = |count: &u64| (*count as f64 / stats.tokens.max(1) as f64) as f32;
+    for (number, layer) in routing.layers.iter().enumerate() {
+        for (bank, expert) in layout.banks_of(number).zip(&layer.neurons) {
+            all[bank as usize] = expert.counts.iter().map(often).collect();
+        }
+    }
+    all
+}
+
+/// By layer: how often the neurons fire that a token visits, expert after expert, each like the mean of
+/// the layer's; those of other banks like the mean of all. Empty where none is counted.
+fn visited(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
+    let Some(routing) = stats.routing().filter(|r| r.counts_neurons()) else {
+        return Vec::new();
+    };
+    let layers: Vec<Option<Vec<f32>>> = routing.layers.iter().map(|l| l.firing()).collect();
+    let counted = || layers.iter().flatten().flatten();
+    let mean = counted().sum::<f32>() / (counted().count() as f32).max(1.0);
+    let neurons = layout.neurons_visited();
+    let of_layer = |firing: &Option<Vec<f32>>| {
+        let mut all = firing
+            .as_deref()
+            .unwrap_or(&[])
+            .repeat(routing.chosen as usize);
+        all.resize(neurons, mean);
+        all
+    };
+    layers.iter().map(of_layer).collect()
 }
 
 impl Popularity {

@@ -84,6 +84,9 @@ pub(crate) struct StoreSetup<'a> {
     pub costs: ReadCosts,
     /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
     pub gates_first: bool,
+    /// By layer: whether every token needs all of its neurons, although those of others are told
+    /// apart.
+    pub always: Vec<bool>,
     /// The device, if there is one.
     pub tier: Option<TierSetup>,
     pub options: &'a Options,
@@ -132,6 +135,8 @@ pub(crate) struct NeuronStore {
     gate_banks: usize,
     pub(super) costs: ReadCosts,
     gates_first: bool,
+    /// By layer: see [`StoreSetup`].
+    always: Vec<bool>,
     /// A device that computes gates, if there is one.
     pub(super) gate_products: Option<Arc<Products>>,
     memory: ArenaOptions,
@@ -204,6 +209,7 @@ impl NeuronStore {
             gate_banks: 0,
             costs: setup.costs,
             gates_first: setup.gates_first,
+            always: setup.always,
             gate_products: None,
             memory,
             threads: options.threads,
@@ -393,7 +399,14 @@ impl NeuronStore {
 
     /// Whether a bank's neurons can be in the cold region.
     pub(super) fn has_cold(&self, bank: u32) -> bool {
-        self.cold.slots() > 0 && self.gates_resident(bank) == self.slots_lack_gates()
+        self.cold.slots() > 0
+            && self.gates_resident(bank) == self.slots_lack_gates()
+            && !self.is_always_needed(bank)
+    }
+
+    /// Whether every token needs every neuron of a bank, although those of others are told apart.
+    fn is_always_needed(&self, bank: u32) -> bool {
+        self.always.get(self.layout.layer_of(bank)) == Some(&true)
     }
 
     /// Slot contents for a bank's neurons.
@@ -406,8 +419,8 @@ impl NeuronStore {
     pub(super) fn scans(&self, bank: u32) -> bool {
         match self.naming {
             Naming::All => true,
-            Naming::Gates => !self.gates_resident(bank),
-            Naming::Predictor => false,
+            Naming::Gates => !self.gates_resident(bank) || self.is_always_needed(bank),
+            Naming::Predictor => self.is_always_needed(bank),
         }
     }
 

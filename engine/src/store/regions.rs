@@ -52,11 +52,17 @@ pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
 
 /// Divides `left` bytes into at most `hot_clusters` hot clusters of `unit` bytes and at least
 /// `min_slots` cold slots of `slot` bytes. The cold region adapts to the text, so it gets at least
-/// half.
-pub fn split(left: u64, unit: u64, slot: u64, hot_clusters: u64, min_slots: u64) -> (u64, u64) {
+/// half, or what is left beside `always` clusters, which every token needs.
+pub fn split(
+    left: u64,
+    [unit, slot]: [u64; 2],
+    [hot_clusters, always]: [u64; 2],
+    min_slots: u64,
+) -> (u64, u64) {
     let unit = unit.max(1);
     let beside = left.saturating_sub(min_slots.saturating_mul(slot));
-    let hot = hot_clusters.min(left / 2 / unit).min(beside / unit);
+    let most = (left / 2 / unit).max(always);
+    let hot = hot_clusters.min(most).min(beside / unit);
     (hot, (left - hot * unit) / slot.max(1))
 }
 
@@ -93,9 +99,13 @@ mod tests {
 
     #[test]
     fn the_cold_region_gets_half_and_its_minimum() {
-        assert_eq!(split(1000, 100, 10, 3, 0), (3, 70));
-        assert_eq!(split(1000, 100, 10, 9, 0), (5, 50));
-        assert_eq!(split(1000, 100, 10, 9, 80), (2, 80));
-        assert_eq!(split(90, 100, 10, 9, 9), (0, 9));
+        let split = |left, hot, min_slots| split(left, [100, 10], hot, min_slots);
+        assert_eq!(split(1000, [3, 0], 0), (3, 70));
+        assert_eq!(split(1000, [9, 0], 0), (5, 50));
+        assert_eq!(split(1000, [9, 0], 80), (2, 80));
+        assert_eq!(split(90, [9, 0], 9), (0, 9));
+        // What every token needs is worth more.
+        assert_eq!(split(1000, [9, 7], 0), (7, 30));
+        assert_eq!(split(1000, [9, 7], 50), (5, 50));
     }
 }

@@ -156,6 +156,9 @@ impl NeuronStore {
     /// Copies the neurons of a hot cluster to free cold slots; evicts nothing. `unit`: the
     /// cluster's bytes in the hot region.
     pub(super) fn keep_from_hot(&mut self, bank: u32, cluster: u32, unit: &[u8]) {
+        if !self.has_cold(bank) {
+            return;
+        }
         let content = *self.content(bank);
         for (i, neuron) in self.layout.cluster_neurons(bank, cluster).enumerate() {
             let key = Key { bank, neuron };

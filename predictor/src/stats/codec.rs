@@ -22,6 +22,8 @@
 //!             routing          experts and chosen ones; layers; each: experts (0 where dense),
 //!                              visits, again (experts × each), together (pairs of experts ×);
 //!                              needed, and missed × 15; only of a model with experts
+//!             neurons          of each expert, only where these were counted: neurons, then for
+//!                              each layer 1 or 0: they follow, as counts per bank do above
 //! ```
 //!
 //! Every list has at least one byte per entry, so no allocation exceeds a small multiple of the
@@ -61,9 +63,7 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
     }
     let all = stats.layers.iter().flat_map(|l| &l.experts);
     for (expert, bank) in all.zip(&profile.banks) {
-        out.number(u64::from(!expert.original.is_empty()));
-        expert.original.iter().for_each(|&i| out.number(i.into()));
-        out.numbers(&expert.counts);
+        out.expert(expert);
         bank.unions.iter().for_each(|list| out.numbers(list));
         out.numbers(&bank.stayed);
         out.numbers(&bank.contributed);
@@ -286,6 +286,19 @@ impl Out {
         }
         self.number(routing.misses.needed);
         self.numbers(&routing.misses.missed);
+        let counted = routing.layers.iter().flat_map(|l| &l.neurons).next();
+        let Some(first) = counted else { return };
+        self.number(first.counts.len() as u64);
+        for layer in &routing.layers {
+            self.number(u64::from(!layer.neurons.is_empty()));
+            layer.neurons.iter().for_each(|expert| self.expert(expert));
+        }
+    }
+
+    fn expert(&mut self, expert: &ExpertStats) {
+        self.number(u64::from(!expert.original.is_empty()));
+        expert.original.iter().for_each(|&i| self.number(i.into()));
+        self.numbers(&expert.counts);
     }
 
     fn magnitudes(&mut self, m: &Magnitudes) {
@@ -366,6 +379,7 @@ impl<'a> In<'a> {
                 visits: self.numbers(experts)?,
                 again: self.numbers(experts)?,
                 together: self.numbers(together)?,
+                neurons: Vec::new(),
             });
         }
         let mut misses = ExpertMisses {
@@ -375,12 +389,31 @@ impl<'a> In<'a> {
         for missed in &mut misses.missed {
             *missed = self.number()?;
         }
+        if self.left() > 0 {
+            self.neurons(&mut layers)?;
+        }
         Ok(Routing {
             experts,
             chosen,
             layers,
             misses,
         })
+    }
+
+    /// How neurons inside the experts of `layers` fire.
+    fn neurons(&mut self, layers: &mut [RoutedLayer]) -> Result<(), String> {
+        let neurons = self.count(1)?;
+        for layer in layers {
+            match self.number()? {
+                0 => continue,
+                1 if neurons > 0 && !layer.visits.is_empty() => {}
+                n => return Err(format!("mark {n} before the neurons of experts")),
+            }
+            for expert in 0..layer.visits.len() {
+                layer.neurons.push(read_expert(self, expert, neurons)?);
+            }
+        }
+        Ok(())
     }
 
     fn magnitudes(&mut self) -> Result<Magnitudes, String> {

@@ -3,7 +3,7 @@
 //! There are two file formats. `emberflow-stats-v1` is JSON with one count per neuron.
 //! `emberflow-stats-v2` (`codec.rs`) is binary and adds a [`Profile`]: activity by batch size,
 //! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together; of
-//! a model with experts, how its router chooses (`routing.rs`), without any counts of neurons.
+//! a model with experts, how its router chooses and how neurons inside experts fire (`routing.rs`).
 //! Both use the checkpoint's original neuron order. The packer orders neurons by them and stores
 //! them in the container in packed order.
 
@@ -52,7 +52,7 @@ pub struct LayerStats {
 }
 
 /// Counts of one FFN.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertStats {
     /// Expert number.
     pub expert: u32,

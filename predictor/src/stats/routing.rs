@@ -1,4 +1,7 @@
-//! How a mixture's router chooses: popularity, reuse from token to token, co-selection.
+//! How a mixture's router chooses: popularity, reuse from token to token, co-selection; and how often
+//! the neurons inside its experts fire.
+
+use super::{ExpertStats, is_permutation};
 
 /// Sizes of a cache of experts for which misses are counted, in 16ths of all experts.
 pub const SIXTEENTHS: usize = 15;
@@ -25,6 +28,8 @@ pub struct RoutedLayer {
     pub again: Vec<u64>,
     /// Tokens that visit both of two experts: 0 and 1, 0 and 2, …, 1 and 2, ….
     pub together: Vec<u64>,
+    /// How often each expert's neurons fire; empty where that was not counted.
+    pub neurons: Vec<ExpertStats>,
 }
 
 /// Visits, and how many of them a cache of each size does not hold.
@@ -71,7 +76,22 @@ impl RoutedLayer {
             visits: vec![0; experts],
             again: vec![0; experts],
             together: vec![0; pairs(experts)],
+            neurons: Vec::new(),
         }
+    }
+
+    /// Share of the tokens that visit an expert for which its neurons fire, mean of the experts by their
+    /// visits; `None` where that was not counted.
+    pub fn firing(&self) -> Option<Vec<f32>> {
+        let mut fired = vec![0u128; self.neurons.first()?.counts.len()];
+        for expert in &self.neurons {
+            for (sum, &count) in fired.iter_mut().zip(&expert.counts) {
+                *sum += u128::from(count);
+            }
+        }
+        let visits: u128 = self.visits.iter().map(|&n| u128::from(n)).sum();
+        let share = |sum: u128| (sum as f64 / (visits as f64).max(1.0)) as f32;
+        Some(fired.into_iter().map(share).collect())
     }
 
     /// Place in `together` of the experts `a < b`.
@@ -160,6 +180,15 @@ impl Routing {
         if sizes(self) != sizes(other) {
             return Err("their models have other experts".into());
         }
+        let neurons = |r: &Self| -> Vec<(usize, Vec<u32>)> {
+            let experts = r.layers.iter().flat_map(|l| &l.neurons);
+            experts
+                .map(|e| (e.counts.len(), e.original.clone()))
+                .collect()
+        };
+        if neurons(self) != neurons(other) {
+            return Err("they count other neurons, or in another order".into());
+        }
         let overflow = || "a count overflows".to_owned();
         for (mine, theirs) in self.layers.iter_mut().zip(&other.layers) {
             let theirs = [&theirs.visits, &theirs.again, &theirs.together];
@@ -169,7 +198,58 @@ impl Routing {
                 }
             }
         }
+        let mine = self.layers.iter_mut().flat_map(|l| &mut l.neurons);
+        let theirs = other.layers.iter().flat_map(|l| &l.neurons);
+        for (mine, theirs) in mine.zip(theirs) {
+            for (a, &b) in mine.counts.iter_mut().zip(&theirs.counts) {
+                *a = a.checked_add(b).ok_or_else(overflow)?;
+            }
+        }
         self.misses.merge(other.misses).ok_or_else(overflow)
+    }
+
+    /// Whether neurons inside experts are counted.
+    pub fn counts_neurons(&self) -> bool {
+        self.layers.iter().any(|layer| !layer.neurons.is_empty())
+    }
+
+    /// Reorders the neurons inside experts: `order(layer, expert)` is the original id of every packed
+    /// neuron, empty for those that keep their order.
+    pub fn permute<'o>(&mut self, order: impl Fn(u32, u32) -> &'o [u32]) {
+        for (layer, routed) in (0..).zip(&mut self.layers) {
+            for expert in &mut routed.neurons {
+                let order = order(layer, expert.expert);
+                if order.len() == expert.counts.len() {
+                    expert.counts = order.iter().map(|&i| expert.counts[i as usize]).collect();
+                    expert.original = order.to_vec();
+                }
+            }
+        }
+    }
+
+    /// Checks the counts of neurons inside experts; returns what is wrong.
+    fn check_neurons(&self) -> Result<(), String> {
+        let counted = self.layers.iter().flat_map(|l| l.neurons.first());
+        let len = counted.map(|e| e.counts.len()).next().unwrap_or(0);
+        for (number, layer) in self.layers.iter().enumerate() {
+            let bad = |what: &str| Err(format!("layer {number}: {what}"));
+            if !(layer.neurons.is_empty() || layer.neurons.len() == layer.visits.len()) {
+                return bad("neurons of some experts are counted only");
+            }
+            for ((e, expert), &visits) in (0..).zip(&layer.neurons).zip(&layer.visits) {
+                if expert.expert != e || expert.counts.len() != len {
+                    return bad("experts of other numbers or sizes");
+                }
+                if expert.counts.iter().any(|&count| count > visits) {
+                    return bad("a neuron fires more often than its expert is visited");
+                }
+                let original = &expert.original;
+                if !(original.is_empty() || is_permutation(original, len)) {
+                    return bad("the original ids are not a permutation");
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the numbers are consistent with `tokens` tokens; returns what is wrong.
@@ -209,6 +289,7 @@ impl Routing {
                 }
             }
         }
+        self.check_neurons()?;
         match self.misses.missed.iter().any(|&n| n > self.misses.needed) {
             true => Err("more misses than visits".into()),
             false => Ok(()),

@@ -7,11 +7,12 @@ use crate::predict::Predictor;
 use crate::section::Kind;
 use crate::sign::SignBit;
 use crate::thresholds::Thresholds;
+use crate::top;
 
-/// A predictor of `kind` over its stored parts, with other thresholds.
+/// A predictor of `kind` for `neurons` neurons over its stored parts, with other thresholds.
 pub(super) fn assemble(
     kind: &Kind,
-    d: usize,
+    [d, neurons]: [usize; 2],
     parts: &[Vec<u8>],
     thresholds: Thresholds,
 ) -> Option<Box<dyn Predictor>> {
@@ -21,5 +22,6 @@ pub(super) fn assemble(
         Kind::Sign { limit } => Box::new(SignBit::new(part(0)?, d, limit)),
         Kind::LowRank(spec) => Box::new(LowRank::new(spec, part(0)?, part(1)?, thresholds)),
         Kind::Coarse => Box::new(CoarseGate::new(part(0)?, d, thresholds)),
+        Kind::CoarseTop => return top::assemble(part(0)?, d, neurons, parts.get(1)?, thresholds),
     })
 }

@@ -17,6 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use emberflow_kernels::{Compute, DType, sign_bytes, two_bit_row_bytes};
 use half::f16;
 
+use crate::coarse::CoarseGate;
 use crate::low_rank::LowRankSpec;
 use crate::predict::{Predictor, Reads};
 use crate::quality::Quality;
@@ -92,6 +93,15 @@ pub struct Texts<'a> {
     pub measure: &'a [f32],
 }
 
+/// Which gates fire.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fires {
+    /// Those above a number.
+    Above(f32),
+    /// Those above the mean of all gates of their token and so many of their deviations.
+    Top(f32),
+}
+
 /// A layer to train a predictor for.
 #[derive(Clone, Copy)]
 pub struct GateLayer<'a> {
@@ -99,8 +109,8 @@ pub struct GateLayer<'a> {
     pub d: usize,
     /// Gate rows, `[neurons × d]`, in packed order.
     pub gate: &'a [f32],
-    /// Threshold above which a gate fires.
-    pub fires_above: f32,
+    /// Which gates fire.
+    pub fires: Fires,
     /// The layer's inputs.
     pub texts: Texts<'a>,
     /// Recall to calibrate for, 0 to 1.
@@ -134,7 +144,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// Trains the predictor of a layer; `covariance` is that of its training inputs. `None` if its
-    /// weights are not finite.
+    /// weights are not finite. Where a gate fires above a cutoff of its token, only coarse gates know
+    /// it.
     pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
         let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;
@@ -152,23 +163,16 @@ impl<'a> Trainer<'a> {
                 low_rank::make(self.on, rows, covariance, rank, dtype)?.into()
             }
             Design::Coarse => {
-                vec![round(self.on, rows, covariance, &coarse::LEVELS)]
+                let rows = round(self.on, rows, covariance, &coarse::LEVELS);
+                match layer.fires {
+                    Fires::Above(_) => vec![rows],
+                    Fires::Top(_) => self.with_cutoffs(rows, layer),
+                }
             }
         };
-        let mut kind = match design {
-            Design::Sign => Kind::Sign { limit: 0 },
-            Design::LowRank { rank, dtype } => Kind::LowRank(LowRankSpec {
-                d,
-                neurons,
-                rank,
-                fc1: dtype,
-                fc2: dtype,
-                reads: Reads::Normed,
-                relu: false,
-            }),
-            Design::Coarse => Kind::Coarse,
-        };
-        let scorer = assemble(&kind, d, &parts, Thresholds::One(0.0))?;
+        let size = [d, neurons];
+        let mut kind = kind_of(design, layer.fires, size);
+        let scorer = assemble(&kind, size, &parts, Thresholds::One(0.0))?;
         let fitted = !matches!(design, Design::Sign);
         let thresholds = self.calibrate(scorer.as_ref(), fitted, layer);
         let predictor = match kind {
@@ -177,7 +181,7 @@ impl<'a> Trainer<'a> {
                 kind = Kind::Sign {
                     limit: limit.clamp(0.0, d as f32) as u32,
                 };
-                assemble(&kind, d, &parts, Thresholds::One(0.0))?
+                assemble(&kind, size, &parts, Thresholds::One(0.0))?
             }
             _ => {
                 let stored = thresholds.iter().flat_map(|&t| {
@@ -186,7 +190,7 @@ impl<'a> Trainer<'a> {
                 });
                 let stored: Vec<u8> = stored.collect();
                 parts.push(stored.clone());
-                assemble(&kind, d, &parts, Thresholds::Each(stored.into()))?
+                assemble(&kind, size, &parts, Thresholds::Each(stored.into()))?
             }
         };
         let quality = self.measure(predictor.as_ref(), layer);
@@ -201,6 +205,13 @@ impl<'a> Trainer<'a> {
         })
     }
 
+    /// Coarse rows, and the numbers that cutoffs follow from.
+    fn with_cutoffs(&self, rows: Vec<u8>, layer: &GateLayer<'_>) -> Vec<Vec<u8>> {
+        let gate = CoarseGate::new(rows.clone().into(), layer.d, Thresholds::One(0.0));
+        let fit = self.fit_cutoffs(&gate, layer, &some_inputs(layer));
+        vec![rows, fit.to_bytes()]
+    }
+
     /// The smallest magnitude of an activated gate that keeps a `share` of the (neuron, token)
     /// pairs of the calibration text, and the counts it keeps on the measurement text.
     pub fn magnitude(
@@ -212,8 +223,7 @@ impl<'a> Trainer<'a> {
         // a few neurons per block are a large enough sample
         let found = Mutex::new(Vec::new());
         self.for_each_block(layer, layer.texts.calibrate, &|_, gates| {
-            let mut gates = gates.to_vec();
-            activate(&mut gates);
+            activate(gates);
             let mut some: Vec<f32> = gates.iter().step_by(7).map(|g| g.abs()).collect();
             lock(&found).append(&mut some);
         });
@@ -221,8 +231,7 @@ impl<'a> Trainer<'a> {
         let threshold = cut_for(&mut found, share);
         let quality = Mutex::new(Quality::default());
         self.for_each_block(layer, layer.texts.measure, &|_, gates| {
-            let mut gates = gates.to_vec();
-            activate(&mut gates);
+            activate(gates);
             let mut q = Quality::default();
             gates
                 .iter()
@@ -238,16 +247,13 @@ impl<'a> Trainer<'a> {
         let neurons = layer.gate.len() / layer.d;
         // Fit curves to the training text, and the cut-off to text that nothing was fitted to.
         let curves = Mutex::new(vec![None; neurons]);
-        let d = layer.d;
-        let step = (layer.texts.train.len() / d).div_ceil(CURVE_TOKENS).max(1);
-        let some = layer.texts.train.chunks_exact(d).step_by(step);
-        let some: Vec<f32> = some.flatten().copied().collect();
+        let some = some_inputs(layer);
         if fitted {
-            self.score(scorer, layer, &some, &|first, gates, scores| {
-                let tokens = some.len() / d;
-                let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
-                for (i, (gates, scores)) in rows.enumerate() {
-                    let curve = Curve::fit(scores, |t| gates[t] > layer.fires_above);
+            self.score(scorer, layer, &some, &|first, over, scores| {
+                let tokens = some.len() / layer.d;
+                let rows = over.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
+                for (i, (over, scores)) in rows.enumerate() {
+                    let curve = Curve::fit(scores, |t| over[t] > 0.0);
                     lock(&curves)[first + i] = Some(curve);
                 }
             });
@@ -259,11 +265,11 @@ impl<'a> Trainer<'a> {
             scorer,
             layer,
             layer.texts.calibrate,
-            &|first, gates, scores| {
+            &|first, over, scores| {
                 let tokens = layer.texts.calibrate.len() / layer.d;
-                let pairs = gates.iter().zip(scores).enumerate();
+                let pairs = over.iter().zip(scores).enumerate();
                 let mut firing: Vec<f32> = pairs
-                    .filter(|(_, (gate, _))| **gate > layer.fires_above)
+                    .filter(|(_, (over, _))| **over > 0.0)
                     .map(|(i, (_, &score))| logit(first + i / tokens, score))
                     .collect();
                 lock(&logits).append(&mut firing);
@@ -283,14 +289,14 @@ impl<'a> Trainer<'a> {
             predictor,
             layer,
             layer.texts.measure,
-            &|first, gates, scores| {
+            &|first, over, scores| {
                 let mut thresholds = vec![0.0; scores.len() / tokens.max(1)];
                 predictor.thresholds(self.on.cpu, first, &mut thresholds);
                 let mut q = Quality::default();
-                let rows = gates.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
-                for ((gates, scores), threshold) in rows.zip(&thresholds) {
-                    for (gate, score) in gates.iter().zip(scores) {
-                        q.count(*gate > layer.fires_above, score >= threshold);
+                let rows = over.chunks_exact(tokens).zip(scores.chunks_exact(tokens));
+                for ((over, scores), threshold) in rows.zip(&thresholds) {
+                    for (over, score) in over.iter().zip(scores) {
+                        q.count(*over > 0.0, score >= threshold);
                     }
                 }
                 *lock(&quality) += q;
@@ -298,6 +304,34 @@ impl<'a> Trainer<'a> {
         );
         quality.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The kind of a predictor of `design`.
+fn kind_of(design: Design, fires: Fires, [d, neurons]: [usize; 2]) -> Kind {
+    match design {
+        Design::Sign => Kind::Sign { limit: 0 },
+        Design::LowRank { rank, dtype } => Kind::LowRank(LowRankSpec {
+            d,
+            neurons,
+            rank,
+            fc1: dtype,
+            fc2: dtype,
+            reads: Reads::Normed,
+            relu: false,
+        }),
+        Design::Coarse => match fires {
+            Fires::Above(_) => Kind::Coarse,
+            Fires::Top(_) => Kind::CoarseTop,
+        },
+    }
+}
+
+/// Inputs of the training text to fit a few numbers to.
+fn some_inputs(layer: &GateLayer<'_>) -> Vec<f32> {
+    let tokens = layer.texts.train.len() / layer.d;
+    let step = tokens.div_ceil(CURVE_TOKENS).max(1);
+    let some = layer.texts.train.chunks_exact(layer.d).step_by(step);
+    some.flatten().copied().collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,16 +1,21 @@
 //! Computes gates and predictor scores over a text, block by block.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use emberflow_kernels::{Activations, DType, matmul_scratch};
 
-use super::{GateLayer, Trainer};
+use super::{Fires, GateLayer, Trainer, lock};
+use crate::coarse::CoarseGate;
+use crate::moments::Moments;
 use crate::predict::{Features, Predictor, RANGE, Shared, predict_all};
+use crate::top::CutoffFit;
 
 /// Receives the first neuron of a block and its gates, `[neurons × tokens]`.
-type GatesFn<'f> = dyn Fn(usize, &[f32]) + Sync + 'f;
+type GatesFn<'f> = dyn Fn(usize, &mut [f32]) + Sync + 'f;
 
-/// Also receives the scores, `[neurons × tokens]`.
+/// Receives the first neuron of a block, by how much its gates exceed what they have to to fire, and
+/// their scores, `[neurons × tokens]` each.
 type ScoresFn<'f> = dyn Fn(usize, &[f32], &[f32]) + Sync + 'f;
 
 /// Tokens for timing a predictor.
@@ -45,7 +50,7 @@ impl Trainer<'_> {
                     tokens,
                     &mut scratch,
                 );
-                f(first, &gates);
+                f(first, &mut gates);
             });
     }
 
@@ -70,12 +75,81 @@ impl Trainer<'_> {
         };
         let mut shared = Shared::new(predictor.shape(), tokens);
         predictor.prepare(self.on, features, &mut shared);
-        let shared = &shared;
+        let (shared, cutoffs) = (&shared, self.cutoffs(layer, inputs));
         self.for_each_block(layer, inputs, &|first, gates| {
             let mut scores = vec![0.0; gates.len()];
             predictor.scores(cpu, features, shared, first, &mut scores);
+            for gates in gates.chunks_exact_mut(tokens) {
+                gates.iter_mut().zip(&cutoffs).for_each(|(g, c)| *g -= c);
+            }
             f(first, gates, &scores);
         });
+    }
+
+    /// What the gates of each input have to exceed to fire.
+    pub(super) fn cutoffs(&self, layer: &GateLayer<'_>, inputs: &[f32]) -> Vec<f32> {
+        match layer.fires {
+            Fires::Above(cutoff) => vec![cutoff; inputs.len() / layer.d],
+            Fires::Top(multiple) => {
+                let of = self.moments(layer, inputs, &|_, _| {});
+                of.iter().map(|of| of.above(multiple)).collect()
+            }
+        }
+    }
+
+    /// Moments of each input's gates, or of what `change` makes of a block of them.
+    pub(super) fn moments(
+        &self,
+        layer: &GateLayer<'_>,
+        inputs: &[f32],
+        change: &GatesFn<'_>,
+    ) -> Vec<Moments> {
+        let (d, neurons) = (layer.d, layer.gate.len() / layer.d);
+        let tokens = inputs.len() / d;
+        // By block, to add them up in order.
+        let blocks = neurons.div_ceil(RANGE);
+        let sums = Mutex::new(vec![Vec::new(); blocks]);
+        self.for_each_block(layer, inputs, &|first, gates| {
+            change(first, gates);
+            let mut of = vec![[0.0f64; 2]; tokens];
+            for gates in gates.chunks_exact(tokens) {
+                for (of, &gate) in of.iter_mut().zip(gates) {
+                    let gate = f64::from(gate);
+                    of[0] += gate;
+                    of[1] += gate * gate;
+                }
+            }
+            lock(&sums)[first / RANGE] = of;
+        });
+        let mut all = vec![[0.0; 2]; tokens];
+        for block in sums.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            for (all, of) in all.iter_mut().zip(block) {
+                *all = [all[0] + of[0], all[1] + of[1]];
+            }
+        }
+        (all.iter()
+            .map(|&[sum, squares]| Moments::of(sum, squares, neurons)))
+        .collect()
+    }
+
+    /// How cutoffs follow from the products of `gate`, a coarse copy of the gate rows.
+    pub(super) fn fit_cutoffs(
+        &self,
+        gate: &CoarseGate,
+        layer: &GateLayer<'_>,
+        inputs: &[f32],
+    ) -> CutoffFit {
+        let (cpu, tokens) = (self.on.cpu, inputs.len() / layer.d);
+        let mut quantized = Activations::default();
+        cpu.quantize_activations(inputs, tokens, &mut quantized);
+        let features = Features {
+            normed: inputs,
+            quantized: quantized.all(),
+            residual: &[],
+        };
+        let scores = |first: usize, gates: &mut [f32]| gate.products(cpu, features, first, gates);
+        let of = self.moments(layer, inputs, &scores);
+        CutoffFit::new(&of, &self.cutoffs(layer, inputs))
     }
 
     /// Nanoseconds of one token's prediction, the minimum of several runs.

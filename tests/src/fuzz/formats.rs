@@ -303,6 +303,15 @@ fn profile() -> Vec<u8> {
     stats.to_bytes().expect("statistics")
 }
 
+/// How the neurons of an expert fire, in the packer's order.
+fn inside(expert: u32) -> ExpertStats {
+    ExpertStats {
+        expert,
+        counts: vec![100, 7, 0, 3],
+        original: vec![2, 3, 0, 1],
+    }
+}
+
 /// A dense layer and one of three experts, of which each of 300 tokens visits two.
 fn routing() -> Routing {
     Routing {
@@ -314,6 +323,7 @@ fn routing() -> Routing {
                 visits: vec![300, 200, 100],
                 again: vec![290, 150, 0],
                 together: vec![200, 100, 0],
+                neurons: (0..3).map(inside).collect(),
             },
         ],
         misses: ExpertMisses {
@@ -377,7 +387,7 @@ fn use_stats(bytes: &[u8]) -> bool {
     true
 }
 
-const LAYERS: usize = 5;
+const LAYERS: usize = 6;
 const D: usize = 70;
 const NEURONS: usize = 5;
 
@@ -411,7 +421,8 @@ fn section() -> Vec<u8> {
         (Kind::Sign { limit: 33 }, vec![signs]),
         (Kind::LowRank(spec), low_rank),
         (Kind::Magnitude { threshold: 0.25 }, vec![]),
-        (Kind::Coarse, vec![coarse, rows(2)]),
+        (Kind::Coarse, vec![coarse.clone(), rows(2)]),
+        (Kind::CoarseTop, vec![coarse, vec![0x21; 12], rows(2)]),
     ];
     let banks = layers.map(|(kind, parts)| NewBank {
         kind,

@@ -1,5 +1,6 @@
 //! What is decided before the first weight is read: order, geometry, metadata.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_engine::bundle::NeuronFormat;
@@ -45,15 +46,7 @@ impl PackLayout {
         let c = source.config();
         let fingerprint = format!("{:016x}", source.fingerprint());
         let stats = stats_for(c, options, &fingerprint)?;
-        // routing says nothing of neurons
-        let order: Vec<Vec<u32>> = match stats.as_ref().filter(|_| c.mixture.is_none()) {
-            Some(stats) => c
-                .banks()
-                .enumerate()
-                .map(|(number, bank)| order_of(stats, number, bank, options.coactivation))
-                .collect(),
-            None => Vec::new(),
-        };
+        let order = orders(c, stats.as_ref(), options.coactivation);
         let d = c.d_model as usize;
         let ungated = c.ffn_kind.ungated;
         let geometry = geometry_for(c, output, options)?;
@@ -76,7 +69,7 @@ impl PackLayout {
             calibration: calibrated.map(|rounded| rounded.summary().clone()),
             ..meta_of(source, options, stats.as_ref(), kind, &fingerprint)
         };
-        let packed_stats = stats.map(|s| s.without_sample().permuted(&order));
+        let packed_stats = stats.map(|s| reordered(s.without_sample(), c, &order));
         Ok(Self {
             spec: Spec {
                 geometry,
@@ -176,7 +169,47 @@ fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
     }
 }
 
-/// What [`order_of`] sorts by.
+/// Packed id → original id, one entry per bank, empty for those that keep their order; nothing where
+/// all do.
+fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) -> Vec<Vec<u32>> {
+    let Some(stats) = stats else {
+        return Vec::new();
+    };
+    let Some(routing) = stats.routing() else {
+        let banks = c.banks().enumerate();
+        return banks
+            .map(|(number, bank)| order_of(stats, number, bank, coactivation))
+            .collect();
+    };
+    let of_expert = |bank: Bank| {
+        let layer = routing.layers.get(bank.layer as usize)?;
+        let expert = layer.neurons.get(bank.expert as usize)?;
+        Some(order::by_temperature(&expert.counts))
+    };
+    match routing.counts_neurons() {
+        true => c
+            .banks()
+            .map(|b| of_expert(b).unwrap_or_default())
+            .collect(),
+        false => Vec::new(),
+    }
+}
+
+/// The statistics with neurons in packed order.
+fn reordered(mut stats: ActivationStats, c: &ModelConfig, order: &[Vec<u32>]) -> ActivationStats {
+    let routing = stats.profile.as_mut().and_then(|p| p.routing.as_mut());
+    let Some(routing) = routing else {
+        return stats.permuted(order);
+    };
+    let banks = c.banks().zip(order);
+    let of: BTreeMap<(u32, u32), &[u32]> = banks
+        .map(|(bank, order)| ((bank.layer, bank.expert), order.as_slice()))
+        .collect();
+    routing.permute(|layer, expert| of.get(&(layer, expert)).copied().unwrap_or(&[]));
+    stats
+}
+
+/// What [`orders`] sorts by.
 fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
     let sampled = |s: &ActivationStats| {
         let profile = s.profile.as_deref();

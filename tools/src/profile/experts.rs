@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use emberflow_engine::{Engine, FfnSeen, Logits, Model};
+use emberflow_models::config::ModelConfig;
+use emberflow_predictor::stats::ExpertStats;
 use emberflow_predictor::stats::routing::{ExpertMisses, Routing, SIXTEENTHS};
 use emberflow_predictor::{RouteRecorder, RouteTrace, RoutedSubject};
 use emberflow_storage::cache::Key;
 use serde::Serialize;
 
 use super::Cut;
+use crate::activity::original_ids;
 use crate::cli::ProfileRunArgs;
 use crate::cold::Cold;
 use crate::model::open_routed;
@@ -48,13 +51,19 @@ pub fn run(
     start: Instant,
 ) -> Result<(), Failure> {
     let subject = subject(&model, cut);
+    let c = model.text().config().clone();
+    let original = original_ids(model.container(), &c)?;
     let reserve = RouteRecorder::bytes_for(&subject);
     let mut engine = open_routed(model, &args.engine, cut.positions(), reserve, args.force)?;
     let mut recorder = RouteRecorder::new(subject);
-    record(&mut engine, &mut recorder, cut, args.stop_after)?;
+    let fired = record(&mut engine, &mut recorder, cut, args.stop_after)?;
     drop(engine);
     let misses = misses(recorder.trace())?;
-    let stats = recorder.stats(misses);
+    let mut stats = recorder.stats(misses);
+    let routing = stats.profile.as_mut().and_then(|p| p.routing.as_mut());
+    if let Some(routing) = routing {
+        add_neurons(routing, &c, &fired, &original);
+    }
     atomic::write(output, &stats.to_bytes().map_err(Failure::stats(output))?)?;
     let profile = stats.profile.as_deref();
     let routing = profile.and_then(|p| p.routing.as_ref());
@@ -113,33 +122,57 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
     }
 }
 
-/// Runs all windows, `stop_after` of them at the most.
+/// Adds how often the neurons of experts fire: `fired` by bank in packed order, whose `original` ids
+/// these are.
+fn add_neurons(routing: &mut Routing, c: &ModelConfig, fired: &[Vec<u64>], original: &[Vec<u32>]) {
+    for ((number, bank), fired) in c.banks().enumerate().zip(fired) {
+        let layer = &mut routing.layers[bank.layer as usize];
+        // neither shared experts nor dense layers are routed to
+        if bank.expert as usize >= layer.visits.len() {
+            continue;
+        }
+        let mut counts = fired.clone();
+        let ids = original.get(number).map_or(&[][..], |ids| ids);
+        for (&id, &count) in ids.iter().zip(fired) {
+            counts[id as usize] = count;
+        }
+        layer.neurons.push(ExpertStats {
+            expert: bank.expert,
+            counts,
+            original: Vec::new(),
+        });
+    }
+}
+
+/// Runs all windows, `stop_after` of them at the most. By bank, for how many tokens each neuron fired.
 fn record(
     engine: &mut Engine,
     recorder: &mut RouteRecorder,
     cut: &Cut,
     stop_after: Option<u64>,
-) -> Result<(), Failure> {
+) -> Result<Vec<Vec<u64>>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let bar = progress::steps("profiling", cut.ids.len() as u64);
     let mut sequence = engine.new_sequence()?;
+    let mut fired: Vec<Vec<u64>> = Vec::new();
     for (passed, body) in (1..).zip(cut.ids.chunks(cut.window as usize)) {
-        let tokens: Vec<u32> = cut.bos.into_iter().chain(body.iter().copied()).collect();
-        let lead = tokens.len() - body.len();
-        let chunk = engine.chunk();
         sequence.clear();
-        for (from, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
-            // the start token belongs to no text
-            let skip = lead.saturating_sub(from);
-            let at = (from + skip) - lead;
+        // the start token belongs to no text
+        if let Some(bos) = cut.bos {
+            engine.forward(&mut sequence, &[bos], Logits::None)?;
+            engine.take_fired();
+        }
+        let chunk = engine.chunk();
+        for (at, piece) in (0..).step_by(chunk).zip(body.chunks(chunk)) {
             let mut see = |seen: &FfnSeen<'_>| {
                 let experts = seen.choices.iter().map(|choice| choice.expert);
-                recorder.see(seen.layer, at, skip, experts);
+                recorder.see(seen.layer, at, 0, experts);
             };
             engine.forward_observed(&mut sequence, piece, Logits::None, &mut see)?;
         }
         recorder.end_window(body.len());
+        add(&mut fired, engine.take_fired());
         bar.inc(body.len() as u64);
         if stop.load(Ordering::Relaxed) || stop_after == Some(passed) {
             bar.finish_and_clear();
@@ -152,7 +185,17 @@ fn record(
         }
     }
     bar.finish_and_clear();
-    Ok(())
+    Ok(fired)
+}
+
+/// Adds the counts of a window to those before it.
+fn add(all: &mut Vec<Vec<u64>>, window: Vec<Vec<u64>>) {
+    if all.is_empty() {
+        *all = window;
+        return;
+    }
+    let counts = all.iter_mut().flatten().zip(window.iter().flatten());
+    counts.for_each(|(all, count)| *all += count);
 }
 
 /// What caches of each size miss of a trace: the engine's, filled with the most popular experts.

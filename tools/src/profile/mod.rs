@@ -128,7 +128,8 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     if model.text().config().mixture.is_some() {
         return experts::run(args, model, &cut, output, start);
     }
-    let original = original_ids(model.container(), model.text().config())?;
+    let c = model.text().config().clone();
+    let original = original_ids(model.container(), &c)?;
     let subject = cut.subject(model.text().meta());
     let checkpoint = checkpoint_of(output);
     let mut recorder = recorder(&checkpoint, &subject)?;
@@ -145,7 +146,9 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let named = || Failure::stats(output);
     let mut stats = recorder.stats().restored(&original).map_err(named())?;
     if let Some(profile) = &mut stats.profile {
-        profile.misses = misses::count(recorder.trace())?;
+        // The cold region holds nothing of layers that are needed whole beside others.
+        let told_apart = |layer: usize| !c.has_zeros() || c.is_sparse(layer as u32);
+        profile.misses = misses::count(&recorder.trace().of_banks(told_apart))?;
     }
     atomic::write(output, &stats.to_bytes().map_err(named())?)?;
     // the result is safe; a checkpoint that stays is refused or used up by the next run

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use emberflow_predictor::stats::routing::{Routing, SIXTEENTHS};
-use emberflow_predictor::stats::{ActivationStats, Profile};
+use emberflow_predictor::stats::{ActivationStats, Profile, hot_share};
 use serde::Serialize;
 
 use super::experts::means;
@@ -61,6 +61,12 @@ struct LayerRoutes {
     reuse_by_popularity: f64,
     /// The two experts that are chosen together most often for their popularity.
     together: Option<Pair>,
+    /// Share of a visited expert's neurons that fire; absent where that was not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active_share: Option<f64>,
+    /// Share of the layer's neurons that makes 80 % of the firings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hot_share: Option<f64>,
 }
 
 /// Two experts. Keys are a contract.
@@ -87,7 +93,16 @@ pub fn shown(
     let layers = routed.map(|(number, layer)| {
         let popularity: Vec<f64> = layer.popularity(tokens).collect();
         let chosen = f64::from(routing.chosen);
+        let firing = layer.firing();
+        let mean = |f: Vec<f32>| f.iter().map(|&p| f64::from(p)).sum::<f64>() / f.len() as f64;
+        let counts: Vec<u64> = layer
+            .neurons
+            .iter()
+            .flat_map(|e| e.counts.clone())
+            .collect();
         LayerRoutes {
+            hot_share: firing.as_ref().map(|_| hot_share(&counts, 0.8)),
+            active_share: firing.map(mean),
             layer: number,
             top: popularity.iter().copied().fold(0.0, f64::max) / chosen,
             covering_50: layer.covering(0.5),
@@ -163,6 +178,17 @@ pub fn text(s: &ShownExperts) -> String {
         percent(s.popular),
         percent(s.reuse)
     );
+    let known: Vec<f64> = s.layers.iter().filter_map(|l| l.active_share).collect();
+    if !known.is_empty() {
+        let hot: f64 = s.layers.iter().filter_map(|l| l.hot_share).sum();
+        let of = known.len() as f64;
+        let _ = writeln!(
+            out,
+            "neurons: {} of a visited expert's fire, {} of a layer's make 80 % of the firings",
+            percent(known.iter().sum::<f64>() / of),
+            percent(hot / of)
+        );
+    }
     let cut = s.misses.iter().filter(|m| (m.cache * 8.0).fract() == 0.0);
     let misses: Vec<String> = cut
         .map(|m| format!("{:.0} %: {}", 100.0 * m.cache, percent(m.missed)))

@@ -30,7 +30,7 @@ impl Shipped {
                 .collect(),
         };
         let sum = wanted.iter().map(|&w| u64::from(w)).sum();
-        let (units, slots) = split(capacity as u64, CLUSTER as u64, 1, sum, 0);
+        let (units, slots) = split(capacity as u64, [CLUSTER as u64, 1], [sum, 0], 0);
         let per_layer = vec![header.neurons as u32; header.layers];
         let mut cold = Cold::new(slots, &per_layer)?;
         for (bank, counts) in (0..).zip(&header.counts) {

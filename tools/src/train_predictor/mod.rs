@@ -18,7 +18,8 @@ use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Compute, Cpu, DType};
 use emberflow_models::config::{Activation, Bank, ModelConfig};
 use emberflow_predictor::section::{Kind, NewBank, Training, encode};
-use emberflow_predictor::train::{Design, GateLayer, Made, Texts, Trainer};
+use emberflow_predictor::top_multiple;
+use emberflow_predictor::train::{Design, Fires, GateLayer, Made, Texts, Trainer};
 use emberflow_storage::container::Container;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -90,8 +91,8 @@ struct Job {
     d: usize,
     /// Bytes for a neuron's part of its predictor, at most.
     per_neuron: f64,
-    /// A gate fires above this.
-    fires_above: f32,
+    /// By layer: which gates fire; `None` where all are used, in a model that has others.
+    fires: Vec<Option<Fires>>,
     /// Where finished banks wait, and what their names begin with.
     folder: PathBuf,
     fingerprint: String,
@@ -104,7 +105,7 @@ impl Job {
         container: &Container,
         text: &[u8],
     ) -> Result<Self, Failure> {
-        let sparse = c.ffn_kind.activation.is_sparse();
+        let sparse = c.has_zeros();
         let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
         let model = container.file_len() - container.predictor_len();
         let bytes = model as f64 * args.bytes / 100.0;
@@ -131,14 +132,11 @@ impl Job {
             predicts: sparse,
             d: c.d_model as usize,
             per_neuron: bytes / (neurons as f64).max(1.0),
-            fires_above: match c.ffn_kind.activation {
-                Activation::FatRelu { threshold } => threshold,
-                _ => 0.0,
-            },
+            fires: (0..c.layers).map(|layer| fires(c, layer)).collect(),
             folder: PathBuf::from(folder),
             fingerprint: format!("{:016x}", xxh3_64(&state)),
         };
-        let none = |bank: &Bank| sparse && job.designs(bank.neurons as usize).is_empty();
+        let none = |bank: &Bank| job.names(bank.layer) && job.designs(bank).is_empty();
         match c.banks().find(none) {
             None => Ok(job),
             Some(bank) => Err(Failure::usage(format!(
@@ -160,15 +158,24 @@ impl Job {
         (self.per_neuron * neurons as f64) as usize
     }
 
-    /// The designs to try for a bank of so many neurons: those that fit; none where gates are cut.
-    fn designs(&self, neurons: usize) -> Vec<Design> {
-        let (d, most) = (self.d, self.most(neurons));
+    /// Whether the neurons of a layer are to be named.
+    fn names(&self, layer: u32) -> bool {
+        self.predicts && self.fires[layer as usize].is_some()
+    }
+
+    /// The designs to try for a bank: those that fit; none where gates are cut or all used.
+    fn designs(&self, bank: &Bank) -> Vec<Design> {
+        let (d, neurons) = (self.d, bank.neurons as usize);
+        let most = self.most(neurons);
         let low_rank = Design::low_rank_within(most, d, neurons, DType::Q4);
+        let above_cutoff = matches!(self.fires[bank.layer as usize], Some(Fires::Top(_)));
         let wants = |kind| self.kind == kind || self.kind == PredictorArg::Auto;
         let mut designs = Vec::new();
-        if self.predicts {
-            designs.extend(wants(PredictorArg::Sign).then_some(Design::Sign));
-            designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
+        if self.names(bank.layer) {
+            if !above_cutoff {
+                designs.extend(wants(PredictorArg::Sign).then_some(Design::Sign));
+                designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
+            }
             designs.extend(wants(PredictorArg::Coarse).then_some(Design::Coarse));
             designs.retain(|design| design.bytes(d, neurons) <= most);
         }
@@ -180,11 +187,26 @@ impl Job {
     }
 }
 
+/// Which gates of a layer fire; `None` where all are used, in a model that has others.
+fn fires(c: &ModelConfig, layer: u32) -> Option<Fires> {
+    let share = c.form.gate_top.get(layer as usize).copied();
+    match c.ffn_kind.activation {
+        _ if share.unwrap_or(0.0) > 0.0 => share.map(|share| Fires::Top(top_multiple(share))),
+        _ if c.form.has_gate_top() => None,
+        Activation::FatRelu { threshold } => Some(Fires::Above(threshold)),
+        _ => Some(Fires::Above(0.0)),
+    }
+}
+
 /// Whether the arguments suit the activation of the model's neurons.
 fn check_activation(args: &TrainPredictorArgs, c: &ModelConfig) -> Result<(), Failure> {
     let activation = c.ffn_kind.activation;
     match args.kind {
-        _ if activation.is_sparse() => Ok(()),
+        PredictorArg::Sign | PredictorArg::LowRank if c.form.has_gate_top() => Err(Failure::usage(
+            "the neurons of this model fire above a cutoff of their token, which only --kind \
+                 coarse can tell",
+        )),
+        _ if c.has_zeros() => Ok(()),
         _ if c.mixture.is_some() => Err(Failure::usage(format!(
             "the experts of {} have {activation:?}, which is never exactly zero: there is nothing to \
              predict, and their neurons are read with the whole expert; what can stay in memory are the \
@@ -242,12 +264,12 @@ fn train(
                 gate.extend_from_slice(&neuron.gate);
                 Ok(())
             })?;
-            let routed = c.mixture_of(bank.layer).is_some() && bank.expert < c.experts;
+            let routed = is_routed(c, bank);
             let [train, calibrate, measure] = &inputs.of(place, routed.then_some(bank.expert));
             let layer = GateLayer {
                 d: job.d,
                 gate: &gate,
-                fires_above: job.fires_above,
+                fires: job.fires[bank.layer as usize].unwrap_or(Fires::Above(0.0)),
                 texts: Texts {
                     train,
                     calibrate,
@@ -255,12 +277,7 @@ fn train(
                 },
                 recall: args.recall,
             };
-            let made = match routed && too_few(&layer) {
-                true => Vec::new(),
-                false => make(args, job, &trainer, c, &layer)?,
-            };
-            let expert = c.mixture.is_some().then_some(bank.expert);
-            let (made, report) = report::judged(bank.layer, expert, made, args.floor);
+            let (made, report) = of_bank(args, job, &trainer, c, bank, &layer)?;
             report::save(&job.file(b), &layer, &made, &report)?;
             done[b] = Some((made, report));
             bar.inc(1);
@@ -268,6 +285,44 @@ fn train(
         bar.finish_and_clear();
     }
     Ok(done.into_iter().flatten().unzip())
+}
+
+/// Whether tokens visit a bank that a router chooses.
+fn is_routed(c: &ModelConfig, bank: &Bank) -> bool {
+    c.mixture_of(bank.layer).is_some() && bank.expert < c.experts
+}
+
+/// A bank's predictor, or none where none is wanted or good enough.
+fn of_bank(
+    args: &TrainPredictorArgs,
+    job: &Job,
+    trainer: &Trainer<'_>,
+    c: &ModelConfig,
+    bank: &Bank,
+    layer: &GateLayer<'_>,
+) -> Result<(NewBank, BankReport), Failure> {
+    let used = job.predicts && !job.names(bank.layer);
+    let made = match used || is_routed(c, bank) && too_few(layer) {
+        true => Vec::new(),
+        false => make(args, job, trainer, c, bank, layer)?,
+    };
+    let expert = c.mixture.is_some().then_some(bank.expert);
+    let (made, report) = report::judged(bank.layer, expert, made, args.floor);
+    match matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
+        true => Err(below_floor(bank.layer, &made, args.floor)),
+        false => Ok((made, report)),
+    }
+}
+
+/// Without a predictor nothing tells the cutoff of a token's gates but all of them.
+fn below_floor(layer: u32, made: &NewBank, floor: f64) -> Failure {
+    Failure::usage(format!(
+        "layer {layer}: of the neurons that fire {:.1} % are named, less than {:.1} %, and without a \
+         predictor this layer cannot tell which ones do; give more text with --tokens, or a lower \
+         --floor",
+        100.0 * made.quality.recall(),
+        100.0 * floor
+    ))
 }
 
 /// Whether too few tokens visit an expert to make a predictor from them.
@@ -287,7 +342,7 @@ fn collect(
 ) -> Result<Inputs, Failure> {
     let mut engine_args = args.engine.clone();
     engine_args.chunk = Some(engine_args.chunk.unwrap_or(CHUNK).max(CHUNK));
-    engine_args.sparsity = match c.ffn_kind.activation.is_sparse() {
+    engine_args.sparsity = match c.has_zeros() {
         true => SparsityArg::Exact,
         false => SparsityArg::Dense,
     };
@@ -303,6 +358,7 @@ fn make(
     job: &Job,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
+    bank: &Bank,
     layer: &GateLayer<'_>,
 ) -> Result<Vec<(&'static str, Made)>, Failure> {
     if !job.predicts {
@@ -328,7 +384,7 @@ fn make(
     }
     let covariance = trainer.covariance(layer.d, layer.texts.train);
     let mut made = Vec::new();
-    for design in job.designs(layer.gate.len() / layer.d) {
+    for design in job.designs(bank) {
         let candidate = trainer.make(design, layer, &covariance).ok_or_else(|| {
             Failure::Fault("a gate row or an input of the model is not finite".into())
         })?;
