@@ -4,12 +4,12 @@ each in a memory cgroup of the same size.
 
 usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,llmflash] [--sparsity auto]
            [--read-ahead 8192,128,4] [--rounds 5] [--tokens 32] [--csv FILE] [--svg FILE]
-           [--no-llama] [--quick]
+           [--no-llama] [--no-default] [--quick]
 
 For every share of the FFN in memory, `emberflow run --ffn-resident SHARE` names the bytes of
 the whole process; the cgroup (version 1, root needed) gives those bytes to both programs, the
 page cache included. llama.cpp runs with its defaults (`default`), and without repacking the
-weights (`mmap`), with the disk set to every read-ahead (KiB) that is asked for. Caches are
+weights (`mmap`; --no-default leaves the other out, which takes minutes where memory is short), with the disk set to every read-ahead (KiB) that is asked for. Caches are
 dropped before each run. A program that the kernel kills for memory counts as 0 tokens/s.
 Prints the machine, medians and ranges, and what each is of llama.cpp's best. --quick is
 a small mode that needs no rights: one round of a few tokens without cgroups, caches as
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--llama-tokens", type=int, default=4)
     parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--no-default", action="store_true")
     parser.add_argument("--timeout", type=int, default=180)
     parser.add_argument("--csv")
     parser.add_argument("--svg")
@@ -171,7 +172,7 @@ def main() -> None:
                           f"of {limit >> 20} MiB, {report['logits_hash']}", file=sys.stderr)
             if options.no_llama:
                 continue
-            runs = [("llama.cpp default", True, None)]
+            runs = [] if options.no_default else [("llama.cpp default", True, None)]
             for read_ahead in filter(None, options.read_ahead.split(",")):
                 name = f"llama.cpp mmap, read-ahead {read_ahead} KiB"
                 runs.append((name, False, int(read_ahead)))
