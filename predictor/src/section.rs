@@ -71,7 +71,7 @@ pub enum Kind {
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
     Coarse,
-    /// [`CoarseTop`](crate::CoarseTop), of gates that fire above a cutoff of their token.
+    /// [`CoarseTop`], of gates that fire above a cutoff of their token.
     CoarseTop,
     /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {
