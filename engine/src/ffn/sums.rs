@@ -287,8 +287,9 @@ impl<'a> Job<'a> {
         batch: &mut Batch<'a>,
         memory: &mut [f32],
     ) -> u64 {
-        let (format, tokens) = (self.shape.format, self.input.tokens());
+        let (format, tokens, dense) = (self.shape.format, self.input.tokens(), self.shape.dense);
         let mut rows = RowList::new();
+        // Those of neurons that may not fire.
         let mut rest: ArrayVec<NeuronBytes<'a>, CLUSTER> = ArrayVec::new_const();
         let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
         let mut pairs = WantedPairs::new(tokens, self.wanted.is_some());
@@ -298,7 +299,10 @@ impl<'a> Job<'a> {
             for (i, &id) in cluster.ids().iter().enumerate() {
                 if let Some(bytes) = cluster.neuron(i) {
                     rows.push(id, format.gate(bytes.gate, bytes.scales));
-                    rest.push(bytes);
+                    match dense {
+                        true => self.push(batch, id, bytes),
+                        false => rest.push(bytes),
+                    }
                     if let Some(wanted) = wanted {
                         pairs.push(|t| mask::has(wanted, tokens, id as usize % CLUSTER, t));
                     }
@@ -315,7 +319,7 @@ impl<'a> Job<'a> {
         let (mut fired, mut row) = (0, 0);
         for ((item, cluster), end) in clusters.iter().zip(ends) {
             let words = self.wanted_of(cluster.cluster());
-            for bytes in &rest[row..end] {
+            for row in row..end {
                 let n = rows.id(row);
                 let gate = &mut gates[row * tokens..(row + 1) * tokens];
                 if let Some(words) = words {
@@ -323,15 +327,17 @@ impl<'a> Job<'a> {
                 }
                 let firing = gate.iter().filter(|&&g| g != 0.0).count();
                 fired += firing as u64;
-                if firing > 0 || self.shape.dense {
+                if firing > 0 && !dense {
                     // In place: `ups` has at most `row` rows.
                     let to = batch.ups.len() * tokens;
                     gates.copy_within(row * tokens..(row + 1) * tokens, to);
-                    self.push(batch, n as u32, *bytes);
+                    self.push(batch, n as u32, rest[row]);
                 }
-                row += 1;
             }
-            batch.items.push((*item, batch.ups.len()));
+            row = end;
+            batch
+                .items
+                .push((*item, if dense { end } else { batch.ups.len() }));
         }
         fired
     }

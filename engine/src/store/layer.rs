@@ -467,10 +467,12 @@ impl NeuronStore {
         take(false, most, out);
     }
 
-    /// Whether the current layer is a scan whose missing clusters pass through stream buffers.
+    /// Whether the current layer is a scan whose missing clusters pass through stream buffers, and any
+    /// is missing.
     pub fn streams(&self) -> bool {
+        let misses = |item: &Item| matches!(item.source, Source::Stream(_));
         let units = &self.layer.units;
-        units.iter().any(|unit| unit.rules.streams())
+        units.iter().any(|unit| unit.rules.streams()) && self.layer.items.iter().any(misses)
     }
 
     /// Whether clusters wait for slots that others hold.

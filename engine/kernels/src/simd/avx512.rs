@@ -67,6 +67,66 @@ impl Lanes for Avx512 {
         }
     }
 
+    const FOUR: bool = true;
+
+    #[inline(always)]
+    unsafe fn load_four_q4(from: *const u8) -> [Self; 4] {
+        // SAFETY: the caller guarantees AVX-512 and 64 readable bytes.
+        unsafe {
+            let table = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, //
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+            );
+            // Lane 4g + w holds bytes 4w to 4w + 3 of group g. Result b has their b-th bytes: the low
+            // nibbles, which are elements 4w + b of the groups, then the high ones.
+            let four = _mm512_loadu_si512(from.cast());
+            [
+                Avx512([
+                    _mm512_permutexvar_ps(four, table),
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(four), table),
+                ]),
+                Avx512([
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<8>(four), table),
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<12>(four), table),
+                ]),
+                Avx512([
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<16>(four), table),
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<20>(four), table),
+                ]),
+                Avx512([
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<24>(four), table),
+                    _mm512_permutexvar_ps(_mm512_srli_epi32::<28>(four), table),
+                ]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn of_four(factors: &[f32; 16], first: usize) -> [Self; 4] {
+        // SAFETY: the caller guarantees AVX-512; there are 16 factors.
+        unsafe {
+            let group = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            let group = _mm512_add_epi32(group, _mm512_set1_epi32(first as i32));
+            let factors = _mm512_permutexvar_ps(group, _mm512_loadu_ps(factors.as_ptr()));
+            [Avx512([factors; 2]); 4]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn in_order([a, b, c, d]: [Self; 4]) -> [Self; 4] {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe {
+            let low = transposed([a.0[0], b.0[0], c.0[0], d.0[0]]);
+            let high = transposed([a.0[1], b.0[1], c.0[1], d.0[1]]);
+            [
+                Avx512([low[0], high[0]]),
+                Avx512([low[1], high[1]]),
+                Avx512([low[2], high[2]]),
+                Avx512([low[3], high[3]]),
+            ]
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_q4k(from: *const u8, scale: f32, min: f32) -> Self {
         // SAFETY: the caller guarantees AVX-512 and 16 readable bytes.
@@ -151,6 +211,38 @@ register!(
 unsafe fn load_32(from: *const u8) -> __m256i {
     // SAFETY: the caller guarantees 32 readable bytes.
     unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+/// Result `g` holds lane `4g + w` of value `b` in its lane `4w + b`.
+///
+/// # Safety
+/// The CPU has AVX-512.
+#[inline(always)]
+unsafe fn transposed(values: [__m512; 4]) -> [__m512; 4] {
+    // SAFETY: the caller guarantees AVX-512.
+    unsafe {
+        // within each quarter of a register: register w has the values' lanes 4g + w
+        let [a, b, c, d] = values;
+        let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        let ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        let cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        let a = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        let b = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        let c = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high));
+        let d = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
+        // then the quarters
+        let ab = _mm512_shuffle_f32x4::<0x44>(a, b);
+        let cd = _mm512_shuffle_f32x4::<0x44>(c, d);
+        let ab_high = _mm512_shuffle_f32x4::<0xee>(a, b);
+        let cd_high = _mm512_shuffle_f32x4::<0xee>(c, d);
+        [
+            _mm512_shuffle_f32x4::<0x88>(ab, cd),
+            _mm512_shuffle_f32x4::<0xdd>(ab, cd),
+            _mm512_shuffle_f32x4::<0x88>(ab_high, cd_high),
+            _mm512_shuffle_f32x4::<0xdd>(ab_high, cd_high),
+        ]
+    }
 }
 
 /// 16 bf16 to f32.

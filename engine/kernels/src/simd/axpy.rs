@@ -5,6 +5,7 @@
 //! rows, so splitting the rows into several calls changes no bit.
 
 use super::{
+    axpy_q4,
     lanes::Lanes,
     stored::{
         BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4k, Q8, Stored, factors_of, last_group, prefetch,
@@ -86,6 +87,9 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
             DType::F16 => axpy_rows_as::<L, F16, G, NEW>(factors, rows, y),
             DType::BF16 => axpy_rows_as::<L, BF16, G, NEW>(factors, rows, y),
             DType::Q8 => axpy_rows_as::<L, Q8, G, NEW>(factors, rows, y),
+            DType::Q4 if NEW && L::FOUR && y.len().is_multiple_of(axpy_q4::COLUMNS) => {
+                axpy_q4::sum_rows::<L>(factors, rows, y);
+            }
             DType::Q4 => axpy_rows_as::<L, Q4, G, NEW>(factors, rows, y),
             DType::Q4k => axpy_rows_as::<L, Q4k, G, NEW>(factors, rows, y),
             DType::Mxfp4 => axpy_rows_as::<L, Mxfp4, G, NEW>(factors, rows, y),

@@ -53,6 +53,55 @@ pub(crate) trait Lanes: Copy {
     /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 16 bytes.
     unsafe fn load_q4(from: *const u8, scale: f32) -> Self;
 
+    /// Whether [`load_four_q4`](Lanes::load_four_q4) is faster than four times
+    /// [`load_q4`](Lanes::load_q4). Where it is not, the methods of four groups are not used.
+    const FOUR: bool = false;
+
+    /// The weights of four groups as [`load_q4`](Lanes::load_q4) has them, in an order of their own:
+    /// reads 64 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `from` is valid for reads of 64 bytes.
+    #[inline(always)]
+    unsafe fn load_four_q4(from: *const u8) -> [Self; 4] {
+        // SAFETY: the caller guarantees 64 readable bytes.
+        unsafe {
+            [
+                Self::load_q4(from, 1.0),
+                Self::load_q4(from.add(16), 1.0),
+                Self::load_q4(from.add(32), 1.0),
+                Self::load_q4(from.add(48), 1.0),
+            ]
+        }
+    }
+
+    /// Four of 16 factors, from `first` on, one for each group: for the lanes of every result of
+    /// [`load_four_q4`](Lanes::load_four_q4).
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    #[inline(always)]
+    unsafe fn of_four(factors: &[f32; 16], first: usize) -> [Self; 4] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            [
+                Self::splat(factors[first]),
+                Self::splat(factors[first + 1]),
+                Self::splat(factors[first + 2]),
+                Self::splat(factors[first + 3]),
+            ]
+        }
+    }
+
+    /// Values in the order of [`load_four_q4`](Lanes::load_four_q4) by group and lane.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    #[inline(always)]
+    unsafe fn in_order(values: [Self; 4]) -> [Self; 4] {
+        values
+    }
+
     /// 32 floats of four bits (e2m1), doubled, times `scale`: reads 16 bytes; low nibbles come first.
     ///
     /// # Safety

@@ -213,6 +213,7 @@ macro_rules! dispatch {
 
 pub(crate) mod attend;
 mod axpy;
+mod axpy_q4;
 mod axpy_tokens;
 
 /// The bytes of an f32 slice, without copying.
