@@ -40,7 +40,16 @@ pub(super) unsafe fn sum_rows<L: Lanes>(factors: &[f32], rows: &[Row<'_>], y: &m
         let (factors, here, next) = (&factors[done..end], &rows[done..end], &rows[end..]);
         for (block, y) in y.chunks_mut(GROUPS * GROUP).enumerate() {
             let last = (block + 1) * GROUPS * GROUP >= here[0].len();
-            let ahead = if last { (next, 0) } else { (here, block + 1) };
+            let ahead = match last {
+                true => Ahead {
+                    rows: next,
+                    block: 0,
+                },
+                false => Ahead {
+                    rows: here,
+                    block: block + 1,
+                },
+            };
             // SAFETY: the rows have these groups; the caller guarantees the rest.
             unsafe { add_block::<L>(factors, here, ahead, block, done == 0, y) }
         }
@@ -52,17 +61,24 @@ pub(super) unsafe fn sum_rows<L: Lanes>(factors: &[f32], rows: &[Row<'_>], y: &m
     }
 }
 
+/// What is read after a block: the same block of some rows.
+#[derive(Clone, Copy)]
+struct Ahead<'a> {
+    rows: &'a [Row<'a>],
+    block: usize,
+}
+
 /// Adds up to [`ROWS`] rows to `y`, their groups from the `block`-th [`GROUPS`] on, or starts with
-/// them if they are the `first` ones. Prefetches a block of the rows `ahead`.
+/// them if they are the `first` ones. Prefetches what comes `then`.
 ///
 /// # Safety
-/// As for [`sum_rows`]; `y` is at most [`GROUPS`] groups long, which the rows have. What is `ahead` is
+/// As for [`sum_rows`]; `y` is at most [`GROUPS`] groups long, which the rows have. What comes `then` is
 /// not read.
 #[inline(always)]
 unsafe fn add_block<L: Lanes>(
     factors: &[f32],
     rows: &[Row<'_>],
-    (rows_ahead, block_ahead): (&[Row<'_>], usize),
+    then: Ahead<'_>,
     block: usize,
     first: bool,
     y: &mut [f32],
@@ -72,10 +88,10 @@ unsafe fn add_block<L: Lanes>(
     let group = block * GROUPS;
     let rows = &rows[..rows.len().min(ROWS)];
     for (i, (&a, row)) in factors.iter().zip(rows).enumerate() {
-        if let Some(row) = rows_ahead.get(i) {
-            prefetch(row.scales().as_ptr().wrapping_add(2 * block_ahead * GROUPS));
+        if let Some(row) = then.rows.get(i) {
+            prefetch(row.scales().as_ptr().wrapping_add(2 * then.block * GROUPS));
             let from = row.quants().as_ptr();
-            ahead[i] = from.wrapping_add(block_ahead * BYTES * GROUPS / FOUR);
+            ahead[i] = from.wrapping_add(then.block * BYTES * GROUPS / FOUR);
         }
         // SAFETY: the row has these groups; the caller guarantees the instruction set.
         scaled[i] = unsafe { scales::<L>(*row, group, y.len() / GROUP) }.map(|scale| a * scale);
