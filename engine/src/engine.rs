@@ -538,7 +538,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
     let pieces = room.of_device(c.d_model as usize);
     let widths = planner.widths(division, options.threads);
-    let tier = TierSetup::on(&device, division.needs.device_clusters, widths, pieces);
+    let clusters = division.needs.device_clusters;
+    let tier = TierSetup::on(&device, clusters, widths, pieces, room.streamed());
     let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
