@@ -137,6 +137,10 @@ impl Dense for Faulty {
         self.inner.dense().reserve(neurons)
     }
 
+    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        self.inner.dense().reserve_for_streams(neurons)
+    }
+
     fn upload(
         &mut self,
         part: Part,

@@ -150,8 +150,7 @@ impl Ffn {
             streamed: inputs.streamed.map_or(0, |input| input.tokens()),
         };
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
-        self.store
-            .begin_layer(at.number, banks, after, rows)?;
+        self.store.begin_layer(at.number, banks, after, rows)?;
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);

@@ -62,16 +62,17 @@ impl Planner {
             (0..self.shape.layers).map(time).sum::<f64>()
         };
         let held = division.needs.device_clusters as usize / self.shape.layers.max(1);
+        // Such passes are computed in groups of clusters, so that the device's and the CPU's come one after the other.
         let apart: f64 = (clusters.iter().enumerate())
             .map(|(layer, &best)| {
                 let neurons = (held.min(best as usize) * CLUSTER).min(self.shape.neurons);
                 let beside = Beside {
                     neurons,
-                    ns: 1e9 * tier.seconds(neurons, rows),
                     ..Beside::default()
                 };
                 let pass = Pass { beside, ..*pass };
-                pass.in_memory(&division.memory, InMemory { layer, rows })[1]
+                let own = pass.in_memory(&division.memory, InMemory { layer, rows })[1];
+                own + 1e9 * tier.seconds(neurons, rows)
             })
             .sum();
         let streamed = |its: usize| self.streaming(tier, held, its);
@@ -225,6 +226,36 @@ mod tests {
             before = best;
         }
         assert!(before > p.shape.neurons / CLUSTER / 2, "{before}");
+    }
+
+    /// What the device does not hold passes through its buffers where copying it takes less than computing.
+    #[test]
+    fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
+        let mut p = beside([400e-9, 420e-9, 600e-9]);
+        p.tier.iter_mut().for_each(|tier| tier.at_once = 8);
+        let division = p.divide(p.full_budget()).unwrap();
+        let pass = p.pass(&division, p.threads).unwrap();
+        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows);
+        assert_eq!(of(16), 0);
+        let mut before = 0;
+        for rows in [64, 128, 256, 512] {
+            let its = of(rows);
+            assert!(
+                its > rows / 2 && its <= rows - RECENT && its > before,
+                "{its} of {rows}"
+            );
+            before = its;
+        }
+        assert_eq!(division.widths.streamed(512), before);
+        // With a slow one it is no gain.
+        let mut slow = beside([1e-3, 1e-3, 1e-3]);
+        slow.tier.iter_mut().for_each(|tier| tier.at_once = 8);
+        let widths = slow.divide(slow.full_budget()).unwrap().widths;
+        assert!(
+            [32, 128, 512]
+                .iter()
+                .all(|&rows| widths.streamed(rows) == 0)
+        );
     }
 
     #[test]

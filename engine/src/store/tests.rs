@@ -76,7 +76,12 @@ fn run(
     random: &mut Rng,
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
-    store.begin_layer(layer, needs.iter().map(|n| n.bank), [].into_iter(), rows(tokens))?;
+    store.begin_layer(
+        layer,
+        needs.iter().map(|n| n.bank),
+        [].into_iter(),
+        rows(tokens),
+    )?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {

@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use emberflow_storage::clock::Moment;
 
+use super::regions::CLUSTER;
+use super::streamed::{PassRows, StreamedFrom};
 use crate::device::{
     DeviceError, HostBytes, InUse, NeuronRows, Part, Room, Taken, Ticket, Widths, Work,
 };
-use super::regions::CLUSTER;
-use super::streamed::{PassRows, StreamedFrom};
 use crate::error::Error;
 
 /// What a device is to hold.
@@ -163,7 +163,8 @@ impl Tier {
 
     /// Clusters that the buffers have room for.
     pub fn stream_clusters(&self) -> usize {
-        self.buffers.map_or(0, |buffers| buffers.len() * self.at_once)
+        self.buffers
+            .map_or(0, |buffers| buffers.len() * self.at_once)
     }
 
     /// Copies a cluster to a buffer, as the `place`-th one there. False if the device has failed.
