@@ -20,7 +20,11 @@ use crate::{
 };
 
 /// Rows decoded together.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
+
+/// Tokens that add rows one after the other where no factor is zero: decoding rows into registers
+/// for each is faster than through memory for all.
+pub(super) const FEW: usize = 4;
 
 /// Tokens that share decoded rows.
 const TOKENS: usize = 64;
@@ -367,6 +371,9 @@ unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
             t += match part.tokens - t {
                 left if left >= T => tile::<L::Register, T>(weights, factors, rows, y, n),
                 4.. => tile::<L::Register, 4>(weights, factors, rows, y, n),
+                // Two sums alone would wait for each other's multiplications.
+                3 => tile::<L::Register, 3>(weights, factors, rows, y, n),
+                2 => tile::<L::Register, 2>(weights, factors, rows, y, n),
                 _ => tile::<L::Register, 1>(weights, factors, rows, y, n),
             };
         }

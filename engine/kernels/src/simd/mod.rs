@@ -273,6 +273,9 @@ pub(crate) fn axpy_rows_tokens(
     check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
+    if (1..=axpy_tokens::FEW).contains(&tokens) && !factors.contains(&0.0) {
+        return token_by_token(cpu, factors, rows, tokens, ys);
+    }
     axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
         dispatch!(
             cpu,
@@ -280,6 +283,23 @@ pub(crate) fn axpy_rows_tokens(
             axpy
         )
     });
+}
+
+/// [`axpy_rows_tokens`] of at least one row, for tokens that are too few to share decoded rows. Rows
+/// that one token has read are in the cache for the next.
+fn token_by_token(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], tokens: usize, ys: &mut [f32]) {
+    let mut own = [0.0; axpy_tokens::ROWS];
+    for (factors, rows) in
+        (factors.chunks(axpy_tokens::ROWS * tokens)).zip(rows.chunks(axpy_tokens::ROWS))
+    {
+        let own = &mut own[..rows.len()];
+        for (t, y) in ys.chunks_mut(rows[0].len().max(1)).enumerate() {
+            for (own, factors) in own.iter_mut().zip(factors.chunks(tokens)) {
+                *own = factors[t];
+            }
+            dispatch!(cpu, axpy_rows(own, rows, y), axpy);
+        }
+    }
 }
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
