@@ -88,7 +88,7 @@ fn families_and_formats_stream_through_a_device() {
         ("opt", DType::F16),
         ("nemotron_bias", DType::Q4),
         ("fatrelu", DType::Q4),
-        ("gemma2", DType::BF16),
+        ("gemma2", DType::F16),
         ("llama_mlp_bias", DType::F32),
         ("bamboo", DType::Q8),
     ] {
@@ -98,7 +98,7 @@ fn families_and_formats_stream_through_a_device() {
         let tokens: Vec<u32> = golden.iter().copied().cycle().take(CHUNK).collect();
         let mut plain = open(&path, some(1.0));
         let expected = bits(&all_logits(&mut plain, &tokens, 5));
-        for (share, held) in [(0.0, 0), (1.0, 0), (0.0, 60 << 10), (1.0, 60 << 10)] {
+        for (share, held) in [(0.0, 0), (1.0, 60 << 10)] {
             for device in devices() {
                 let mut engine = open(&path, on(device, share, held));
                 let report = engine.device().unwrap();

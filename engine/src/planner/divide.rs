@@ -70,7 +70,7 @@ impl Planner {
     /// With a longer chunk, if a device computes nearly all of it and prompts gain more by that than decoding loses
     /// by the memory that it takes.
     fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
-        if !self.tier.as_ref().is_some_and(|tier| tier.at_once > 0) {
+        if self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
             return found;
         }
         let speeds =
