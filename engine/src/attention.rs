@@ -28,6 +28,8 @@ pub(crate) struct AttentionLayer<'a> {
     pub number: usize,
     /// Rotary angles of the rows' positions.
     pub rope: &'a RopeTable,
+    /// What is stored instead of its keys and values, `[rows × kv_heads·head_dim]` each.
+    pub given: Option<[&'a [f32]; 2]>,
 }
 
 impl AttentionLayer<'_> {
@@ -98,6 +100,12 @@ impl AttentionLayer<'_> {
                 let mut page = kv.writer(position);
                 for h in 0..kv_heads * usize::from(layer.k.is_some()) {
                     let at = (row * kv_heads + h) * hd;
+                    if let Some(given) = self.given {
+                        let [key, value] = given.map(|all| &all[at..][..hd]);
+                        page.store_key(cpu, self.number, h, key);
+                        page.store_value(cpu, self.number, h, value);
+                        continue;
+                    }
                     let key = &mut s.k[at..][..hd];
                     if let Some([_, k_norm]) = by_head {
                         cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);

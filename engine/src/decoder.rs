@@ -20,7 +20,7 @@ use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
-use crate::streams::ResidualStreams;
+use crate::streams::{self, ResidualStreams};
 use crate::trace;
 use crate::weights::Weights;
 
@@ -37,6 +37,19 @@ pub struct AttentionSeen<'a> {
     pub x: &'a [f32],
     /// Input of O: the mixed values, `[tokens × heads·head_dim]`.
     pub mixed: &'a [f32],
+    /// Keys and values as they are stored, `[tokens × kv_heads·head_dim]` each.
+    pub stored: [&'a [f32]; 2],
+}
+
+/// Rows that begin at a layer, for [`crate::Engine::forward_residual`].
+pub struct StreamRows<'a> {
+    /// Their tokens, which count where layers have inputs by token.
+    pub tokens: &'a [u32],
+    /// Residual streams, `[rows × streams·d_model]`; empty for the tokens' embedding.
+    pub x: &'a mut Vec<f32>,
+    /// What the first layer stores instead of keys and values of its own, `[rows × kv_heads·head_dim]`
+    /// each.
+    pub stored: Option<[&'a [f32]; 2]>,
 }
 
 /// Called for every attention, before its output is added to the residual stream.
@@ -47,10 +60,17 @@ pub type AttentionObserver<'a> = dyn FnMut(&AttentionSeen<'_>) + 'a;
 pub(crate) struct Hooks<'a, 'b> {
     pub observer: Option<&'a mut FfnObserver<'b>>,
     pub attention: Option<&'a mut AttentionObserver<'b>>,
-    /// Residual stream to start from instead of the tokens' embedding.
-    pub residual: Option<&'a [f32]>,
+    /// The pass begins and ends between two layers.
+    pub between: Option<Between<'a>>,
     /// Polled between layers: whether to yield.
     pub yields: Option<&'a dyn Fn() -> bool>,
+}
+
+/// See [`StreamRows`].
+#[derive(Clone, Copy)]
+pub(crate) struct Between<'a> {
+    pub x: &'a [f32],
+    pub stored: Option<[&'a [f32]; 2]>,
 }
 
 /// The model and its buffers: all state of a forward pass except the sequences.
@@ -128,13 +148,7 @@ impl Decoder {
         let first = match pass.layers {
             Some(layers) => layers,
             None => {
-                match hooks.residual {
-                    Some(x) => pass.x[..x.len()].copy_from_slice(x),
-                    None => {
-                        self.embed(pass, spans)?;
-                        self.begin_streams(pass, spans)?;
-                    }
-                }
+                self.begin(pass, spans, hooks.between)?;
                 pass.layers = Some(0);
                 0
             }
@@ -147,7 +161,7 @@ impl Decoder {
                 return Ok(false);
             }
         }
-        if let Some(streams) = &mut self.streams {
+        if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);
         }
         for span in spans {
@@ -156,8 +170,31 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Makes the other streams, and reads the inputs of all layers.
-    fn begin_streams(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
+    /// What goes into the first layer.
+    fn begin(
+        &mut self,
+        pass: &mut Pass,
+        spans: &[Span<'_>],
+        between: Option<Between<'_>>,
+    ) -> Result<(), Error> {
+        let given = between.map_or(&[][..], |rows| rows.x);
+        if given.is_empty() || self.streams.is_some() {
+            self.embed(pass, spans)?;
+            self.begin_streams(pass, spans, given.is_empty())?;
+        }
+        if !given.is_empty() {
+            streams::put(&self.config, pass, given);
+        }
+        Ok(())
+    }
+
+    /// Reads the inputs of all layers, and makes the `others` of the streams.
+    fn begin_streams(
+        &mut self,
+        pass: &mut Pass,
+        spans: &[Span<'_>],
+        others: bool,
+    ) -> Result<(), Error> {
         let (Some(streams), Some(inputs)) = (&mut self.streams, &mut self.inputs) else {
             return Ok(());
         };
@@ -166,7 +203,10 @@ impl Decoder {
         let tokens = tokens.map(|&token| if token < known { token } else { 0 });
         let rows = streams.table_rows(pass.rows);
         inputs.rows(self.on.cpu, &mut self.ffn.store, tokens, rows)?;
-        streams.begin(&self.on, pass, &mut self.scratch);
+        streams.inputs(&self.on, pass, &mut self.scratch);
+        if others {
+            streams.others(&self.on, pass, &mut self.scratch);
+        }
         Ok(())
     }
 
@@ -270,10 +310,10 @@ impl Decoder {
             weights: layer,
             number,
             rope: self.rope.of(number),
+            given: hooks.between.filter(|_| number == 0).and_then(|b| b.stored),
         };
         attention.run(on, spans, n, s);
-        let (normed, attended) = (&s.normed[..width], &s.attended);
-        show_attention(hooks, c, number, normed, attended);
+        show_attention(hooks, c, number, n, s);
         if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
@@ -390,25 +430,24 @@ impl Decoder {
     }
 }
 
-/// Shows an observer what the projections of layer `layer` read: `x`, `[tokens × d_model]`, and the
-/// first rows of `mixed`.
+/// Shows an observer what the projections of layer `layer` read for `tokens` tokens, and gave.
 fn show_attention(
     hooks: &mut Hooks<'_, '_>,
     c: &ModelConfig,
     layer: usize,
-    x: &[f32],
-    mixed: &[f32],
+    tokens: usize,
+    s: &Scratch,
 ) {
     let Some(observer) = &mut hooks.attention else {
         return;
     };
-    let tokens = x.len() / c.d_model as usize;
-    let width = c.heads as usize * c.head_dim as usize;
+    let [d, heads, kv_heads, hd] = [c.d_model, c.heads, c.kv_heads, c.head_dim].map(|n| n as usize);
     observer(&AttentionSeen {
         layer,
         tokens,
-        x,
-        mixed: &mixed[..tokens * width],
+        x: &s.normed[..tokens * d],
+        mixed: &s.attended[..tokens * heads * hd],
+        stored: [&s.k, &s.v].map(|all| &all[..tokens * kv_heads * hd]),
     });
 }
 

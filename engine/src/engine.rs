@@ -8,7 +8,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{AttentionObserver, Decoder, FfnObserver, Hooks, Times};
+use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::share::Sharing;
 use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
@@ -204,34 +204,28 @@ impl Engine {
         self.decoder.ffn.take_fired()
     }
 
-    /// Takes `residual`, `[rows × d_model]`, through the layers as the next rows of `sequence`: the
-    /// residual stream before the first layer goes in, that after the last one comes out. Up to
-    /// [`Engine::chunk`] rows. The observers see what the projections and FFNs read.
+    /// Takes `rows` through the layers as the next rows of `sequence`: the residual streams before the
+    /// first layer go in, those after the last one come out. Up to [`Engine::chunk`] rows. The
+    /// observers see what the projections and FFNs read.
     ///
     /// # Errors
     /// As [`Engine::forward_observed`].
     pub fn forward_residual(
         &mut self,
         sequence: &mut Sequence,
-        residual: &mut [f32],
+        rows: StreamRows<'_>,
         attention: &mut AttentionObserver<'_>,
         observer: &mut FfnObserver<'_>,
     ) -> Result<(), Error> {
-        if self.config().form.streams.is_some() {
-            return Err(Error::GateTop {
-                what: "starting from one residual stream",
-            });
-        }
-        let tokens = vec![0; residual.len() / self.config().d_model as usize];
-        let tokens = tokens.as_slice();
+        let StreamRows { tokens, x, stored } = rows;
         let hooks = Hooks {
             observer: Some(observer),
             attention: Some(attention),
-            residual: Some(residual),
+            between: Some(Between { x, stored }),
             yields: None,
         };
         self.forward_spans(&mut [Span { sequence, tokens }], Logits::None, hooks)?;
-        residual.copy_from_slice(&self.pass.x[..residual.len()]);
+        streams::get(&self.decoder.config, &self.pass, x);
         Ok(())
     }
 

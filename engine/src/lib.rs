@@ -60,7 +60,7 @@ mod weights;
 pub use ablation::Ablation;
 pub use constraint::Constraint;
 pub use counters::Counters;
-pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver};
+pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES, hidden as ffn_hidden};

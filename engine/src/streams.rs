@@ -165,6 +165,31 @@ pub(crate) fn beside(c: &ModelConfig) -> usize {
     Sizes::of(c).map_or(0, |sizes| sizes.others() + sizes.inputs())
 }
 
+/// Elements of a row that a layer reads and changes: all its streams.
+pub(crate) fn width(c: &ModelConfig) -> usize {
+    c.d_model as usize + Sizes::of(c).map_or(0, Sizes::others)
+}
+
+/// Puts the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
+pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
+    let (d, beside) = (c.d_model as usize, beside(c));
+    for (number, row) in rows.chunks_exact(width(c)).enumerate() {
+        let (x, others) = row.split_at(d);
+        pass.x[number * d..][..d].copy_from_slice(x);
+        pass.beside[number * beside..][..others.len()].copy_from_slice(others);
+    }
+}
+
+/// What [`put`] takes, of the rows of a pass.
+pub(crate) fn get(c: &ModelConfig, pass: &Pass, rows: &mut Vec<f32>) {
+    let (d, beside) = (c.d_model as usize, beside(c));
+    rows.clear();
+    for number in 0..pass.rows {
+        rows.extend_from_slice(&pass.x[number * d..][..d]);
+        rows.extend_from_slice(&pass.beside[number * beside..][..width(c) - d]);
+    }
+}
+
 /// The residual streams of a model: weights and buffers.
 #[derive(Debug)]
 pub(crate) struct ResidualStreams {
@@ -203,14 +228,19 @@ impl ResidualStreams {
     }
 
     /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
-    /// [`ResidualStreams::begin`] takes.
+    /// [`ResidualStreams::inputs`] takes.
     pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
         self.state.table_rows(rows)
     }
 
-    /// See [`StreamState::begin`].
-    pub fn begin(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
-        self.state.begin(on, &self.weights, pass, s);
+    /// See [`StreamState::inputs`].
+    pub fn inputs(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.inputs(on, &self.weights, pass, s);
+    }
+
+    /// See [`StreamState::others`].
+    pub fn others(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        self.state.others(on, &self.weights, pass, s);
     }
 
     /// See [`StreamState::predict`].
@@ -279,13 +309,13 @@ impl StreamState {
     }
 
     /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
-    /// [`StreamState::begin`] takes.
+    /// [`StreamState::inputs`] takes.
     fn table_rows(&mut self, rows: usize) -> &mut [f32] {
         &mut self.wide[..rows * self.sizes.inputs()]
     }
 
-    /// Makes the inputs of all layers and the other streams from the embedding.
-    fn begin(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+    /// Makes the inputs of all layers from the embedding and the rows of the table.
+    fn inputs(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         let (rows, width) = (pass.rows, z.others() + z.inputs());
         // what the table gives
@@ -315,6 +345,14 @@ impl StreamState {
                 *to = (*to + from) * std::f32::consts::FRAC_1_SQRT_2;
             }
         }
+    }
+
+    /// Makes the other streams from the embedding.
+    fn others(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
+        let z = self.sizes;
+        let (rows, width) = (pass.rows, z.others() + z.inputs());
+        let x = &pass.x[..rows * z.d];
+        let input = Input::new(on.cpu, x, rows, &mut s.input);
         for (number, matrix) in w.into.iter().enumerate() {
             let out = &mut s.out[..rows * z.d];
             matrix.matmul(on, input, &mut s.rows, out);

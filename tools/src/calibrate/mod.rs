@@ -7,27 +7,28 @@
 //! packer takes them from there.
 //!
 //! The engine itself runs each layer, packed as a model of its own. Each expert is rounded against the
-//! tokens that visit it (`experts.rs`). Gemma 3n, whose layers read more than the stream behind the one
-//! before, is refused.
+//! tokens that visit it (`experts.rs`). A layer that shares keys and values is given those of the
+//! layer that has them, and all residual streams of a model go with the text.
 
 mod experts;
 mod one_layer;
 mod pass;
 pub(crate) mod rounded;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::meta;
 use emberflow_kernels::{Compute, DType};
-use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::rounding::{Covariance, Rounder};
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::one_layer::OneLayer;
+use self::one_layer::{OneLayer, Place};
 use self::pass::{DOWN_BLOCK, Gathered, Wanted, run};
 pub use self::rounded::Rounded;
 use self::rounded::{LayerRows, ROLES, StoredRows};
@@ -73,6 +74,8 @@ struct Job<'a> {
     source: &'a dyn Checkpoint,
     options: &'a PackOptions,
     on: Compute,
+    /// The tokens that layers are told of.
+    vocabulary: Vec<u32>,
     folder: PathBuf,
     /// Begins the name of every file of this run.
     name: String,
@@ -88,7 +91,7 @@ pub fn folder(output: &Path) -> PathBuf {
 /// alone.
 ///
 /// # Errors
-/// Wrong usage for a model that cannot be calibrated; where the checkpoint cannot be read, a weight cannot be
+/// Wrong usage for formats that are not rounded; where the checkpoint cannot be read, a weight cannot be
 /// stored, or memory or disk do not suffice.
 pub fn calibrate(
     source: &dyn Checkpoint,
@@ -97,13 +100,6 @@ pub fn calibrate(
     how: Calibration<'_>,
 ) -> Result<Calibrated, Failure> {
     let c = source.config();
-    if let Some(why) = why_not(c) {
-        return Err(Failure::usage(format!(
-            "{} ({}) {why}: --calibrate is not implemented for that; pack it without, or with more \
-             bits (--quant q8)",
-            c.name, c.family
-        )));
-    }
     let rounds = |t: &TensorInfo| takes(t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
@@ -138,10 +134,11 @@ pub fn calibrate(
         source,
         options,
         on: Compute::new(how.threads, None),
+        vocabulary: stream::vocabulary(c, &windows),
         folder,
         name: format!("{:016x}", xxh3_64(&what)),
     };
-    let mut stream = Stream::embed(source, options, &windows)?;
+    let mut stream = Stream::embed(source, options, &windows, &job.vocabulary)?;
     let resumed = job.all_layers(&mut stream)?;
     let paths = (0..c.layers).map(|l| job.file(l)).collect();
     let summary = meta::Calibration {
@@ -153,11 +150,6 @@ pub fn calibrate(
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
     })
-}
-
-/// Why a model cannot be calibrated, or `None` if it can.
-fn why_not(c: &ModelConfig) -> Option<&'static str> {
-    (c.form.streams.is_some()).then_some("has several residual streams and inputs by layer")
 }
 
 impl Job<'_> {
@@ -216,11 +208,34 @@ impl Job<'_> {
             },
         ];
         for wanted in steps.into_iter().filter(|&wanted| wanted != none) {
-            let layer = OneLayer::new(self.source, number, &rows, wanted.needs_ffn());
-            let seen = run(&self.on, &layer, &self.folder, stream, wanted)?;
+            let layer = OneLayer::new(self.place(number), &rows, wanted.needs_ffn());
+            let seen = self.pass(&layer, stream, wanted)?;
             self.round(number, seen, &mut rows)?;
         }
         Ok(rows)
+    }
+
+    fn place(&self, layer: u32) -> Place<'_> {
+        Place {
+            source: self.source,
+            options: self.options,
+            vocabulary: &self.vocabulary,
+            layer,
+        }
+    }
+
+    /// Takes the stream through a layer, and keeps the keys and values that others share.
+    fn pass(
+        &self,
+        layer: &OneLayer<'_>,
+        stream: &mut Stream,
+        wanted: Wanted,
+    ) -> Result<Gathered, Failure> {
+        let mut seen = run(&self.on, layer, &self.folder, stream, wanted)?;
+        if let Some(stored) = seen.stored.take() {
+            stream.stored.insert(layer.number(), stored);
+        }
+        Ok(seen)
     }
 
     /// Rounds the matrices whose inputs were gathered.

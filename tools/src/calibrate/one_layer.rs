@@ -3,19 +3,33 @@
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
-use emberflow_models::config::{Form, Mixture, ModelConfig};
+use emberflow_models::config::{Form, Mixture, ModelConfig, Streams};
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo};
 
-use super::rounded::LayerRows;
+use super::rounded::{LayerRows, ROLES};
+use super::stream;
+use crate::pack::options::PackOptions;
 
 /// Neurons of a layer without its FFN: zeros, none of which fires or adds anything.
 const NO_FFN: u32 = 32;
 
-/// A checkpoint of one layer, without a vocabulary to speak of: it is given residual streams.
+/// Which layer, and what does not change between its passes.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The whole model.
+    pub source: &'a dyn Checkpoint,
+    /// How its matrices will be stored.
+    pub options: &'a PackOptions,
+    /// The tokens that the layer is told of. They count where layers have inputs by token.
+    pub vocabulary: &'a [u32],
+    /// The layer's number.
+    pub layer: u32,
+}
+
+/// A checkpoint of one layer, which is given residual streams.
 pub struct OneLayer<'a> {
-    source: &'a dyn Checkpoint,
-    layer: u32,
+    at: Place<'a>,
     config: ModelConfig,
     tensors: Vec<TensorInfo>,
     /// What replaces the source's rows.
@@ -25,23 +39,16 @@ pub struct OneLayer<'a> {
 }
 
 impl<'a> OneLayer<'a> {
-    /// Layer `layer` of `source` with the matrices of `rounded` in place of its own, and `ffn` or
-    /// nothing in its place.
-    pub fn new(source: &'a dyn Checkpoint, layer: u32, rounded: &'a LayerRows, ffn: bool) -> Self {
-        let c = source.config();
+    /// The layer `at` with the matrices of `rounded` in place of its own, and `ffn` or nothing in its
+    /// place.
+    pub fn new(at: Place<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
+        let (c, layer) = (at.source.config(), at.layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
-        // Positions are in the stream already, and there is no head to speak of.
-        let nope = c.form.nope_layers.contains(&layer).then_some(0);
-        let form = Form {
-            learned_positions: None,
-            nope_layers: nope.into_iter().collect(),
-            head_bias: false,
-            ..c.form.clone()
-        };
+        let vocab = at.vocabulary.len() as u32;
         let config = ModelConfig {
-            vocab: 1,
-            form,
+            vocab,
+            form: form_of(c, layer, vocab, ffn),
             layers: 1,
             ffn: match mixture {
                 _ if !ffn => NO_FFN,
@@ -70,8 +77,7 @@ impl<'a> OneLayer<'a> {
             source_dtype: "F32".into(),
         });
         Self {
-            source,
-            layer,
+            at,
             tensors: tensors.collect(),
             config,
             rounded,
@@ -79,15 +85,101 @@ impl<'a> OneLayer<'a> {
         }
     }
 
+    /// The layer's number in its model.
+    pub fn number(&self) -> u32 {
+        self.at.layer
+    }
+
     /// Whether neurons that do not fire can be left out.
     pub fn ffn_is_sparse(&self) -> bool {
-        self.config.ffn_kind.activation.is_sparse()
+        self.config.has_zeros()
+    }
+
+    /// Whether it makes the residual streams from the tokens itself: the first layer of a model of
+    /// several.
+    pub fn embeds(&self) -> bool {
+        self.at.layer == 0 && self.config.form.streams.is_some()
+    }
+
+    /// The layer whose keys and values it reads, where it has none of its own. Here it has some of
+    /// zeros, in whose place it is given those.
+    pub fn shares(&self) -> Option<u32> {
+        let owner = self.at.source.config().kv_layer(self.at.layer);
+        (owner != self.at.layer).then_some(owner)
+    }
+
+    /// Whether a tensor is zeros here.
+    fn is_zero(&self, id: TensorId) -> bool {
+        match id.role {
+            Role::Gate | Role::Up | Role::Down => !self.ffn,
+            Role::GateBias | Role::UpBias | Role::DownBias => !self.ffn,
+            Role::K | Role::V | Role::KBias | Role::VBias | Role::KNorm => self.shares().is_some(),
+            Role::Embed => self.config.form.streams.is_none(),
+            // other streams are made from the embedding once, and never merged
+            Role::StreamIn => !self.embeds(),
+            Role::StreamOut => true,
+            _ => false,
+        }
+    }
+
+    /// Reads a row of a tensor of the streams as it will be stored.
+    fn read_row(&self, id: TensorId, number: usize, out: &mut [f32]) -> Result<(), Error> {
+        let Place {
+            source,
+            options,
+            vocabulary,
+            layer,
+        } = self.at;
+        let streams = source.config().form.streams;
+        let read = |id, number, row: &mut [f32]| {
+            source.read_rows(id, number, 1, row)?;
+            // packing the whole model says what cannot be stored
+            let _ = stream::round(options.dtype_of(id), row);
+            Ok(())
+        };
+        let part = layer as usize * out.len();
+        let token = vocabulary.get(number).copied().unwrap_or(0);
+        match id.role {
+            Role::Embed => read(id, token as usize, out),
+            Role::LayerInputs => {
+                let known = streams.is_some_and(|s| token < s.per_layer_vocab);
+                let mut row = vec![0.0; source.config().layers as usize * out.len()];
+                read(id, if known { token as usize } else { 0 }, &mut row)?;
+                out.copy_from_slice(&row[part..][..out.len()]);
+                Ok(())
+            }
+            Role::LayerInputsProj => {
+                let each = streams.map_or(0, |s| s.per_layer as usize);
+                read(id, layer as usize * each + number, out)
+            }
+            _ => read(id, number, out),
+        }
+    }
+}
+
+/// The form of layer `layer` alone.
+fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
+    // Positions are in the stream already, and there is no head to speak of.
+    let nope = c.form.nope_layers.contains(&layer).then_some(0);
+    let top = c.form.gate_top.get(layer as usize);
+    let top = top.filter(|&&share| ffn && share > 0.0);
+    Form {
+        learned_positions: None,
+        nope_layers: nope.into_iter().collect(),
+        head_bias: false,
+        shared_kv: 0,
+        gate_top: top.into_iter().copied().collect(),
+        streams: c.form.streams.map(|streams| Streams {
+            per_layer_vocab: vocab,
+            ..streams
+        }),
+        ..c.form.clone()
     }
 }
 
 impl Checkpoint for OneLayer<'_> {
     fn path(&self) -> &Path {
-        self.source.path()
+        self.at.source.path()
     }
 
     fn config(&self) -> &ModelConfig {
@@ -95,7 +187,7 @@ impl Checkpoint for OneLayer<'_> {
     }
 
     fn tokenizer_json(&self) -> &str {
-        self.source.tokenizer_json()
+        self.at.source.tokenizer_json()
     }
 
     fn chat_template(&self) -> Option<&str> {
@@ -117,9 +209,7 @@ impl Checkpoint for OneLayer<'_> {
         count: usize,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let is_ffn = id.role.is_bundled()
-            || matches!(id.role, Role::GateBias | Role::UpBias | Role::DownBias);
-        if id.role == Role::Embed || (is_ffn && !self.ffn) {
+        if self.is_zero(id) {
             out.fill(0.0);
             return Ok(());
         }
@@ -133,16 +223,26 @@ impl Checkpoint for OneLayer<'_> {
             return Ok(());
         }
         let id = match id.role {
-            Role::FinalNorm | Role::FinalNormBias => id,
+            Role::FinalNorm | Role::FinalNormBias | Role::Embed => id,
+            Role::StreamIn | Role::LayerInputs | Role::LayerInputsProj | Role::LayerInputsNorm => {
+                id
+            }
             _ => TensorId {
-                layer: self.layer,
+                layer: self.at.layer,
                 ..id
             },
         };
-        self.source.read_rows(id, first, count, out)
+        let streams = self.config.form.streams.is_some();
+        if ROLES.contains(&id.role) || !streams || count == 0 {
+            return self.at.source.read_rows(id, first, count, out);
+        }
+        let rows = out.chunks_exact_mut(out.len() / count);
+        (first..first + count)
+            .zip(rows)
+            .try_for_each(|(number, row)| self.read_row(id, number, row))
     }
 
     fn fingerprint(&self) -> u64 {
-        self.source.fingerprint()
+        self.at.source.fingerprint()
     }
 }

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use emberflow_engine::{AttentionSeen, Budget, Choice, Engine, FfnSeen, Model, Options, Sparsity};
+use emberflow_engine::{
+    AttentionSeen, Budget, Choice, Engine, FfnSeen, Model, Options, Sequence, Sparsity, StreamRows,
+};
 use emberflow_kernels::{Compute, DType};
 use emberflow_predictor::rounding::Covariance;
 
@@ -54,6 +56,8 @@ pub struct Gathered {
     pub hidden: Vec<Covariance>,
     /// Of the experts.
     pub visits: Option<Visits>,
+    /// Keys and values of a layer that shares its own, where the stream goes on.
+    pub stored: Option<[Vec<f32>; 2]>,
 }
 
 /// What the experts of a layer read.
@@ -68,7 +72,7 @@ pub struct Visits {
 }
 
 impl Gathered {
-    fn new(wanted: Wanted, engine: &Engine) -> Self {
+    fn new(wanted: Wanted, keeps: bool, engine: &Engine) -> Self {
         let c = engine.config();
         let d = c.d_model as usize;
         let mixed = c.heads as usize * c.head_dim as usize;
@@ -87,6 +91,7 @@ impl Gathered {
                 chosen: c.mixture_of(0).map_or(1, |m| m.chosen as usize),
                 ..Visits::default()
             }),
+            stored: (wanted.advance && keeps).then(Default::default),
         }
     }
 }
@@ -103,44 +108,71 @@ pub fn run(
     wanted: Wanted,
 ) -> Result<Gathered, Failure> {
     let mut engine = open(on, layer, folder, stream, wanted)?;
-    let mut gathered = Gathered::new(wanted, &engine);
-    let Gathered {
-        attention,
-        mixed,
-        ffn,
-        hidden,
-        visits,
-    } = &mut gathered;
-    let mut of_attention = |seen: &AttentionSeen<'_>| {
-        attention.iter_mut().for_each(|sum| sum.add(on, seen.x));
-        mixed.iter_mut().for_each(|sum| sum.add(on, seen.mixed));
-    };
-    let mut of_ffn = |seen: &FfnSeen<'_>| {
-        ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
-        for visits in visits.iter_mut() {
-            visits.x.extend_from_slice(seen.x);
-            visits.choices.extend_from_slice(seen.choices);
-        }
-        let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);
-        for (sum, block) in hidden.iter_mut().zip(blocks) {
-            sum.add_turned(on, block);
-        }
-    };
+    let mut gathered = Gathered::new(wanted, stream.keeps(layer.number()), &engine);
+    let width = engine.config().kv_heads as usize * engine.config().head_dim as usize;
     let mut sequence = engine.new_sequence()?;
     let mut row = Vec::new();
     let mut at = 0;
     for &rows in &stream.windows {
-        let x = &mut stream.x[at * stream.d..(at + rows) * stream.d];
-        at += rows;
+        let these = at..at + rows;
+        let x = &mut stream.x[at * stream.width..these.end * stream.width];
         row.clear();
-        row.extend_from_slice(x);
+        if !layer.embeds() {
+            row.extend_from_slice(x);
+        }
+        let stored = layer.shares().and_then(|owner| stream.stored.get(&owner));
         sequence.clear();
-        engine.forward_residual(&mut sequence, &mut row, &mut of_attention, &mut of_ffn)?;
+        gathered.window(
+            on,
+            &mut engine,
+            &mut sequence,
+            StreamRows {
+                tokens: &stream.tokens[these.clone()],
+                x: &mut row,
+                stored: stored.map(|both| {
+                    both.each_ref()
+                        .map(|all| &all[at * width..][..rows * width])
+                }),
+            },
+        )?;
         if wanted.advance {
             x.copy_from_slice(&row);
         }
+        at = these.end;
     }
     Ok(gathered)
+}
+
+impl Gathered {
+    /// Takes one window through the layer.
+    fn window(
+        &mut self,
+        on: &Compute,
+        engine: &mut Engine,
+        sequence: &mut Sequence,
+        rows: StreamRows<'_>,
+    ) -> Result<(), Failure> {
+        let mut of_attention = |seen: &AttentionSeen<'_>| {
+            (self.attention.iter_mut()).for_each(|sum| sum.add(on, seen.x));
+            (self.mixed.iter_mut()).for_each(|sum| sum.add(on, seen.mixed));
+            for (all, seen) in self.stored.iter_mut().flatten().zip(seen.stored) {
+                all.extend_from_slice(seen);
+            }
+        };
+        let mut of_ffn = |seen: &FfnSeen<'_>| {
+            self.ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
+            if let Some(visits) = &mut self.visits {
+                visits.x.extend_from_slice(seen.x);
+                visits.choices.extend_from_slice(seen.choices);
+            }
+            let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);
+            for (sum, block) in self.hidden.iter_mut().zip(blocks) {
+                sum.add_turned(on, block);
+            }
+        };
+        engine.forward_residual(sequence, rows, &mut of_attention, &mut of_ffn)?;
+        Ok(())
+    }
 }
 
 /// Packs the layer and opens it with room for whole windows: a window is one block of the sums, so

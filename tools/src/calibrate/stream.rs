@@ -1,9 +1,11 @@
-//! The residual stream of the text's windows between two layers.
+//! The residual streams of the text's windows between two layers.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use emberflow_kernels::{Cpu, DType, Row, quantize_row};
+use emberflow_kernels::{Cpu, DType, QuantizeError, Row, quantize_row};
 use emberflow_models::Checkpoint;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -12,12 +14,39 @@ use crate::{Failure, atomic};
 
 /// What goes into the next layer.
 pub struct Stream {
-    /// Elements of a row.
-    pub d: usize,
+    /// Elements of a row: those of all residual streams.
+    pub width: usize,
     /// Rows of each window.
     pub windows: Vec<usize>,
-    /// `[rows × d]`, window after window.
+    /// `[rows × width]`, window after window.
     pub x: Vec<f32>,
+    /// The number of each row's token in the [`vocabulary`].
+    pub tokens: Vec<u32>,
+    /// Keys and values of the layers whose own others share, by layer, `[rows × kv_heads·head_dim]`.
+    pub stored: BTreeMap<u32, [Vec<f32>; 2]>,
+    /// Layers whose keys and values are to be kept, and elements of a row of each.
+    sharing: (BTreeSet<u32>, usize),
+}
+
+/// The tokens that layers are told of: those of the text where layers have inputs by token, or one
+/// for all.
+pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
+    match c.form.streams {
+        Some(_) => {
+            let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
+            distinct.into_iter().collect()
+        }
+        None => vec![0],
+    }
+}
+
+/// Rounds a row to what it is when stored in `dtype`.
+pub fn round(dtype: DType, row: &mut [f32]) -> Result<(), QuantizeError> {
+    let mut stored = vec![0; dtype.row_bytes(row.len())];
+    let (quants, scales) = stored.split_at_mut(dtype.quants_bytes(row.len()));
+    quantize_row(dtype, row, quants, scales)?;
+    Cpu::detect().dequantize(Row::inline(dtype, row.len(), &stored), row);
+    Ok(())
 }
 
 /// A table of vectors, read as they will be stored.
@@ -25,42 +54,32 @@ struct Table<'a> {
     source: &'a dyn Checkpoint,
     id: TensorId,
     dtype: DType,
-    stored: Vec<u8>,
 }
 
 impl<'a> Table<'a> {
     fn new(source: &'a dyn Checkpoint, options: &PackOptions, role: Role) -> Self {
         let id = TensorId::global(role);
         let dtype = options.dtype_of(id);
-        let stored = vec![0; dtype.row_bytes(source.config().d_model as usize)];
-        Self {
-            source,
-            id,
-            dtype,
-            stored,
-        }
+        Self { source, id, dtype }
     }
 
-    fn read(&mut self, number: usize, row: &mut [f32]) -> Result<(), Failure> {
+    fn read(&self, number: usize, row: &mut [f32]) -> Result<(), Failure> {
         let (id, dtype) = (self.id, self.dtype);
         self.source.read_rows(id, number, 1, row)?;
-        let (quants, scales) = self.stored.split_at_mut(dtype.quants_bytes(row.len()));
-        quantize_row(dtype, row, quants, scales).map_err(|e| {
+        round(dtype, row).map_err(|e| {
             Failure::Fault(format!(
                 "{}: tensor {id} cannot be stored as {}: {e}",
                 self.source.path().display(),
                 dtype.name()
             ))
-        })?;
-        let stored = Row::inline(dtype, row.len(), &self.stored);
-        Cpu::detect().dequantize(stored, row);
-        Ok(())
+        })
     }
 }
 
 impl Stream {
     /// What goes into the first layer: the tokens' embedding, and that of positions where there is
-    /// one, as they will be stored.
+    /// one, as they will be stored. A model of several residual streams makes them from the tokens
+    /// in its first layer, before which they are zeros here.
     ///
     /// # Errors
     /// Where an embedding cannot be read, or stored in its format.
@@ -68,31 +87,61 @@ impl Stream {
         source: &dyn Checkpoint,
         options: &PackOptions,
         windows: &[Vec<u32>],
+        vocabulary: &[u32],
     ) -> Result<Self, Failure> {
         let c = source.config();
-        let d = c.d_model as usize;
-        let mut x = vec![0.0; windows.iter().map(Vec::len).sum::<usize>() * d];
-        let mut tokens = Table::new(source, options, Role::Embed);
-        for (&token, row) in windows.iter().flatten().zip(x.chunks_exact_mut(d)) {
+        let count = windows.iter().map(Vec::len).sum::<usize>();
+        let streams = c.form.streams.map(|streams| streams.count);
+        let width = c.d_model as usize * streams.unwrap_or(1) as usize;
+        let number = |&token: &u32| vocabulary.partition_point(|&known| known < token) as u32;
+        let shared = (0..c.layers).filter(|&layer| c.kv_layer(layer) != layer);
+        let mut stream = Self {
+            width,
+            windows: windows.iter().map(Vec::len).collect(),
+            x: vec![0.0; count * width],
+            tokens: windows.iter().flatten().map(number).collect(),
+            stored: BTreeMap::new(),
+            sharing: (
+                shared.map(|layer| c.kv_layer(layer)).collect(),
+                c.kv_heads as usize * c.head_dim as usize,
+            ),
+        };
+        if streams.is_none() {
+            stream.tokens.fill(0);
+            stream.set_embedding(source, options, windows)?;
+        }
+        Ok(stream)
+    }
+
+    fn set_embedding(
+        &mut self,
+        source: &dyn Checkpoint,
+        options: &PackOptions,
+        windows: &[Vec<u32>],
+    ) -> Result<(), Failure> {
+        let (c, d) = (source.config(), self.width);
+        let tokens = Table::new(source, options, Role::Embed);
+        for (&token, row) in windows.iter().flatten().zip(self.x.chunks_exact_mut(d)) {
             tokens.read(token as usize, row)?;
         }
         if c.form.embedding_scale != 1.0 {
-            x.iter_mut().for_each(|x| *x *= c.form.embedding_scale);
+            (self.x.iter_mut()).for_each(|x| *x *= c.form.embedding_scale);
         }
         if let Some(before) = c.form.learned_positions {
-            let mut positions = Table::new(source, options, Role::Positions);
+            let positions = Table::new(source, options, Role::Positions);
             let numbers = windows.iter().flat_map(|window| 0..window.len());
             let mut vector = vec![0.0; d];
-            for (number, row) in numbers.zip(x.chunks_exact_mut(d)) {
+            for (number, row) in numbers.zip(self.x.chunks_exact_mut(d)) {
                 positions.read(before as usize + number, &mut vector)?;
                 row.iter_mut().zip(&vector).for_each(|(x, v)| *x += v);
             }
         }
-        Ok(Self {
-            d,
-            windows: windows.iter().map(Vec::len).collect(),
-            x,
-        })
+        Ok(())
+    }
+
+    /// Whether keys and values of a layer are to be kept in `stored`.
+    pub fn keeps(&self, layer: u32) -> bool {
+        self.sharing.0.contains(&layer)
     }
 
     /// Keeps it, as what goes into layer `layer`, for a run that is stopped.
@@ -100,8 +149,10 @@ impl Stream {
     /// # Errors
     /// The system's.
     pub fn save(&self, path: &Path, layer: u32) -> Result<(), Failure> {
+        let stored = self.stored.values().flatten().flatten();
+        let values = self.x.iter().chain(stored);
         let mut bytes = Vec::with_capacity(4 * self.x.len() + 12);
-        bytes.extend(self.x.iter().flat_map(|x| x.to_le_bytes()));
+        bytes.extend(values.flat_map(|x| x.to_le_bytes()));
         bytes.extend(layer.to_le_bytes());
         bytes.extend(xxh3_64(&bytes).to_le_bytes());
         atomic::write(path, &bytes)
@@ -115,13 +166,23 @@ impl Stream {
             return None;
         }
         let (values, layer) = body.split_last_chunk()?;
+        let layer = u32::from_le_bytes(*layer);
         let (values, _) = values.as_chunks();
-        if values.len() != self.x.len() {
+        let mut values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let (sharing, width) = &self.sharing;
+        let owners: Vec<u32> = sharing.range(..layer).copied().collect();
+        let each = self.tokens.len() * width;
+        if values.len() != self.x.len() + 2 * each * owners.len() {
             return None;
         }
-        for (x, bytes) in self.x.iter_mut().zip(values) {
-            *x = f32::from_le_bytes(*bytes);
-        }
-        Some(u32::from_le_bytes(*layer))
+        self.x
+            .iter_mut()
+            .zip(&mut values)
+            .for_each(|(x, value)| *x = value);
+        let mut part = || values.by_ref().take(each).collect();
+        self.stored = (owners.into_iter())
+            .map(|owner| (owner, [part(), part()]))
+            .collect();
+        Some(layer)
     }
 }
