@@ -433,26 +433,21 @@ fn start(
         clusters,
         Arg::Int(goes_on.into()),
     ];
-    let items = work.clusters * spec.cluster;
     let [of_hidden_group, of_sums_group] = prepared.groups;
-    let elements = spec.d.next_multiple_of(of_sums_group);
     let tiles = work.rows.div_ceil(TILE);
-    let sizes: [[&[usize]; 2]; 2] = [
-        [&[items, tiles], &[of_hidden_group, 1]],
-        [&[elements, tiles, work.clusters], &[of_sums_group, 1, 1]],
-    ];
+    let items = [work.clusters * spec.cluster, tiles];
+    let elements = [spec.d.next_multiple_of(of_sums_group), tiles, work.clusters];
     // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
     // kernels compare neurons with the part's number.
     let begun = unsafe {
-        let begun = prepared.hidden.run(queue, &of_hidden, sizes[0])?;
-        match work.sums {
-            Sums::Each => prepared.sums.run(queue, &of_sums[..7], sizes[1])?,
-            Sums::Total { .. } => {
-                let [all, group] = sizes[1];
-                (prepared.totals).run(queue, &of_sums, [&all[..2], &group[..2]])?
-            }
+        let begun = (prepared.hidden).run(queue, &of_hidden, [&items, &[of_hidden_group, 1]])?;
+        let (kernel, args, dims) = match work.sums {
+            Sums::Each => (&mut prepared.sums, 7, 3),
+            Sums::Total { .. } => (&mut prepared.totals, 9, 2),
         };
+        let group = [of_sums_group, 1, 1];
+        kernel.run(queue, &of_sums[..args], [&elements[..dims], &group[..dims]])?;
         begun
     };
     let done = scratch.read(queue, sums)?;

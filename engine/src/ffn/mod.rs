@@ -37,6 +37,7 @@ mod shape;
 mod state;
 mod stored;
 mod stream;
+mod streaming;
 mod sums;
 #[cfg(test)]
 mod tests;

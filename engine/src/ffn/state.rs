@@ -11,7 +11,7 @@ use super::recent::Recent;
 use super::schedule::Schedule;
 use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
-use super::stream::Streaming;
+use super::streaming::Streaming;
 use super::top::Tops;
 use crate::counters::Counters;
 use crate::device::{LEAST_STREAMED, Room};

@@ -17,33 +17,14 @@ use emberflow_kernels::Compute;
 
 use super::pairs::Inputs;
 use super::state::Ffn;
+use super::streaming::{Streaming, Underway};
 use super::units::{BankWork, LayerInput, Rows};
 use crate::counters::nanoseconds;
-use crate::device::{Sums, Ticket, Work};
+use crate::device::{Sums, Work};
 use crate::error::Error;
 use crate::store::regions::CLUSTER;
 use crate::store::{Step, StreamedFrom};
 use crate::trace;
-
-/// Work of a device on a group that is under way.
-struct Underway {
-    ticket: Ticket,
-    clusters: usize,
-    /// When, by the tracer.
-    start: u64,
-}
-
-/// How far a layer has come.
-#[derive(Default)]
-pub(super) struct Streaming {
-    /// Groups that were begun.
-    groups: usize,
-    /// Clusters of the group that are to be uploaded yet.
-    missing: usize,
-    /// The group was submitted.
-    submitted: bool,
-    underway: Option<Underway>,
-}
 
 impl Ffn {
     /// How many of a layer's rows, the first ones, a device computes with all clusters.

@@ -1,34 +1,9 @@
 //! Clusters that pass through a device: from wherever their bytes are complete to one of its buffers.
 
 use super::neurons::NeuronStore;
-use super::tier::Tier;
+use super::tier::{StreamedFrom, Tier};
 use crate::device::{NeuronRows, Part, Ticket, Work};
 use crate::error::Error;
-
-/// Rows of a pass that a layer is computed for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PassRows {
-    /// By the caller.
-    pub own: usize,
-    /// By a device, with all clusters.
-    pub streamed: usize,
-}
-
-impl PassRows {
-    /// Both.
-    pub fn all(self) -> usize {
-        self.own + self.streamed
-    }
-}
-
-/// Where a device finds the neurons of a piece of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StreamedFrom {
-    /// What it holds of a bank.
-    Held(u32),
-    /// A buffer, by number.
-    Buffer(usize),
-}
 
 impl NeuronStore {
     /// How many rows of a pass of `rows` rows a device is to compute with all clusters of each layer.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::neurons::{Naming, NeuronStore};
 use super::regions::CLUSTER;
-use super::streamed::PassRows;
+use super::tier::PassRows;
 use super::work::Step;
 use crate::ablation::Ablation;
 use crate::error::Error;
@@ -76,12 +76,8 @@ fn run(
     random: &mut Rng,
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
-    store.begin_layer(
-        layer,
-        needs.iter().map(|n| n.bank),
-        [].into_iter(),
-        rows(tokens),
-    )?;
+    let banks = needs.iter().map(|n| n.bank);
+    store.begin_layer(layer, banks, [].into_iter(), rows(tokens))?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {

@@ -17,7 +17,6 @@ use std::time::Duration;
 use emberflow_storage::clock::Moment;
 
 use super::regions::CLUSTER;
-use super::streamed::{PassRows, StreamedFrom};
 use crate::device::{
     DeviceError, HostBytes, InUse, NeuronRows, Part, Room, Taken, Ticket, Widths, Work,
 };
@@ -55,6 +54,31 @@ impl TierSetup {
             streamed: if pays { streamed } else { 0 },
         })
     }
+}
+
+/// Rows of a pass that a layer is computed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PassRows {
+    /// By the caller.
+    pub own: usize,
+    /// By a device, with all clusters.
+    pub streamed: usize,
+}
+
+impl PassRows {
+    /// Both.
+    pub fn all(self) -> usize {
+        self.own + self.streamed
+    }
+}
+
+/// Where a device finds the neurons of a piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamedFrom {
+    /// What it holds of a bank.
+    Held(u32),
+    /// A buffer, by number.
+    Buffer(usize),
 }
 
 /// The clusters that a device holds.
