@@ -98,7 +98,7 @@ fn several(c: &mut Criterion) {
         let calls = MEMORY / stride / CLUSTER;
         for cpu in cpus() {
             let mut group = short(c, format!("several/{}/{dtype}", cpu.name()));
-            for tokens in [1, 2, 3, 4, 6, 8, 16] {
+            for tokens in [1, 2, 3, 4, 6, 8, 12, 16] {
                 let xs = floats(tokens * N);
                 let mut quantised = Activations::default();
                 cpu.quantize_activations(&xs, tokens, &mut quantised);

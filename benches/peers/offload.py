@@ -3,14 +3,15 @@
 each in a memory cgroup of the same size.
 
 usage: offload.py MODEL.gguf MODEL.ember [--shares 0.5,0.25] [--policies full,llmflash] [--sparsity auto]
-           [--read-ahead 8192,128,4] [--rounds 5] [--tokens 32] [--csv FILE] [--svg FILE]
+           [--read-ahead 8192,128,4] [--rounds 5] [--tokens 32] [--prompt N] [--csv FILE] [--svg FILE]
            [--no-llama] [--no-default] [--quick]
 
 For every share of the FFN in memory, `emberflow run --ffn-resident SHARE` names the bytes of
 the whole process; the cgroup (version 1, root needed) gives those bytes to both programs, the
 page cache included. llama.cpp runs with its defaults (`default`), and without repacking the
 weights (`mmap`; --no-default leaves the other out, which takes minutes where memory is short), with the disk set to every read-ahead (KiB) that is asked for. Caches are
-dropped before each run. A program that the kernel kills for memory counts as 0 tokens/s.
+dropped before each run. With --prompt the rates are those of a prompt of N tokens instead (checkpoints of
+`emberflow synth`, of which a character is a token), and a share of 1 is what the disk takes from it. A program that the kernel kills for memory counts as 0 tokens/s.
 Prints the machine, medians and ranges, and what each is of llama.cpp's best. --quick is
 a small mode that needs no rights: one round of a few tokens without cgroups, caches as
 they are.
@@ -63,8 +64,9 @@ def capped(command, limit, options):
 
 
 def emberflow(options, share, policy, limit):
-    command = [options.emberflow, "run", options.ember, "-p", "abc", "--ignore-eos", "--json"]
-    command += ["-n", str(options.tokens + 1), "--threads", str(options.threads)]
+    command = [options.emberflow, "run", options.ember, "-p", "a" * (options.prompt - 1) or "abc"]
+    command += ["--ignore-eos", "--json", "--context", str(max(options.prompt, options.tokens) + 64)]
+    command += ["-n", str(1 if options.prompt else options.tokens + 1), "--threads", str(options.threads)]
     command += ["--ffn-resident", str(share), "--policy", policy, "--sparsity", options.sparsity]
     output = capped(command, limit, options)
     return json.loads(output) if output else None
@@ -72,9 +74,10 @@ def emberflow(options, share, policy, limit):
 
 def llama(options, path, repack, limit):
     command = [sys.executable, os.path.join(HERE, "llama_cpp_rates.py"), path]
-    command += [str(options.threads), str(options.llama_tokens), "0", "repack" if repack else "mmap"]
+    decode = 0 if options.prompt else options.llama_tokens
+    command += [str(options.threads), str(decode), str(options.prompt), "repack" if repack else "mmap"]
     output = capped(command, limit, options)
-    return float(output.split()[-3]) if output else 0.0
+    return float(output.split()[-2 if options.prompt else -3]) if output else 0.0
 
 
 class ReadAhead:
@@ -141,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--llama-tokens", type=int, default=4)
     parser.add_argument("--no-llama", action="store_true")
     parser.add_argument("--no-default", action="store_true")
@@ -152,6 +156,7 @@ def main() -> None:
     if options.quick:
         options.rounds, options.tokens, options.shares, options.read_ahead = 1, 4, "0.5,1", ""
 
+    phase = "prefill" if options.prompt else "decode"
     rates = {}
     for share in map(float, options.shares.split(",")):
         # A first run says how many bytes the whole process is given.
@@ -162,13 +167,13 @@ def main() -> None:
         for _ in range(options.rounds):
             for policy in options.policies.split(","):
                 report = emberflow(options, share, policy, limit)
-                rate = report["decode_tokens_per_s"] if report else 0.0
+                rate = report[f"{phase}_tokens_per_s"] if report else 0.0
                 rates.setdefault((share, f"emberflow {policy}"), []).append(rate)
                 if report:
                     io, ms = report["io"], report["latency_ms"]
                     print(f"{share:.0%} {policy}: {rate:.2f} tok/s, waited {io['wait_share']:.1%}, "
                           f"hits {report['cache']['cold_hit_rate']:.1%}, p99/mean "
-                          f"{ms['p99'] / ms['mean']:.2f}, peak {report['memory']['peak_rss_bytes'] >> 20} "
+                          f"{ms['p99'] / max(ms['mean'], 1e-9):.2f}, peak {report['memory']['peak_rss_bytes'] >> 20} "
                           f"of {limit >> 20} MiB, {report['logits_hash']}", file=sys.stderr)
             if options.no_llama:
                 continue

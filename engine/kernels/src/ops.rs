@@ -76,7 +76,16 @@ impl Cpu {
         tokens: usize,
         ys: &mut [f32],
     ) {
-        simd::axpy_rows_tokens(self, factors, rows, tokens, ys);
+        simd::axpy_rows_tokens(self, factors, rows, tokens, false, ys);
+    }
+
+    /// [`axpy_rows_tokens`](Cpu::axpy_rows_tokens) starting from zero: ignores and overwrites `ys`.
+    ///
+    /// # Panics
+    /// As [`axpy_rows_tokens`](Cpu::axpy_rows_tokens).
+    #[inline]
+    pub fn sum_rows_tokens(self, factors: &[f32], rows: &[Row<'_>], tokens: usize, ys: &mut [f32]) {
+        simd::axpy_rows_tokens(self, factors, rows, tokens, true, ys);
     }
 
     /// `out[i] = row[i]`, exact in f32 for every format.

@@ -91,8 +91,7 @@ pub(crate) fn sum(
             if count == 1 {
                 cpu.sum_rows(of_tile, &rows, sums);
             } else {
-                sums.fill(0.0);
-                cpu.axpy_rows_tokens(of_tile, &rows, count, sums);
+                cpu.sum_rows_tokens(of_tile, &rows, count, sums);
             }
             let of_tokens = out.chunks_exact_mut(d).zip(sums.chunks_exact(d));
             for (out, sums) in of_tokens {

@@ -222,8 +222,7 @@ impl<'a> Job<'a> {
     ) {
         let tokens = self.input.tokens();
         if tokens > 1 {
-            partial.fill(0.0);
-            (self.cpu).axpy_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
+            (self.cpu).sum_rows_tokens(hidden, &downs.list()[rows], tokens, partial);
             return;
         }
         // With a ReLU on Up, a firing gate can yield zero.

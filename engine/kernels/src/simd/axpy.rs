@@ -43,13 +43,14 @@ macro_rules! entry_points {
             factors: &[f32],
             rows: &[Row<'_>],
             tokens: usize,
+            new: bool,
             ys: &mut [f32],
             scratch: &mut axpy_tokens::Scratch,
         ) {
             // SAFETY: as above.
             unsafe {
                 axpy_tokens::axpy_rows_tokens::<$lanes, $token_groups, $tile>(
-                    factors, rows, tokens, ys, scratch,
+                    factors, rows, tokens, new, ys, scratch,
                 )
             }
         }

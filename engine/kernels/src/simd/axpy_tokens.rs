@@ -95,6 +95,8 @@ struct Part<'a> {
     factors: &'a [f32],
     stride: usize,
     tokens: usize,
+    /// Sums begin from zero instead of what is there.
+    new: bool,
 }
 
 impl<'a> Part<'a> {
@@ -106,7 +108,7 @@ impl<'a> Part<'a> {
 }
 
 /// Row `t` of `ys` becomes the result of [`axpy_rows`](super::axpy) with the factors `factors[i *
-/// tokens + t]`, without the rows whose factor is zero.
+/// tokens + t]`, without the rows whose factor is zero; if `new`, as though it had been zero.
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`; `factors` is `rows × tokens`, `ys` is
@@ -116,6 +118,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     factors: &[f32],
     rows: &[Row<'_>],
     tokens: usize,
+    new: bool,
     ys: &mut [f32],
     scratch: &mut Scratch,
 ) {
@@ -125,13 +128,13 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
     // SAFETY: passed on from the caller.
     unsafe {
         match first.dtype() {
-            DType::F32 => all_rows::<L, F32, G, T>(factors, rows, tokens, ys, scratch),
-            DType::F16 => all_rows::<L, F16, G, T>(factors, rows, tokens, ys, scratch),
-            DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, ys, scratch),
-            DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, ys, scratch),
-            DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, ys, scratch),
-            DType::Q4k => all_rows::<L, Q4k, G, T>(factors, rows, tokens, ys, scratch),
-            DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, ys, scratch),
+            DType::F32 => all_rows::<L, F32, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::F16 => all_rows::<L, F16, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::BF16 => all_rows::<L, BF16, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Q4k => all_rows::<L, Q4k, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, new, ys, scratch),
         }
     }
 }
@@ -145,6 +148,7 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     factors: &[f32],
     rows: &[Row<'_>],
     tokens: usize,
+    new: bool,
     ys: &mut [f32],
     scratch: &mut Scratch,
 ) {
@@ -152,13 +156,15 @@ unsafe fn all_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
     if n == 0 || tokens == 0 {
         return;
     }
-    for (factors, rows) in factors.chunks(ROWS * tokens).zip(rows.chunks(ROWS)) {
+    let parts = factors.chunks(ROWS * tokens).zip(rows.chunks(ROWS));
+    for (number, (factors, rows)) in parts.enumerate() {
         for (span, ys) in ys.chunks_mut(TOKENS * n).enumerate() {
             let part = Part {
                 rows,
                 factors: &factors[span * TOKENS..],
                 stride: tokens,
                 tokens: ys.len() / n,
+                new: new && number == 0,
             };
             let full = part.factors().all(|a| !a.contains(&0.0));
             if !full {
@@ -215,11 +221,11 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
                     k += width;
                 } else if k + G <= count {
                     decode::<L, S>(part.rows, first, k, G, scratch);
-                    each_token::<L, S, G>(first, k, ys, n, scratch);
+                    each_token::<L, S, G>(part, first, k, ys, scratch);
                     k += G;
                 } else {
                     decode::<L, S>(part.rows, first, k, 1, scratch);
-                    each_token::<L, S, 1>(first, k, ys, n, scratch);
+                    each_token::<L, S, 1>(part, first, k, ys, scratch);
                     k += 1;
                 }
             }
@@ -227,6 +233,11 @@ unsafe fn some_rows<L: Lanes, S: Stored, const G: usize, const T: usize>(
         first += count;
     }
     if !n.is_multiple_of(GROUP) {
+        if part.new {
+            for y in ys.chunks_exact_mut(n) {
+                y[groups * GROUP..].fill(0.0);
+            }
+        }
         for (row, factors) in part.rows.iter().zip(part.factors()) {
             for (y, &a) in ys.chunks_exact_mut(n).zip(factors) {
                 if a != 0.0 {
@@ -277,15 +288,16 @@ unsafe fn decode<L: Lanes, S: Stored>(
 ///
 /// # Safety
 /// The CPU has the instruction set of `L`, and `G <= DECODED`. The plan names rows below
-/// [`ROWS`] only, and these groups of every vector of `n` elements in `ys` are full.
+/// [`ROWS`] only, `part` and `ys` are as for [`some_rows`], and these groups of every token are full.
 #[inline(always)]
 unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
+    part: Part<'_>,
     first: usize,
     k: usize,
     ys: &mut [f32],
-    n: usize,
     scratch: &mut Scratch,
 ) {
+    let n = ys.len() / part.tokens;
     let (weights, taken) = (scratch.weights.as_ptr(), &scratch.taken);
     for (t, y) in ys.chunks_exact_mut(n).enumerate() {
         let count = taken.counts[t];
@@ -305,8 +317,10 @@ unsafe fn each_token<L: Lanes, S: Stored, const G: usize>(
         unsafe {
             let y = y.as_mut_ptr().add((first + k) * GROUP).cast::<u8>();
             let mut sums = [L::zero(); G];
-            for (g, sum) in sums.iter_mut().enumerate() {
-                *sum = L::load_f32(y.add(4 * GROUP * g));
+            if !part.new {
+                for (g, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::load_f32(y.add(4 * GROUP * g));
+                }
             }
             for (j, (&i, &a)) in used.iter().zip(factors).enumerate() {
                 let weights = weights.add(usize::from(i) * G * GROUP);
@@ -367,14 +381,19 @@ unsafe fn tiles<L: Lanes, S: Stored, const T: usize>(
                 base: factors.add(t),
                 stride,
             };
-            let y = y.add(t * n);
+            let y = Sums {
+                base: y.add(t * n),
+                stride: n,
+                new: part.new,
+            };
             t += match part.tokens - t {
-                left if left >= T => tile::<L::Register, T>(weights, factors, rows, y, n),
-                4.. => tile::<L::Register, 4>(weights, factors, rows, y, n),
+                left if left >= T => tile::<L::Register, T>(weights, factors, rows, y),
+                8.. if T > 8 => tile::<L::Register, 8>(weights, factors, rows, y),
+                4.. => tile::<L::Register, 4>(weights, factors, rows, y),
                 // Two sums alone would wait for each other's multiplications.
-                3 => tile::<L::Register, 3>(weights, factors, rows, y, n),
-                2 => tile::<L::Register, 2>(weights, factors, rows, y, n),
-                _ => tile::<L::Register, 1>(weights, factors, rows, y, n),
+                3 => tile::<L::Register, 3>(weights, factors, rows, y),
+                2 => tile::<L::Register, 2>(weights, factors, rows, y),
+                _ => tile::<L::Register, 1>(weights, factors, rows, y),
             };
         }
     }
@@ -392,20 +411,29 @@ struct Decoded {
     width: usize,
 }
 
+/// Where a tile of tokens is summed.
+#[derive(Clone, Copy)]
+struct Sums {
+    base: *mut f32,
+    /// Elements from one token to the next.
+    stride: usize,
+    /// As in [`Part`].
+    new: bool,
+}
+
 /// Adds `rows` rows to one group of `T` tokens, two registers at a time. Returns `T`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `R`. `weights` leads to `rows` vectors of 32 elements,
 /// `factors` to as many of `T` elements, all valid for reads.
-/// `y` is valid for reads and writes of 32 elements every `n`, `T` times, and nothing else
+/// `y` is valid for reads and writes of 32 elements for each of `T` tokens, and nothing else
 /// refers to them.
 #[inline(always)]
 unsafe fn tile<R: Register, const T: usize>(
     weights: Strided<*const f32>,
     factors: Strided<*const f32>,
     rows: usize,
-    y: *mut f32,
-    n: usize,
+    y: Sums,
 ) -> usize {
     for column in (0..GROUP).step_by(2 * R::WIDTH) {
         // SAFETY: two registers from `column` on stay in the group; the caller guarantees
@@ -413,8 +441,10 @@ unsafe fn tile<R: Register, const T: usize>(
         unsafe {
             let (low, high) = (column, column + R::WIDTH);
             let mut sums = [[R::zero(); 2]; T];
-            for (t, sums) in sums.iter_mut().enumerate() {
-                *sums = [low, high].map(|at| R::load(y.add(t * n + at)));
+            if !y.new {
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    *sums = [low, high].map(|at| R::load(y.base.add(t * y.stride + at)));
+                }
             }
             for i in 0..rows {
                 let weights = weights.base.add(i * weights.stride);
@@ -427,8 +457,8 @@ unsafe fn tile<R: Register, const T: usize>(
                 }
             }
             for (t, sums) in sums.into_iter().enumerate() {
-                sums[0].store(y.add(t * n + low));
-                sums[1].store(y.add(t * n + high));
+                sums[0].store(y.base.add(t * y.stride + low));
+                sums[1].store(y.base.add(t * y.stride + high));
             }
         }
     }

@@ -260,26 +260,31 @@ pub(crate) fn sum_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32
     dispatch!(cpu, sum_rows(factors, rows, y), axpy)
 }
 
+/// With `new`, starts from zero and ignores the contents of `ys`.
 pub(crate) fn axpy_rows_tokens(
     cpu: Cpu,
     factors: &[f32],
     rows: &[Row<'_>],
     tokens: usize,
+    new: bool,
     ys: &mut [f32],
 ) {
     let Some(first) = rows.first() else {
+        if new {
+            ys.fill(0.0);
+        }
         return check_len("factors", factors.len(), 0);
     };
     check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
     if (1..=axpy_tokens::FEW).contains(&tokens) && !factors.contains(&0.0) {
-        return token_by_token(cpu, factors, rows, tokens, ys);
+        return token_by_token(cpu, factors, rows, tokens, new, ys);
     }
     axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
         dispatch!(
             cpu,
-            axpy_rows_tokens(factors, rows, tokens, ys, scratch),
+            axpy_rows_tokens(factors, rows, tokens, new, ys, scratch),
             axpy
         )
     });
@@ -287,17 +292,29 @@ pub(crate) fn axpy_rows_tokens(
 
 /// [`axpy_rows_tokens`] of at least one row, for tokens that are too few to share decoded rows. Rows
 /// that one token has read are in the cache for the next.
-fn token_by_token(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], tokens: usize, ys: &mut [f32]) {
+fn token_by_token(
+    cpu: Cpu,
+    factors: &[f32],
+    rows: &[Row<'_>],
+    tokens: usize,
+    new: bool,
+    ys: &mut [f32],
+) {
     let mut own = [0.0; axpy_tokens::ROWS];
-    for (factors, rows) in
-        (factors.chunks(axpy_tokens::ROWS * tokens)).zip(rows.chunks(axpy_tokens::ROWS))
-    {
+    let parts = factors
+        .chunks(axpy_tokens::ROWS * tokens)
+        .zip(rows.chunks(axpy_tokens::ROWS));
+    for (part, (factors, rows)) in parts.enumerate() {
         let own = &mut own[..rows.len()];
         for (t, y) in ys.chunks_mut(rows[0].len().max(1)).enumerate() {
             for (own, factors) in own.iter_mut().zip(factors.chunks(tokens)) {
                 *own = factors[t];
             }
-            dispatch!(cpu, axpy_rows(own, rows, y), axpy);
+            if new && part == 0 {
+                dispatch!(cpu, sum_rows(own, rows, y), axpy);
+            } else {
+                dispatch!(cpu, axpy_rows(own, rows, y), axpy);
+            }
         }
     }
 }

@@ -234,7 +234,7 @@ pub(super) unsafe fn numbers<F: Form>(nibbles: __m512i) -> __m512i {
 /// The CPU has AVX-512, and `from` is valid for reads of `end` bytes; it need not be
 /// aligned.
 #[inline(always)]
-unsafe fn load_up_to(from: *const u8, at: usize, end: usize) -> __m512i {
+pub(super) unsafe fn load_up_to(from: *const u8, at: usize, end: usize) -> __m512i {
     // SAFETY: the caller guarantees AVX-512BW and `end` readable bytes; a masked load
     // touches no others.
     unsafe {

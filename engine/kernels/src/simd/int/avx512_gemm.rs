@@ -5,17 +5,22 @@ use std::arch::x86_64::*;
 
 use super::{
     avx512::{Avx512, load, numbers},
-    dot::{factors, scales_of},
+    avx512_few,
+    dot::{self, factors, scales_of},
     form::Form,
     gemm::{Panel, Step, Tile},
 };
 use crate::{
-    Chunk, Row,
+    ActivationsRef, Chunk, Row,
     activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    columns::Columns,
     dtype::{DType, GROUP},
+    matrix::Rows,
 };
 
 const ROWS: usize = 16;
+/// Tokens from which bringing weights and activations into the order of lanes pays off.
+const FEW_FROM: usize = 4;
 /// Registers of a packed group.
 const STEPS: usize = GROUP / 4;
 
@@ -24,7 +29,7 @@ impl Tile for Avx512 {
     type Floats = __m512;
 
     const ROWS: usize = ROWS;
-    const PACK_FROM: [usize; 2] = [9, 9];
+    const PACK_FROM: [usize; 2] = [13, 9];
     // 12 accumulators, 12 chains, weights and scales of the 32 registers.
     const TOKENS: usize = 12;
     // With two panels each broadcast activation is used twice, so loads are no longer the
@@ -42,6 +47,23 @@ impl Tile for Avx512 {
         _mm512_fnmadd_ps,
         _mm512_cvtepi32_ps
     );
+
+    #[inline(always)]
+    unsafe fn few<R: Rows, F: Form>(
+        rows: R,
+        xs: ActivationsRef<'_>,
+        y: &mut Columns<'_, f32>,
+        scratch: &mut [f32],
+    ) {
+        // SAFETY: passed on from the caller; the scratch memory is large enough for so many tokens.
+        unsafe {
+            if F::NIBBLES && xs.tokens() >= FEW_FROM {
+                avx512_few::matmul::<R, F>(rows, xs, y, scratch);
+            } else {
+                dot::dots_tokens::<Avx512, R, F>(rows, xs, y);
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn pack<F: Form>(rows: &[Row<'_>], panel: Panel) {

@@ -351,7 +351,7 @@ unsafe fn widen<'a, U: Unit, F: Form>(
 /// Prefetches the first rows, but for the very first one, which is needed at once. Returns how many
 /// rows to prefetch ahead.
 #[inline(always)]
-fn begin<U: Unit, R: Rows>(rows: R) -> usize {
+pub(super) fn begin<U: Unit, R: Rows>(rows: R) -> usize {
     let bytes = rows.at(0).quants().len().max(1);
     let distance = AHEAD.div_ceil(bytes);
     for r in 1..distance.min(rows.count()) {
@@ -368,6 +368,18 @@ pub(super) fn prefetch_row<U: Unit>(row: Row<'_>) {
             U::prefetch(part.as_ptr().wrapping_add(line));
         }
     }
+}
+
+/// Prefetches chunk `k` of a row in the format `F`.
+#[inline(always)]
+pub(super) fn prefetch_chunk<U: Unit, F: Form>(row: Row<'_>, k: usize) {
+    let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
+    let scales_bytes = const { F::DTYPE.scales_bytes(CHUNK) };
+    let (quants, scales) = (row.quants().as_ptr(), row.scales().as_ptr());
+    for line in (0..bytes).step_by(CACHE_LINE) {
+        U::prefetch(quants.wrapping_add(k * bytes + line));
+    }
+    U::prefetch(scales.wrapping_add(k * scales_bytes));
 }
 
 /// The products of a row, in the format `F`, and `T` tokens; prefetches the row
@@ -395,11 +407,7 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
         let mut chains = [U::zero(); T];
         for k in 0..full {
             if let Some(ahead) = ahead {
-                let (next, next_scales) = (ahead.quants().as_ptr(), ahead.scales().as_ptr());
-                for line in (0..bytes).step_by(CACHE_LINE) {
-                    U::prefetch(next.wrapping_add(k * bytes + line));
-                }
-                U::prefetch(next_scales.wrapping_add(k * scales_bytes));
+                prefetch_chunk::<U, F>(ahead, k);
             }
             let (quants, scales) = (quants.add(k * bytes), scales.add(k * scales_bytes));
             let factors = factors_of::<U, F>(scales, CHUNK_GROUPS, known(k));
@@ -428,10 +436,10 @@ fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
 }
 
 /// What the quants of up to 16 groups are multiplied by.
-struct Factors<U: Unit> {
-    scales: U::Chains,
+pub(super) struct Factors<U: Unit> {
+    pub scales: U::Chains,
     /// Of a format that has them.
-    mins: Option<U::Chains>,
+    pub mins: Option<U::Chains>,
 }
 
 /// The scales of `groups <= 16` groups, and the minimums where the format has them; `known` if they
@@ -440,7 +448,7 @@ struct Factors<U: Unit> {
 /// # Safety
 /// As for [`Unit::scales`] or [`factors`].
 #[inline(always)]
-unsafe fn factors_of<U: Unit, F: Form>(
+pub(super) unsafe fn factors_of<U: Unit, F: Form>(
     scales: *const u8,
     groups: usize,
     known: Option<[U::Chains; 2]>,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ActivationsRef, Chunk, Row,
-    activations::{CHUNK_GROUPS, HALF},
+    activations::{CHUNK, CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
     matrix::Rows,
@@ -21,6 +21,8 @@ use crate::{
 
 /// Rows of the largest panel.
 pub(super) const MAX_ROWS: usize = 16;
+/// Most tokens that are ever multiplied without packing rows.
+pub(super) const MAX_FEW: usize = 16;
 /// Bytes that every panel is aligned to, for loads that do not cross cache lines.
 const ALIGN: usize = 64;
 /// Levels of the tree that folds the chains.
@@ -32,12 +34,13 @@ const fn group_bytes(rows: usize, mins: bool) -> usize {
     rows * (GROUP + (1 + mins as usize) * size_of::<f32>())
 }
 
-/// f32 elements of scratch for two panels of any instruction set, saturating.
+/// f32 elements of scratch for two panels or the quants of [`MAX_FEW`] tokens, whatever the
+/// instruction set, saturating.
 pub(crate) const fn scratch_len(n: usize) -> usize {
-    let words = 2 * group_bytes(MAX_ROWS, true) / size_of::<f32>();
-    n.div_ceil(GROUP)
-        .saturating_mul(words)
-        .saturating_add(ALIGN / size_of::<f32>())
+    let panels = (n.div_ceil(GROUP)).saturating_mul(2 * group_bytes(MAX_ROWS, true));
+    let tokens = (n.div_ceil(CHUNK)).saturating_mul(CHUNK * MAX_FEW);
+    let bytes = if panels > tokens { panels } else { tokens };
+    bytes.saturating_add(ALIGN) / size_of::<f32>()
 }
 
 /// The groups of a packed panel: those of chain 0, then of chain 1, …
@@ -127,13 +130,31 @@ pub(super) trait Tile {
 
     /// Rows of a panel, at most [`MAX_ROWS`].
     const ROWS: usize;
-    /// Number of tokens from which packing rows of nibbles and of bytes pays off; for fewer, use the dot product
-    /// of every row.
+    /// Number of tokens from which packing rows of nibbles and of bytes pays off, at most
+    /// [`MAX_FEW`] + 1; for less, use [`few`](Tile::few).
     const PACK_FROM: [usize; 2];
     /// Tokens of the largest tile of one panel: 12 or 4.
     const TOKENS: usize;
     /// Tokens of the largest tile of two panels: 6, or 0 if two do not fit.
     const PAIR_TOKENS: usize;
+
+    /// `y.row(t)[r] = row r · token t` by the chain rule for tokens that packing does not pay off for:
+    /// the dot product of every row.
+    ///
+    /// # Safety
+    /// As for [`matmul`], with at least one row, all in the format `F`.
+    #[inline(always)]
+    unsafe fn few<R: Rows, F: Form>(
+        rows: R,
+        xs: ActivationsRef<'_>,
+        y: &mut Columns<'_, f32>,
+        _scratch: &mut [f32],
+    ) where
+        Self: Unit + Sized,
+    {
+        // SAFETY: passed on from the caller.
+        unsafe { dot::dots_tokens::<Self, R, F>(rows, xs, y) }
+    }
 
     /// Interleaves `ROWS` rows of equal format and length, with their scales.
     ///
@@ -273,7 +294,7 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
     unsafe {
         with_form!(dtype, F => {
             match xs.tokens() < K::PACK_FROM[usize::from(!F::NIBBLES)] {
-                true => dot::dots_tokens::<K, R, F>(rows, xs, y),
+                true => K::few::<R, F>(rows, xs, y, scratch),
                 false => matmul_as::<K, R, F>(rows, xs, y, scratch),
             }
         })
@@ -371,7 +392,7 @@ unsafe fn tiles<K: Tile, F: Form>(
 
 /// A cache line of scratch memory.
 #[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; ALIGN]);
+pub(super) struct Line(#[allow(dead_code)] [u8; ALIGN]);
 
 /// Destination of a tile's results.
 struct Out<'a, 'y> {

@@ -117,6 +117,8 @@ mod avx2_gemm;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod avx512_few;
+#[cfg(target_arch = "x86_64")]
 mod avx512_gemm;
 mod dot;
 mod form;
