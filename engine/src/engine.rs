@@ -13,7 +13,7 @@ use crate::device::share::Sharing;
 use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{Ffn, StoredPredictors};
+use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -495,6 +495,19 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     on
 }
 
+/// What a device is to hold and to compute.
+fn tier(
+    device: &Option<Arc<InUse>>,
+    planner: &Planner,
+    division: &Division,
+    room: &FfnRoom,
+    d: usize,
+) -> Option<TierSetup> {
+    let widths = planner.widths(division, room.threads);
+    let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
+    TierSetup::on(device, clusters, widths, pieces, room.streamed())
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
@@ -530,9 +543,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         spare: planner.device_spare(division),
     });
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
-    let pieces = room.of_device(c.d_model as usize);
-    let widths = planner.widths(division, options.threads);
-    let tier = TierSetup::on(&device, division.needs.device_clusters, widths, pieces);
+    let tier = tier(&device, &planner, division, &room, c.d_model as usize);
     let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),

@@ -22,6 +22,15 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// `count` of its tokens from number `first` on.
+    pub fn range(self, first: usize, count: usize) -> Self {
+        let n = self.n();
+        Self {
+            x: &self.x[first * n..(first + count) * n],
+            quantized: self.quantized.range(first, count),
+        }
+    }
+
     /// Predictor features; `residual` is `x` before the norm.
     pub fn features(self, residual: &'a [f32]) -> Features<'a> {
         Features {

@@ -86,6 +86,8 @@ pub(super) fn write(queue: &Queue, to: &mut Bytes, at: usize, from: &[u8]) -> Re
 pub(super) struct Scratch {
     /// Neurons of a cluster.
     cluster: usize,
+    /// Elements of a row.
+    d: usize,
     /// Bytes of a token's input.
     token_bytes: usize,
     pub x: Memory<u8>,
@@ -110,6 +112,7 @@ impl Scratch {
         let token_bytes = spec.token_bytes;
         Ok(Self {
             cluster: spec.cluster,
+            d: spec.d,
             token_bytes,
             x: Memory::new(context, token_bytes * rows, true)?,
             mask: Memory::new(context, pairs / 64, true)?,
@@ -132,6 +135,7 @@ impl Scratch {
         let neurons = work.clusters * self.cluster;
         self.hidden.fits(0, neurons * work.rows)?;
         self.gate_bias.fits(0, neurons)?;
+        self.sums.fits(0, work.rows * self.d)?;
         if work.x.len() != self.token_bytes * work.rows {
             return Err(INVALID);
         }
@@ -155,11 +159,15 @@ impl Scratch {
     pub fn read(&mut self, queue: &Queue, len: usize) -> Result<Event, Code> {
         self.sums.fits(0, len)?;
         let answer = &mut self.answer[..len];
+        let count = &mut self.count;
         // SAFETY: both lengths fit, and neither vector is touched or freed before the work is
         // taken: it is waited for by `take` and `prepare`, and the queue is dropped before them.
         unsafe {
-            queue.read(&self.fired.mem, &mut self.count)?;
-            queue.read(&self.sums.mem, answer)
+            let counted = queue.read(&self.fired.mem, count)?;
+            match answer.is_empty() {
+                true => Ok(counted),
+                false => queue.read(&self.sums.mem, answer),
+            }
         }
     }
 }

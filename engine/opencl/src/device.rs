@@ -14,7 +14,8 @@ use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::work::{INVALID, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{
-    Block, Error, GROUP_SIZES, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, USUAL_GROUP, Work,
+    Block, Error, GROUP_SIZES, HostBytes, Listed, MatrixSpec, Room, Spec, Sums, Taken, USUAL_GROUP,
+    Work,
 };
 
 /// Flags of the kernel `hidden_values`.
@@ -52,7 +53,8 @@ struct Prepared {
     spec: Spec,
     hidden: Kernel,
     sums: Kernel,
-    /// Items of the work groups of both.
+    totals: Kernel,
+    /// Items of the work groups: of hidden values, and of sums.
     groups: [usize; 2],
     scratch: Option<Scratch>,
 }
@@ -61,6 +63,8 @@ struct Prepared {
 pub struct Device {
     underway: Option<Underway>,
     queue: Queue,
+    /// For what is copied to buffers while work on others is under way.
+    copies: Queue,
     prepared: Option<Prepared>,
     parts: Vec<Part>,
     products: Products,
@@ -89,6 +93,7 @@ impl Device {
         Ok(Self {
             underway: None,
             queue: driver("make a queue", device.queue(&context))?,
+            copies: driver("make a queue", device.queue(&context))?,
             prepared: None,
             parts: Vec::new(),
             products: Products::default(),
@@ -119,6 +124,7 @@ impl Device {
                 spec: spec.clone(),
                 hidden: program.kernel("hidden_values")?,
                 sums: program.kernel("cluster_sums")?,
+                totals: program.kernel("row_totals")?,
                 groups: [USUAL_GROUP; 2],
                 scratch: None,
             })
@@ -202,13 +208,23 @@ impl Device {
         Ok(self.parts.len() - 1)
     }
 
+    /// A buffer that may be written again and again, but not while work on it is under way; its number.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn reserve_for_streams(&mut self, len: usize) -> Result<usize, Error> {
+        let part = Part::rewritten(&self.context, len, self.facts.unified)?;
+        self.parts.push(part);
+        Ok(self.parts.len() - 1)
+    }
+
     /// Copies bytes to a buffer, from byte `at` on.
     ///
     /// # Errors
     /// No such place, a buffer of the machine's memory that is in use, or the driver's.
     pub fn write(&mut self, part: usize, at: usize, bytes: &[u8]) -> Result<(), Error> {
         let to = self.parts.get_mut(part).ok_or_else(no_part)?;
-        to.write(&self.queue, at, bytes)
+        to.write(&self.copies, at, bytes)
     }
 
     /// The bytes of a buffer, which the host may read as well; `None` where the device has a memory of its
@@ -376,7 +392,7 @@ fn start(
     work: &Work<'_>,
 ) -> Result<Underway, Code> {
     let spec = &prepared.spec;
-    let sums = work.clusters * work.rows * spec.d;
+    let sums = work.sums.vectors(work.clusters, work.rows) * spec.d;
     let Some(scratch) = &mut prepared.scratch else {
         return Err(INVALID);
     };
@@ -386,7 +402,9 @@ fn start(
         (!work.up_bias.is_empty(), UP_BIAS),
     ];
     let flags: i32 = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
-    let [first, neurons, rows] = [work.first, work.neurons, work.rows].map(|n| n as i32);
+    let end = work.end.min(work.neurons);
+    let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
+    let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
     scratch.fill(queue, work)?;
     let of_hidden = [
         part,
@@ -396,34 +414,40 @@ fn start(
         scratch.up_bias.arg(),
         scratch.hidden.arg(),
         scratch.fired.arg(),
-        Arg::Int(first),
-        Arg::Int(neurons),
-        Arg::Int(rows),
+        first,
+        neurons,
+        end,
+        rows,
         Arg::Int(flags),
         Arg::Float(work.cut),
     ];
+    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
     let of_sums = [
         part,
         scratch.hidden.arg(),
         scratch.sums.arg(),
-        Arg::Int(first),
-        Arg::Int(neurons),
-        Arg::Int(rows),
+        first,
+        neurons,
+        end,
+        rows,
+        clusters,
+        Arg::Int(goes_on.into()),
     ];
-    let items = work.clusters * spec.cluster;
     let [of_hidden_group, of_sums_group] = prepared.groups;
-    let elements = spec.d.next_multiple_of(of_sums_group);
     let tiles = work.rows.div_ceil(TILE);
-    let sizes: [[&[usize]; 2]; 2] = [
-        [&[items, tiles], &[of_hidden_group, 1]],
-        [&[elements, tiles, work.clusters], &[of_sums_group, 1, 1]],
-    ];
+    let items = [work.clusters * spec.cluster, tiles];
+    let elements = [spec.d.next_multiple_of(of_sums_group), tiles, work.clusters];
     // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
     // kernels compare neurons with the part's number.
     let begun = unsafe {
-        let begun = prepared.hidden.run(queue, &of_hidden, sizes[0])?;
-        prepared.sums.run(queue, &of_sums, sizes[1])?;
+        let begun = (prepared.hidden).run(queue, &of_hidden, [&items, &[of_hidden_group, 1]])?;
+        let (kernel, args, dims) = match work.sums {
+            Sums::Each => (&mut prepared.sums, 7, 3),
+            Sums::Total { .. } => (&mut prepared.totals, 9, 2),
+        };
+        let group = [of_sums_group, 1, 1];
+        kernel.run(queue, &of_sums[..args], [&elements[..dims], &group[..dims]])?;
         begun
     };
     let done = scratch.read(queue, sums)?;

@@ -258,20 +258,20 @@ float activated(float v) {
 #define GATE_BIAS 2
 #define UP_BIAS 4
 
-// hidden[n][row] of neurons `first + n` of a part of `neurons`: zero beyond its end, where the mask
+// hidden[n][row] of neurons `first + n` of a part of `neurons`: zero from neuron `end` on, where the mask
 // does not want the pair, and where the gate does not fire. `fired` counts the pairs that fire. An item has
 // a neuron and TILE rows.
 __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             __global const float *gate_bias, __global const float *up_bias,
                             __global float *hidden, __global int *fired, int first, int neurons,
-                            int rows, int flags, float cut) {
+                            int end, int rows, int flags, float cut) {
     int n = get_global_id(0), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
     size_t i = first + n, pair = (size_t)n * rows + row, all = neurons;
     bytes of_gate = part + i * ROW, of_up = of_gate + all * ROW;
     bytes tokens = x + (size_t)row * TOKEN_BYTES;
     float gate[TILE];
     uint wanted = 0, fires = 0;
-    for (int t = 0; t < here && i < all; ++t) {
+    for (int t = 0; t < here && i < end; ++t) {
         size_t p = pair + t;
         if (!(flags & MASKED) || (mask[p / 64] >> (p % 64) & 1)) {
             wanted |= 1u << t;
@@ -331,39 +331,74 @@ float2 element_of(bytes quants, int j) {
 #endif
 }
 
-// sums[cluster][row][element]: the hidden values of a cluster times their Down rows, in order. An item has an
-// element of TILE rows. Those beyond the last element have nothing to do.
-__kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
-                           int first, int neurons, int rows) {
-    int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
-    if (j >= D) {
-        return;
-    }
-    const size_t all = neurons, down = all * (MATRICES - 1);
-    int end = min(CLUSTER, neurons - first - cluster * CLUSTER), here = min(TILE, rows - row);
-    float sum[TILE];
+// An element of a cluster's sums for `here` rows: its hidden values times its Down rows, in order. `hidden` begins
+// at the first of the rows.
+void sums_of(bytes downs, __global const float *hidden, int neurons, int rows, int here, int j,
+             float *sum) {
     for (int t = 0; t < TILE; ++t) {
         sum[t] = 0.0f;
     }
-    for (int n = 0; n < end; ++n) {
-        size_t pair = (size_t)(cluster * CLUSTER + n) * rows + row;
+    for (int n = 0; n < neurons; ++n) {
+        __global const float *of_row = hidden + (size_t)n * rows;
         bool any = false;
         for (int t = 0; t < here; ++t) {
-            any |= hidden[pair + t] != 0.0f;
+            any |= of_row[t] != 0.0f;
         }
         if (!any) {
             continue;
         }
-        float2 of = element_of(part + (down + first + cluster * CLUSTER + n) * ROW, j);
+        float2 of = element_of(downs + (size_t)n * ROW, j);
         for (int t = 0; t < here; ++t) {
-            float h = hidden[pair + t];
+            float h = of_row[t];
             if (h != 0.0f) {
                 sum[t] = fma(h * of.y, of.x, sum[t]);
             }
         }
     }
+}
+
+// sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
+// rows. Those beyond the last element have nothing to do.
+__kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
+                           int first, int neurons, int end, int rows) {
+    int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
+    if (j >= D) {
+        return;
+    }
+    const size_t down = (size_t)neurons * (MATRICES - 1), at = cluster * CLUSTER;
+    int count = min(CLUSTER, end - first - cluster * CLUSTER), here = min(TILE, rows - row);
+    float sum[TILE];
+    sums_of(part + (down + first + at) * ROW, hidden + at * rows + row, count, rows, here, j, sum);
     for (int t = 0; t < here; ++t) {
         sums[((size_t)cluster * rows + row + t) * D + j] = sum[t];
+    }
+}
+
+// totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there. Items
+// as above, but for the clusters.
+__kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
+                         int first, int neurons, int end, int rows, int clusters, int goes_on) {
+    int j = get_global_id(0), row = get_global_id(1) * TILE;
+    if (j >= D) {
+        return;
+    }
+    const size_t down = (size_t)neurons * (MATRICES - 1);
+    int here = min(TILE, rows - row);
+    float total[TILE], sum[TILE];
+    for (int t = 0; t < here; ++t) {
+        total[t] = goes_on ? totals[(size_t)(row + t) * D + j] : 0.0f;
+    }
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        size_t at = cluster * CLUSTER;
+        int count = min(CLUSTER, end - first - cluster * CLUSTER);
+        sums_of(part + (down + first + at) * ROW, hidden + at * rows + row, count, rows, here, j,
+                sum);
+        for (int t = 0; t < here; ++t) {
+            total[t] += sum[t];
+        }
+    }
+    for (int t = 0; t < here; ++t) {
+        totals[(size_t)(row + t) * D + j] = total[t];
     }
 }
 

@@ -119,6 +119,35 @@ pub struct Work<'a> {
     pub up_bias: &'a [f32],
     /// Smaller magnitudes of activated gates are zero.
     pub cut: f32,
+    /// Neurons of the part that count, from its first one on.
+    pub end: usize,
+    /// What comes out.
+    pub sums: Sums,
+}
+
+/// What comes of a piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// A vector for each cluster and row.
+    Each,
+    /// A vector for each row: the clusters' sums, added one after the other.
+    Total {
+        /// To zero; else to what the work before came to, for as many rows.
+        begins: bool,
+        /// It is asked for; else further work goes on from there.
+        ends: bool,
+    },
+}
+
+impl Sums {
+    /// Vectors that come out of so many clusters and rows.
+    pub fn vectors(self, clusters: usize, rows: usize) -> usize {
+        match self {
+            Self::Each => clusters * rows,
+            Self::Total { ends: true, .. } => rows,
+            Self::Total { ends: false, .. } => 0,
+        }
+    }
 }
 
 /// Bytes of the host that a device may read as well.

@@ -44,7 +44,7 @@ impl AsRef<[u8]> for Pages {
 
 /// Memory of a part.
 pub(super) enum Part {
-    /// The device's own.
+    /// The driver's.
     Own(Bytes),
     /// The host's, while it is filled.
     Filling(Pages),
@@ -70,6 +70,12 @@ impl Part {
                 Bytes::new(context, len, false),
             )?),
         })
+    }
+
+    /// `len` bytes that may be written whenever no work on them is under way.
+    pub fn rewritten(context: &Context, len: usize, unified: bool) -> Result<Self, Error> {
+        let bytes = Bytes::new(context, len, unified);
+        Ok(Self::Own(driver(&format!("give {len} bytes"), bytes)?))
     }
 
     /// Copies bytes to byte `at`.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::products::{Sample, Samples};
 use super::{
-    CpuDevice, Dense, DenseShape, DeviceError, Facts, Groups, NeuronRows, Part, Room, Work,
+    CpuDevice, Dense, DenseShape, DeviceError, Facts, Groups, NeuronRows, Part, Room, Sums, Work,
 };
 use crate::store::regions::CLUSTER;
 
@@ -20,7 +20,7 @@ const ROWS: usize = 3;
 const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 
 /// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
-pub const WIDTHS: [usize; 3] = [8, 32, 64];
+pub const WIDTHS: [usize; 4] = [8, 32, 64, 256];
 const OF_WIDE: usize = 4;
 
 /// Runs of which the fastest counts: with one row, and with more.
@@ -280,6 +280,8 @@ impl Timing {
             cut: 0.0,
             gate_bias: &[],
             up_bias: &[],
+            end: usize::MAX,
+            sums: Sums::Each,
         }
     }
 }
@@ -321,6 +323,7 @@ pub(super) fn compared(
         Case::new(2, 1e-3).biased(),
         Case::new(1, 1e-37),
         Case::new(1, 1e3),
+        Case::new(ROWS, 1.0).biased().totals(),
     ] {
         let (worst, fired) = both.compare(case)?;
         verdict.same_bits &= worst == 0.0 && fired;
@@ -363,6 +366,8 @@ struct Case {
     /// With a mask and a threshold.
     masked: bool,
     biased: bool,
+    /// Added up, in two pieces of work.
+    totals: bool,
 }
 
 impl Case {
@@ -372,6 +377,7 @@ impl Case {
             size,
             masked: false,
             biased: false,
+            totals: false,
         }
     }
 
@@ -385,6 +391,13 @@ impl Case {
     fn biased(self) -> Self {
         Self {
             biased: true,
+            ..self
+        }
+    }
+
+    fn totals(self) -> Self {
+        Self {
+            totals: true,
             ..self
         }
     }
@@ -416,8 +429,13 @@ impl Case {
             cut: if self.masked { 0.01 } else { 0.0 },
             gate_bias: bias,
             up_bias: if shape.kind.ungated { &[] } else { bias },
+            end: usize::MAX,
+            sums: Sums::Each,
         };
-        run(device, &work, shape)
+        match self.totals {
+            false => run(device, &work, shape),
+            true => in_two(device, &work, shape),
+        }
     }
 }
 
@@ -427,8 +445,45 @@ struct Answer {
     fired: u64,
 }
 
+/// Work of which each half goes on from the other, the second without the last neurons.
+fn in_two(
+    device: &mut dyn Dense,
+    work: &Work<'_>,
+    shape: &DenseShape,
+) -> Result<Answer, DeviceError> {
+    let half = CLUSTERS / 2;
+    let biases = |bias: &'_ [f32], from: usize| -> Range<usize> {
+        (from * CLUSTER).min(bias.len())..bias.len()
+    };
+    let mut both = Answer {
+        sums: Vec::new(),
+        fired: 0,
+    };
+    for (clusters, begins) in [(0..half, true), (half..CLUSTERS, false)] {
+        let from = clusters.start;
+        let work = Work {
+            clusters: &clusters,
+            gate_bias: &work.gate_bias[biases(work.gate_bias, from)],
+            up_bias: &work.up_bias[biases(work.up_bias, from)],
+            end: NEURONS - 9,
+            sums: Sums::Total {
+                begins,
+                ends: !begins,
+            },
+            ..*work
+        };
+        let Answer { sums, fired } = run(device, &work, shape)?;
+        both = Answer {
+            sums,
+            fired: both.fired + fired,
+        };
+    }
+    Ok(both)
+}
+
 fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<Answer, DeviceError> {
-    let mut sums = vec![f32::NAN; work.clusters.len() * work.rows() * shape.d];
+    let vectors = work.sums.vectors(work.clusters.len(), work.rows());
+    let mut sums = vec![f32::NAN; vectors * shape.d];
     let ticket = device.submit(work)?;
     let fired = device.take(ticket, &mut sums)?.fired;
     Ok(Answer { sums, fired })

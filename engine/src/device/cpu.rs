@@ -13,7 +13,7 @@ use emberflow_storage::io::prefer_huge_pages;
 
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
-    Room, SharedMatrix, Taken, Ticket, Work,
+    Room, SharedMatrix, Sums, Taken, Ticket, Work,
 };
 use crate::ffn::{Gating, of_up};
 use crate::store::regions::CLUSTER;
@@ -59,13 +59,32 @@ struct Task {
     cut: f32,
     gate_bias: Vec<f32>,
     up_bias: Vec<f32>,
+    end: usize,
+    sums: Sums,
     submitted: Moment,
 }
 
-/// Sums, and what came out besides.
+/// Sums of each cluster and row, and what came out besides.
 struct Answer {
     sums: Vec<f32>,
     taken: Taken,
+    /// What is to come out of them: so many vectors of `d` elements, where they are totals.
+    of: Sums,
+    vectors: usize,
+    d: usize,
+}
+
+impl Answer {
+    /// Results as they are.
+    fn plain(sums: Vec<f32>, taken: Taken) -> Self {
+        Self {
+            sums,
+            taken,
+            of: Sums::Each,
+            vectors: 0,
+            d: 0,
+        }
+    }
 }
 
 /// The CPU as a device.
@@ -76,6 +95,8 @@ pub struct CpuDevice {
     tickets: u64,
     matrices: Vec<Option<SharedMatrix>>,
     underway: Option<Receiver<Answer>>,
+    /// What work came to whose total goes on.
+    total: Vec<f32>,
 }
 
 impl CpuDevice {
@@ -95,7 +116,31 @@ impl CpuDevice {
             tickets: 0,
             matrices: Vec::new(),
             underway: None,
+            total: Vec::new(),
         }
+    }
+
+    /// Adds a work's sums to the total, and copies it to `out` where it ends.
+    fn add_up(&mut self, answer: &Answer, begins: bool, out: &mut [f32]) -> bool {
+        let len = answer.vectors * answer.d;
+        if begins {
+            self.total.clear();
+            self.total.resize(len, 0.0);
+        }
+        if self.total.len() != len {
+            return false;
+        }
+        for sums in answer.sums.chunks_exact(len.max(1)) {
+            self.total.iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+        }
+        if out.is_empty() {
+            return true;
+        }
+        let fits = out.len() == len;
+        if fits {
+            out.copy_from_slice(&self.total);
+        }
+        fits
     }
 
     /// Begins some work on a thread of its own.
@@ -201,6 +246,8 @@ impl Dense for CpuDevice {
             cut: work.cut,
             gate_bias: work.gate_bias.to_vec(),
             up_bias: work.up_bias.to_vec(),
+            end: work.end,
+            sums: work.sums,
             submitted: Moment::now(),
         };
         self.begin(move || task.answer())
@@ -248,11 +295,18 @@ impl Dense for CpuDevice {
         let answer = underway
             .recv()
             .map_err(|_| self.failed("stopped in the middle"))?;
-        if out.len() != answer.sums.len() {
-            return Err(self.failed("was asked for other sums"));
+        let fits = match answer.of {
+            Sums::Total { begins, .. } => self.add_up(&answer, begins, out),
+            Sums::Each if out.len() == answer.sums.len() => {
+                out.copy_from_slice(&answer.sums);
+                true
+            }
+            Sums::Each => false,
+        };
+        match fits {
+            true => Ok(answer.taken),
+            false => Err(self.failed("was asked for other sums")),
         }
-        out.copy_from_slice(&answer.sums);
-        Ok(answer.taken)
     }
 }
 
@@ -303,8 +357,7 @@ impl Multiply {
             }));
         }
         let (fired, took) = (0, self.submitted.elapsed());
-        let taken = Taken { fired, took };
-        Answer { sums, taken }
+        Answer::plain(sums, Taken { fired, took })
     }
 }
 
@@ -320,7 +373,7 @@ impl Task {
             let (cluster, row) = (at / rows, at % rows);
             for n in cluster * CLUSTER..(cluster + 1) * CLUSTER {
                 let i = self.first + n;
-                if i >= self.part.neurons() || !self.wants(n * rows + row) {
+                if i >= self.part.neurons().min(self.end) || !self.wants(n * rows + row) {
                     continue;
                 }
                 let gate = self.gate(cpu, n, row);
@@ -335,8 +388,12 @@ impl Task {
             }
         }
         let took = self.submitted.elapsed();
-        let taken = Taken { fired, took };
-        Answer { sums, taken }
+        Answer {
+            of: self.sums,
+            vectors: rows,
+            d,
+            ..Answer::plain(sums, Taken { fired, took })
+        }
     }
 
     fn wants(&self, pair: usize) -> bool {

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
-pub use emberflow_opencl::{Block, HostBytes};
+pub use emberflow_opencl::{Block, HostBytes, Sums};
 pub(crate) use emberflow_opencl::{GROUP_SIZES, USUAL_GROUP};
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,7 @@ pub(crate) use self::kept::OfProducts;
 pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub use self::sim::{SimDevice, Simulated};
+pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
 pub use crate::input::Input;
 use crate::store::regions::CLUSTER;
@@ -215,6 +216,10 @@ pub struct Work<'a> {
     pub gate_bias: &'a [f32],
     /// Biases of their Ups.
     pub up_bias: &'a [f32],
+    /// Neurons of the part that count, from its first one on.
+    pub end: usize,
+    /// What comes out.
+    pub sums: Sums,
 }
 
 impl Work<'_> {
@@ -279,6 +284,15 @@ pub trait Dense: Send {
     /// # Errors
     /// Not enough memory.
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError>;
+
+    /// The same, for neurons that are replaced again and again: [`Dense::upload`] may be called while other
+    /// work is under way, and between two pieces of work on the part.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        self.reserve(neurons)
+    }
 
     /// Uploads neurons from number `first` of a part on.
     ///
@@ -348,7 +362,8 @@ pub trait Dense: Send {
     /// The driver's.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
-    /// Waits for it, and copies the sums to `out`, `[clusters × rows × d]`.
+    /// Waits for it, and copies the sums to `out`: `[clusters × rows × d]`, or of a total `[rows × d]`, and
+    /// nothing of one that goes on.
     ///
     /// # Errors
     /// The driver's.

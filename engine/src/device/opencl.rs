@@ -208,6 +208,14 @@ impl Dense for OpenCl {
         Ok(Part(self.banks.len() - 1))
     }
 
+    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        let len = neurons as u64 * self.shape()?.neuron_bytes();
+        let buffer = self.device.reserve_for_streams(len as usize);
+        let buffer = buffer.map_err(|e| self.failed(e))?;
+        self.banks.push(Bank { buffer, neurons });
+        Ok(Part(self.banks.len() - 1))
+    }
+
     fn upload(
         &mut self,
         part: Part,
@@ -301,6 +309,8 @@ impl Dense for OpenCl {
             gate_bias: work.gate_bias,
             up_bias: work.up_bias,
             cut: work.cut,
+            end: work.end,
+            sums: work.sums,
         };
         let begun = self.device.submit(&work);
         begun.map_err(|e| self.failed(e))?;

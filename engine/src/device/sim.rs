@@ -193,6 +193,11 @@ impl Dense for SimDevice {
         self.cpu.upload(part, first, neurons)
     }
 
+    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
+        self.parts.push(neurons);
+        self.cpu.reserve_for_streams(neurons)
+    }
+
     fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
         self.cpu.host_bytes(part)
     }
@@ -204,12 +209,12 @@ impl Dense for SimDevice {
         let part = self.parts.get(work.part.0).copied();
         let all = part.ok_or_else(|| self.failed("has no such part"))?;
         let ticket = self.cpu.submit(work)?;
-        let len = work.clusters.len() * work.rows() * shape.d;
+        let len = work.sums.vectors(work.clusters.len(), work.rows()) * shape.d;
         if self.sums.len() < len {
             return Err(self.failed("has no room for so much work"));
         }
         let taken = self.cpu.take(ticket, &mut self.sums[..len])?;
-        let end = (work.clusters.end * CLUSTER).min(all);
+        let end = (work.clusters.end * CLUSTER).min(all).min(work.end);
         let neurons = end.saturating_sub(work.clusters.start * CLUSTER);
         let [alone, beside] = self.of.seconds(&shape, neurons, work.rows());
         self.underway = Some(Underway {

@@ -1,6 +1,9 @@
 //! How much of what a device holds it computes: more for more rows (PowerInfer-2 §4.1.3), because one reading
 //! of a row serves them all there, while on the CPU more of its neurons fire.
 
+/// Fewest rows of which a device may compute some with all clusters.
+pub(crate) const LEAST_STREAMED: usize = 32;
+
 /// For passes of so many rows: how many of each bank's clusters a device computes, if it holds them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Width {
@@ -8,6 +11,8 @@ pub struct Width {
     pub rows: usize,
     /// Clusters, by bank.
     pub clusters: Vec<u32>,
+    /// How many of the rows it computes with all clusters instead, if that is faster.
+    pub streamed: usize,
 }
 
 /// The same by numbers of rows, ascending. Empty: all that it holds, whatever the number.
@@ -15,6 +20,21 @@ pub struct Width {
 pub struct Widths(pub Vec<Width>);
 
 impl Widths {
+    /// How many of `rows` rows a device computes with all clusters, along straight lines between those that are
+    /// known; 0 where it is not known to be faster.
+    pub fn streamed(&self, rows: usize) -> usize {
+        let Some(last) = self.0.last() else { return 0 };
+        let Some(i) = self.0.iter().position(|width| width.rows >= rows) else {
+            return last.streamed * rows / last.rows.max(1);
+        };
+        let (a, b) = (&self.0[i.saturating_sub(1)], &self.0[i]);
+        match (a.streamed, b.streamed) {
+            _ if b.rows == rows => b.streamed,
+            (0, _) | (_, 0) => 0,
+            (from, to) => from + to.saturating_sub(from) * (rows - a.rows) / (b.rows - a.rows),
+        }
+    }
+
     /// Clusters of a bank for `rows` rows, along straight lines between those that are known; `None` for all.
     pub fn clusters(&self, bank: usize, rows: usize) -> Option<u32> {
         let of = |width: &Width| width.clusters.get(bank).copied();
@@ -42,6 +62,7 @@ mod tests {
         let width = |rows, clusters| Width {
             rows,
             clusters: vec![clusters, 7],
+            streamed: 0,
         };
         let widths = Widths(vec![width(2, 10), width(4, 20), width(8, 0)]);
         let of = |rows| widths.clusters(0, rows).unwrap();
@@ -52,5 +73,22 @@ mod tests {
         assert_eq!(widths.clusters(1, 3), Some(7));
         assert_eq!(widths.clusters(2, 3), None);
         assert_eq!(Widths::default().clusters(0, 1), None);
+    }
+
+    #[test]
+    fn rows_are_streamed_between_numbers_for_which_it_is_faster() {
+        let width = |(rows, streamed)| Width {
+            rows,
+            clusters: Vec::new(),
+            streamed,
+        };
+        let known = [(16, 0), (32, 20), (64, 60), (128, 0), (256, 250)];
+        let widths = Widths(known.map(width).to_vec());
+        let of = |rows| widths.streamed(rows);
+        assert_eq!(
+            [1, 16, 20, 32, 48, 64, 100, 128, 200, 256, 512].map(of),
+            [0, 0, 0, 20, 40, 60, 0, 0, 0, 250, 500]
+        );
+        assert_eq!(Widths::default().streamed(64), 0);
     }
 }

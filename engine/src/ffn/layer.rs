@@ -10,6 +10,8 @@ use super::state::{Ffn, clusters_per_group};
 use super::units::{BankWork, LayerInput};
 use crate::counters::nanoseconds;
 use crate::error::Error;
+use crate::input::Input;
+use crate::store::PassRows;
 use crate::store::regions::CLUSTER;
 use crate::trace;
 
@@ -38,20 +40,24 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
-        self.sum_units(on, at, out)?;
+        match self.streamed_rows(at) {
+            0 => self.sum_units(on, at, None, out)?,
+            rows => self.beside_streams(on, at, rows, out)?,
+        }
         // A device failed in the middle, and is not used any longer: once more without it.
         if std::mem::take(&mut self.lost) {
-            self.sum_units(on, at, out)?;
+            self.sum_units(on, at, None, out)?;
         }
         add_biases(at.units, self.shape.format.d, out);
         Ok(())
     }
 
-    /// The sum of [`Ffn::layer`], without Down's biases.
-    fn sum_units(
+    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows meanwhile.
+    pub(super) fn sum_units(
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
+        streamed: Option<Input<'_>>,
         out: &mut [f32],
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
@@ -68,6 +74,7 @@ impl Ffn {
             let inputs = Inputs {
                 at: &part,
                 gathered: &gathered,
+                streamed,
             };
             let next = self.part_end(at.units, end);
             outcome = self.compute(on, inputs, &at.units[end..next], out);
@@ -102,12 +109,12 @@ impl Ffn {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
         self.store.tracer().section(&trace::FFN, trace_layer);
-        self.begin_layer(at, after)?;
+        self.begin_layer(inputs, after)?;
         for unit in 0..self.units.len() {
             self.name(on, unit, inputs.of(unit))?;
         }
         self.report_recent(on, inputs);
-        if after.is_empty() {
+        if after.is_empty() && inputs.streamed.is_none() {
             self.look_ahead(on, at)?;
         }
         let mut next = 0;
@@ -120,8 +127,10 @@ impl Ffn {
             let width = rows * self.shape.format.d;
             let d = self.shape.format.d;
             let group = clusters_per_group(rows.max(1), d, items.len(), on.threads());
-            for first in items.clone().step_by(group) {
-                let group = first..(first + group).min(items.end);
+            let mut first = items.start;
+            while first < items.end {
+                let group = first..self.group_end(inputs, first, group).min(items.end);
+                first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
                 self.store.tracer().section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
@@ -134,10 +143,14 @@ impl Ffn {
     }
 
     /// Sets up the units and the store.
-    fn begin_layer(&mut self, at: &LayerInput<'_>, after: &[BankWork<'_>]) -> Result<(), Error> {
+    fn begin_layer(&mut self, inputs: Inputs<'_>, after: &[BankWork<'_>]) -> Result<(), Error> {
+        let at = inputs.at;
+        let rows = PassRows {
+            own: at.input.tokens(),
+            streamed: inputs.streamed.map_or(0, |input| input.tokens()),
+        };
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
-        self.store
-            .begin_layer(at.number, banks, after, at.input.tokens())?;
+        self.store.begin_layer(at.number, banks, after, rows)?;
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);

@@ -36,6 +36,8 @@ mod seen;
 mod shape;
 mod state;
 mod stored;
+mod stream;
+mod streaming;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,7 @@ pub(crate) use activation::{Gating, activate, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;
+pub(crate) use recent::RECENT;
 pub(crate) use run::SLICE;
 pub use seen::FfnSeen;
 pub(crate) use shape::FfnShape;

@@ -266,7 +266,7 @@ impl Ffn {
             oracle,
             on_device,
             resident: known.then_some(&*resident),
-            all: self.shape.dense,
+            all: self.shape.dense || self.store.streams_through_device(),
             tracer: &tracer,
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),

@@ -5,8 +5,9 @@ use std::ops::Range;
 use super::mask;
 use super::pairs::Inputs;
 use super::state::Ffn;
+use super::stream::of_clusters;
 use crate::counters::nanoseconds;
-use crate::device::{Ticket, Work};
+use crate::device::{Sums, Ticket, Work};
 use crate::error::Error;
 use crate::store::regions::CLUSTER;
 use crate::trace;
@@ -38,11 +39,6 @@ impl Ffn {
         let words = mask::words(of.rows);
         let wanted = of.wanted(&self.pairs.wanted);
         let from = inputs.of(0);
-        let biases = |bias: &'_ [f32]| -> Range<usize> {
-            let end = (clusters.end * CLUSTER).min(bias.len());
-            (clusters.start * CLUSTER).min(end)..end
-        };
-        let (gate, up) = (from.bias.gate, from.bias.up);
         let start = self.store.tracer().now();
         let ticket = self.store.submit_work(of.bank, |part| Work {
             part,
@@ -51,8 +47,10 @@ impl Ffn {
             quantized: from.input.quantized,
             mask: wanted.map(|all| &all[clusters.start * words..clusters.end * words]),
             cut: of.gating.cut,
-            gate_bias: &gate[biases(gate)],
-            up_bias: &up[biases(up)],
+            gate_bias: of_clusters(from.bias.gate, &clusters),
+            up_bias: of_clusters(from.bias.up, &clusters),
+            end: usize::MAX,
+            sums: Sums::Each,
         })?;
         self.lost |= ticket.is_none();
         Ok(ticket.map(|ticket| Submitted {

@@ -134,6 +134,8 @@ pub(super) struct UnitInput<'a> {
 pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
     pub gathered: &'a Gathered,
+    /// Of further rows that a device computes, with all clusters.
+    pub streamed: Option<Input<'a>>,
 }
 
 impl<'a> Inputs<'a> {

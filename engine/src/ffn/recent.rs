@@ -12,12 +12,14 @@ use crate::store::regions::CLUSTER;
 use std::ops::Range;
 
 /// Tokens at the end of each sequence's pass whose neurons stay.
-pub(super) const RECENT: usize = 2;
+pub(crate) const RECENT: usize = 2;
 
 /// The last rows of each sequence of a pass.
 pub(super) struct Recent {
     ends: Vec<Range<usize>>,
     rows: usize,
+    /// Rows of the pass before those that units take.
+    skipped: usize,
 }
 
 impl Recent {
@@ -26,7 +28,18 @@ impl Recent {
         Self {
             ends: Vec::with_capacity(rows),
             rows: 0,
+            skipped: 0,
         }
+    }
+
+    /// From here on units take no row before number `rows` of the pass.
+    pub fn skip(&mut self, rows: usize) {
+        self.skipped = rows;
+    }
+
+    /// The place of the pass's row `row` among the rows of a unit.
+    fn place(&self, rows: Rows<'_>, row: usize) -> Option<usize> {
+        rows.place(row.checked_sub(self.skipped)?)
     }
 
     /// Bytes that [`Recent::new`] allocates.
@@ -54,7 +67,7 @@ impl Recent {
     /// Whether a bank that `rows` visit is one of those that the last rows do.
     pub(super) fn visits(&self, rows: Rows<'_>) -> bool {
         self.ends.len() == self.rows
-            || (self.ends.iter().cloned().flatten()).any(|row| rows.place(row).is_some())
+            || (self.ends.iter().cloned().flatten()).any(|row| self.place(rows, row).is_some())
     }
 
     /// Whether the next token is likely to need a neuron that `fires(place)`: it fired for one of a
@@ -64,7 +77,7 @@ impl Recent {
             // All sequences have one row.
             return true;
         }
-        let last = |row: usize| rows.place(row).is_some_and(&fires);
+        let last = |row: usize| self.place(rows, row).is_some_and(&fires);
         let all = rows.len();
         self.ends.iter().any(|end| end.clone().any(&last))
             || 2 * (0..all).filter(|&place| fires(place)).count() >= all

@@ -34,6 +34,8 @@ impl Ffn {
         width: usize,
     ) -> Result<(), Error> {
         let submitted = self.submit(inputs, &group)?;
+        self.begin_streamed(inputs, &group);
+        self.submit_streamed(inputs, &group, false)?;
         let is_own = |&item: &usize| self.store.is_needed(item) && !self.store.is_on_device(item);
         let mut open = group.clone().filter(is_own).count();
         let overlap = self.store.overlap();
@@ -72,6 +74,8 @@ impl Ffn {
                 self.schedule.now[item as usize] = Some(step);
             }
             self.compute_gates(on, inputs, group.clone());
+            self.upload_streamed(inputs, &group)?;
+            self.submit_streamed(inputs, &group, false)?;
             self.reserve_copies(inputs);
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
@@ -80,6 +84,7 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
+        self.submit_streamed(inputs, &group, true)?;
         match submitted {
             Some(submitted) => self.take(submitted, &group, width),
             None => Ok(()),

@@ -11,9 +11,10 @@ use super::recent::Recent;
 use super::schedule::Schedule;
 use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
+use super::streaming::Streaming;
 use super::top::Tops;
 use crate::counters::Counters;
-use crate::device::Room;
+use crate::device::{LEAST_STREAMED, Room};
 use crate::store::regions::CLUSTER;
 use crate::store::{Layout, NeuronStore};
 
@@ -55,6 +56,14 @@ impl FfnRoom {
             rows: self.rows,
             clusters: self.clusters,
             pairs: self.partials(d) / d,
+        }
+    }
+
+    /// Clusters of each of the buffers that stream through a device; 0 where no pass is long enough.
+    pub fn streamed(&self) -> usize {
+        match self.rows >= LEAST_STREAMED {
+            true => (2 * self.threads).min(self.clusters),
+            false => 0,
         }
     }
 
@@ -120,6 +129,8 @@ pub(crate) struct Ffn {
     pub(super) cutoffs: Vec<f32>,
     /// A device failed in this layer: its sums are missing.
     pub(super) lost: bool,
+    /// Clusters that pass through its buffers.
+    pub(super) streaming: Streaming,
     /// For observers.
     pub(super) record: Option<Record>,
     /// By bank: for how many rows each neuron has fired; empty unless that is counted.
@@ -166,6 +177,7 @@ impl Ffn {
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
             lost: false,
+            streaming: Streaming::default(),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
             fired: match room.counts {
                 true => nothing_fired(store.layout()),

@@ -24,7 +24,10 @@ pub struct DeviceReport {
     /// The share of the FFN that it computes, by the rows of a pass: one text's next token, those of all
     /// texts at once, a chunk of a prompt. The processor computes the rest of what it holds.
     pub computed: Vec<Computed>,
-    /// Bytes of these.
+    /// Of a prompt's chunk: the rows that it computes with all neurons, of which those that it does not hold pass
+    /// through its buffers.
+    pub streamed: Streamed,
+    /// Bytes of what it holds.
     pub bytes: u64,
     /// Class of its numerics: `cpu` where its sums have the CPU's bits, else the device and driver.
     /// Texts and hashes can be compared within a class.
@@ -62,6 +65,17 @@ pub struct Computed {
     pub ffn_share: f64,
 }
 
+/// Rows of a prompt's chunk on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Streamed {
+    /// Rows that it computes; 0 where the processor would have to wait for it.
+    pub rows: usize,
+    /// Of so many.
+    pub chunk: usize,
+    /// Bytes of the buffers.
+    pub bytes: u64,
+}
+
 impl Engine {
     /// The device, and what it has done since the engine was opened; `None` without one.
     pub fn device(&self) -> Option<DeviceReport> {
@@ -77,8 +91,9 @@ impl DeviceReport {
         let (products_share, waited) = engine.decoder.weights.on_device();
         let prompt_share = engine.decoder.weights.prompt_on_device(engine.chunk());
         let (gates_share, gates_waited) = store.gates_on_device();
-        let neuron = (needs.gate_len + needs.rest_len) as f64;
-        let rate = |speed: Speed| neuron / speed.neuron / 1e9;
+        let neuron = needs.gate_len + needs.rest_len;
+        let cluster = needs.cluster * neuron;
+        let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
         let mut rows = vec![1, engine.options().batch, engine.chunk()];
         rows.dedup();
@@ -94,7 +109,12 @@ impl DeviceReport {
             clusters,
             ffn_share: share(clusters),
             computed: computed.collect(),
-            bytes: clusters * needs.cluster * (needs.gate_len + needs.rest_len),
+            streamed: Streamed {
+                rows: store.streamed_rows(engine.chunk()),
+                chunk: engine.chunk(),
+                bytes: store.stream_clusters() as u64 * cluster,
+            },
+            bytes: clusters * cluster,
             numerics: match verdict.same_bits {
                 true => "cpu".into(),
                 false => format!("{} {}", facts.name, facts.driver),
@@ -154,8 +174,16 @@ impl DeviceReport {
                 100.0 * self.prompt_share
             ),
         };
+        let Streamed { rows, chunk, bytes } = self.streamed;
+        let prompts = match rows {
+            0 => "of prompts no rows with all neurons: by its times that is not faster".to_owned(),
+            _ => format!(
+                "of prompts {rows} of {chunk} rows with all neurons, through {:.1} MiB of buffers",
+                bytes as f64 / f64::from(1 << 20)
+            ),
+        };
         let held = format!(
-            "{held}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
+            "{held}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.wait_ms
         );

@@ -98,7 +98,7 @@ impl Pass<'_> {
         for layer in 0..s.layers {
             let first = hot.get(layer).copied().unwrap_or_default();
             let mode = self.mode(plan, layer, tokens, positions);
-            let fires = self.fires(layer, tokens);
+            let fires = self.fires(layer, self.own(tokens));
             let reads = match () {
                 () if first >= s.neurons => Reads::default(),
                 () if mode.streams => self.scan(first),
@@ -154,9 +154,14 @@ impl Pass<'_> {
     /// Nanoseconds of a layer's FFN of which nothing is read: before a device begins, and in all.
     pub fn in_memory(&self, plan: &MemoryPlan, of: InMemory) -> [f64; 2] {
         let mode = self.mode(plan, of.layer, of.rows, 0);
-        let fires = self.fires(of.layer, of.rows);
+        let fires = self.fires(of.layer, self.own(of.rows));
         let times = self.ffn(&Reads::default(), fires, mode);
         [if mode.streams { 0.0 } else { times.gates }, times.work]
+    }
+
+    /// Rows that the CPU computes: the others are a device's.
+    fn own(&self, rows: usize) -> usize {
+        rows.saturating_sub(self.beside.rows)
     }
 
     /// Neurons of a layer that the CPU computes for some row: the others are on a device.
@@ -200,12 +205,12 @@ impl Pass<'_> {
     /// Compute times of an FFN with `fires` neurons, overlapped with `reads`.
     fn ffn(&self, reads: &Reads, fires: f64, mode: Mode) -> Times {
         let Mode {
-            tokens,
             predicts,
             streams,
             set,
             ..
         } = mode;
+        let tokens = (mode.tokens - self.beside.rows as f64).max(1.0);
         let (s, m) = (self.shape, self.machine);
         let neurons = self.neurons();
         let named = match predicts {
@@ -236,10 +241,11 @@ impl Pass<'_> {
         // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
         let beside = naming + wakeups * m.tell_ns;
         let naming = (beside / threads).max(beside - gates);
-        let own = gates + sums + naming + arriving + self.rates.layer_ns;
+        let own = gates + sums + naming + arriving + self.beside.copying + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
         // A device begins when it is known what fires; what streams is not known before.
-        let before = if streams { 0.0 } else { gates + naming };
+        let waits = !streams && self.beside.rows == 0;
+        let before = if waits { gates + naming } else { 0.0 };
         let work = before + (own + taken - before).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Whole clusters bring their Gate rows along.

@@ -24,6 +24,10 @@ const ENOUGH: f64 = 0.5;
 /// How many numbers of layers with resident Gate rows are compared at first, those between follow.
 const GATE_STEPS: u64 = 8;
 
+/// How much slower decoding may become by the memory of a longer chunk of which a device computes most: as much
+/// again is less than prompts gain.
+const MOST_LOST: f64 = 1.08;
+
 /// Speedup that a device must promise.
 const WORTH_IT: f64 = 1.02;
 
@@ -59,7 +63,37 @@ impl Planner {
             let (chunk, needs) = self.chunk(way, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
-        Ok(self.with_device(budget, division))
+        let found = self.with_device(budget, division.clone());
+        Ok(self.with_longer_chunk(budget, &division, found))
+    }
+
+    /// With a longer chunk, if a device computes nearly all of it and prompts gain more by that than decoding loses
+    /// by the memory that it takes.
+    fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
+        if self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
+            return found;
+        }
+        let speeds =
+            |d: &Division| [d.batch.max(1), d.chunk.max(2)].map(|rows| self.speed(d, rows));
+        let [decode, prompt] = speeds(&found);
+        let longer = self.scratch.iter().map(|s| s.chunk);
+        let others = longer
+            .filter(|&chunk| chunk > found.chunk)
+            .filter_map(|chunk| {
+                let needs = self.needs_with(&plain.needs, chunk);
+                let divided = self.divided(budget, needs, chunk, plain.batch).ok()?;
+                let same = divided.memory.gate_banks == plain.memory.gate_banks;
+                same.then(|| self.with_device(budget, divided))
+            });
+        let best = others
+            .filter(|other| other.widths.streamed(other.chunk) > 0)
+            .map(|other| (speeds(&other), other))
+            .filter(|([one, many], _)| {
+                let (lost, won) = (decode / one.max(1e-9), many / prompt.max(1e-9));
+                lost <= MOST_LOST && won >= lost.powi(2) * WORTH_IT
+            })
+            .max_by(|a, b| a.0[1].total_cmp(&b.0[1]));
+        best.map_or(found, |(_, best)| best)
     }
 
     /// Gives the device the hottest clusters: as many as were asked for, or those with the highest expected

@@ -49,6 +49,8 @@ pub(crate) struct Tier {
     /// How much of what it holds it computes may follow these times: the CPU reads the rest there, and
     /// computes the same bits.
     pub follows: bool,
+    /// Clusters of each of the buffers that others pass through.
+    pub at_once: usize,
     /// Seconds that the CPU's threads together take for a cluster all of whose neurons fire.
     pub cpu_cluster: f64,
 }

@@ -15,7 +15,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
-use crate::device::{Device, Verdict};
+use crate::device::{Device, LEAST_STREAMED, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -169,7 +169,12 @@ impl Opened<'_> {
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
-            shape.room_bytes(&room.of_device(shape.d), unified) + products.bytes(unified)
+            let streamed = match unified && self.verdict.is_some_and(|v| v.same_bits) {
+                true => 2 * (room.streamed() * CLUSTER) as u64 * shape.neuron_bytes(),
+                false => 0,
+            };
+            let room = shape.room_bytes(&room.of_device(shape.d), unified);
+            room + products.bytes(unified) + streamed
         };
         device.map_or(0, of)
     }
@@ -189,6 +194,7 @@ impl Opened<'_> {
             cluster: CLUSTER as f64 * verdict.speed.neuron,
             times: verdict.times(),
             follows: facts.unified && verdict.same_bits,
+            at_once: self.room(LEAST_STREAMED, self.threads).streamed(),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }

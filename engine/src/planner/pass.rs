@@ -144,6 +144,10 @@ pub struct Pass<'a> {
 pub struct Beside {
     /// Neurons.
     pub neurons: usize,
-    /// Nanoseconds that it takes for them.
+    /// Nanoseconds that it takes for them, or for the rows.
     pub ns: f64,
+    /// Rows of the pass that it computes with all neurons instead.
+    pub rows: usize,
+    /// Nanoseconds that the threads take to hand over neurons that it does not hold.
+    pub copying: f64,
 }

@@ -3,11 +3,15 @@
 
 use super::cost::InMemory;
 use super::divide::Division;
-use super::facts::Planner;
+use super::facts::{Planner, Tier};
 use super::pass::{Beside, Pass};
-use crate::device::{Width, Widths};
+use crate::device::{LEAST_STREAMED, Width, Widths};
+use crate::ffn::RECENT;
 use crate::split::{Curve, Product, pieces_of_second};
 use crate::store::regions::CLUSTER;
+
+/// Bytes a nanosecond that one thread copies to a device's buffer.
+const COPIED_PER_NS: f64 = 4.0;
 
 /// The longest pass of the list.
 const MOST: usize = 512;
@@ -22,13 +26,84 @@ impl Planner {
             return Widths::default();
         };
         let rows = std::iter::successors(Some(1usize), |&n| Some(2 * n));
-        let of = |rows: usize| Width {
-            rows,
-            clusters: (0..self.shape.layers)
+        let of = |rows: usize| {
+            let layers = 0..self.shape.layers;
+            let clusters: Vec<u32> = layers
                 .map(|layer| self.best_for(&pass, division, layer, rows))
-                .collect(),
+                .collect();
+            let streamed = self.streamed_of(&pass, division, &clusters, rows);
+            Width {
+                rows,
+                clusters,
+                streamed,
+            }
         };
         Widths(rows.take_while(|&n| n <= MOST).map(of).collect())
+    }
+
+    /// How many of `rows` rows the device computes with all clusters, so that it and the CPU end first; 0 if it
+    /// is faster with the first `clusters` of each layer, of which it holds some.
+    fn streamed_of(
+        &self,
+        pass: &Pass<'_>,
+        division: &Division,
+        clusters: &[u32],
+        rows: usize,
+    ) -> usize {
+        let Some(tier) = self.tier.as_ref().filter(|tier| tier.at_once > 0) else {
+            return 0;
+        };
+        if rows < LEAST_STREAMED {
+            return 0;
+        }
+        let all = |beside: Beside| {
+            let pass = Pass { beside, ..*pass };
+            let time = |layer| pass.in_memory(&division.memory, InMemory { layer, rows })[1];
+            (0..self.shape.layers).map(time).sum::<f64>()
+        };
+        let held = division.needs.device_clusters as usize / self.shape.layers.max(1);
+        // Such passes are computed in groups of clusters, so that the device's and the CPU's come one after the other.
+        let apart: f64 = (clusters.iter().enumerate())
+            .map(|(layer, &best)| {
+                let neurons = (held.min(best as usize) * CLUSTER).min(self.shape.neurons);
+                let beside = Beside {
+                    neurons,
+                    ..Beside::default()
+                };
+                let pass = Pass { beside, ..*pass };
+                let own = pass.in_memory(&division.memory, InMemory { layer, rows })[1];
+                own + 1e9 * tier.seconds(neurons, rows)
+            })
+            .sum();
+        let streamed = |its: usize| self.streaming(tier, held, its);
+        let own = |its: usize| {
+            all(Beside {
+                ns: 0.0,
+                ..streamed(its)
+            })
+        };
+        let device = |its: usize| streamed(its).ns * self.shape.layers as f64;
+        // The last rows say what stays in memory.
+        let its = pieces_of_second(rows - RECENT, own, device);
+        match its > 0 && all(streamed(its)) < apart {
+            true => its,
+            false => 0,
+        }
+    }
+
+    /// A layer of which a device that holds so many clusters computes `rows` rows.
+    fn streaming(&self, tier: &Tier, held: usize, rows: usize) -> Beside {
+        let clusters = self.shape.neurons.div_ceil(CLUSTER);
+        let pieces = clusters.div_ceil(tier.at_once.max(1));
+        let neurons = self.shape.neurons as f64 / pieces.max(1) as f64;
+        let seconds = pieces as f64 * tier.seconds(neurons as usize, rows);
+        let copied = clusters.saturating_sub(held) as f64 * tier.cluster_len as f64;
+        Beside {
+            neurons: 0,
+            ns: 1e9 * seconds,
+            rows,
+            copying: copied / COPIED_PER_NS,
+        }
     }
 
     /// The number of a layer's clusters with which the device and the CPU end first.
@@ -40,6 +115,7 @@ impl Planner {
             let beside = Beside {
                 neurons: neurons(clusters),
                 ns,
+                ..Beside::default()
             };
             let pass = Pass { beside, ..*pass };
             pass.in_memory(&division.memory, InMemory { layer, rows })
@@ -62,6 +138,10 @@ impl Planner {
         };
         let layers = self.shape.layers.max(1);
         let held = division.needs.device_clusters as f64 / layers as f64;
+        let streamed = division.widths.streamed(rows);
+        if streamed > 0 {
+            return self.streaming(tier, held as usize, streamed);
+        }
         let of = |layer: usize| match division.widths.clusters(layer, rows) {
             Some(best) => held.min(best.into()),
             None => held,
@@ -71,11 +151,12 @@ impl Planner {
         Beside {
             neurons,
             ns: 1e9 * tier.seconds(neurons, rows),
+            ..Beside::default()
         }
     }
 }
 
-impl super::facts::Tier {
+impl Tier {
     /// Seconds that the device takes for so many neurons and rows.
     fn seconds(&self, neurons: usize, rows: usize) -> f64 {
         self.times.seconds(Product {
@@ -90,7 +171,6 @@ impl super::facts::Tier {
 mod tests {
     use emberflow_storage::io::Profile;
 
-    use super::super::facts::Tier;
     use super::super::tests::{planner, sparse};
     use super::*;
     use crate::device::products::{Sample, Samples};
@@ -131,10 +211,12 @@ mod tests {
                     0 => 0.0,
                     _ => 1e9 * p.tier.as_ref().unwrap().seconds(neurons, rows),
                 };
-                let pass = Pass {
-                    beside: Beside { neurons, ns },
-                    ..pass
+                let beside = Beside {
+                    neurons,
+                    ns,
+                    ..Beside::default()
                 };
+                let pass = Pass { beside, ..pass };
                 pass.in_memory(&division.memory, InMemory { layer: 3, rows })[1]
             };
             let all = 0..=p.shape.neurons / CLUSTER;
@@ -144,6 +226,36 @@ mod tests {
             before = best;
         }
         assert!(before > p.shape.neurons / CLUSTER / 2, "{before}");
+    }
+
+    /// What the device does not hold passes through its buffers where copying it takes less than computing.
+    #[test]
+    fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
+        let mut p = beside([400e-9, 420e-9, 600e-9]);
+        p.tier.iter_mut().for_each(|tier| tier.at_once = 8);
+        let division = p.divide(p.full_budget()).unwrap();
+        let pass = p.pass(&division, p.threads).unwrap();
+        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows);
+        assert_eq!(of(16), 0);
+        let mut before = 0;
+        for rows in [64, 128, 256, 512] {
+            let its = of(rows);
+            assert!(
+                its > rows / 2 && its <= rows - RECENT && its > before,
+                "{its} of {rows}"
+            );
+            before = its;
+        }
+        assert_eq!(division.widths.streamed(512), before);
+        // With a slow one it is no gain.
+        let mut slow = beside([1e-3, 1e-3, 1e-3]);
+        slow.tier.iter_mut().for_each(|tier| tier.at_once = 8);
+        let widths = slow.divide(slow.full_budget()).unwrap().widths;
+        assert!(
+            [32, 128, 512]
+                .iter()
+                .all(|&rows| widths.streamed(rows) == 0)
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::neurons::NeuronStore;
 use super::plan::{Found, Way};
 use super::regions::CLUSTER;
 use super::tag::{Half, Tag};
-use super::tier::Tier;
+use super::tier::{PassRows, Tier};
 use super::work::{Held, Item, MANY, Source, Step, UnitWork};
 use crate::ablation::Keep;
 use crate::device::{DeviceError, Part, Taken, Ticket, Work};
@@ -48,14 +48,14 @@ impl NeuronStore {
         self.foresight.begin_pass(single, busy_ns);
     }
 
-    /// Begins layer `number` for `tokens` tokens, or a part of it. It visits `banks`, banks of that
+    /// Begins layer `number` for `rows` rows, or a part of it. It visits `banks`, banks of that
     /// layer, in this order, and then `after`: the banks of the layer's next part.
     pub fn begin_layer(
         &mut self,
         number: usize,
         banks: impl Iterator<Item = u32> + Clone,
         after: impl Iterator<Item = u32>,
-        tokens: usize,
+        rows: PassRows,
     ) -> Result<(), Error> {
         self.usable()?;
         if let Some(mapped) = &mut self.mapped {
@@ -75,9 +75,9 @@ impl NeuronStore {
         self.judge_guess(number, banks.clone())?;
         self.layer.close();
         self.go_on_to(number);
-        self.layer.many = tokens >= MANY;
+        self.layer.many = rows.all() >= MANY;
         if let Some(tier) = &mut self.tier {
-            tier.begin(tokens);
+            tier.begin(rows);
         }
         self.layer.ready.clear();
         self.layer.next = 0;

@@ -32,6 +32,7 @@ mod release;
 mod resident;
 mod rows;
 mod spread;
+mod streamed;
 mod tag;
 #[cfg(test)]
 mod tests;
@@ -45,5 +46,5 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use layout::Layout;
 pub(crate) use neurons::{Known, Naming, NeuronStore, StoreSetup, io_bytes};
 pub(crate) use resident::{Resident, region};
-pub(crate) use tier::TierSetup;
+pub(crate) use tier::{PassRows, StreamedFrom, TierSetup};
 pub(crate) use work::Step;

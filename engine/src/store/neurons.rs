@@ -447,7 +447,8 @@ impl NeuronStore {
             scans: self.scans(bank),
             many: self.layer.many,
             cold: self.has_cold(bank),
-            gates_first: self.reads_gates_first(bank),
+            // For a device all of a neuron is needed.
+            gates_first: self.reads_gates_first(bank) && !self.streams_through_device(),
             gates_resident: self.gates_resident(bank),
             bundles: self.ablation.bundles(),
             costs: self.costs,

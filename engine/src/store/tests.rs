@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::neurons::{Naming, NeuronStore};
 use super::regions::CLUSTER;
+use super::tier::PassRows;
 use super::work::Step;
 use crate::ablation::Ablation;
 use crate::error::Error;
@@ -25,6 +26,11 @@ fn world() -> World {
         (2, 0, 129),
     ];
     World::new(&banks, 24, DType::F32, 5)
+}
+
+/// Rows without a device.
+fn rows(own: usize) -> PassRows {
+    PassRows { own, streamed: 0 }
 }
 
 /// The active set of one unit, cluster by cluster.
@@ -70,7 +76,8 @@ fn run(
     random: &mut Rng,
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
-    store.begin_layer(layer, needs.iter().map(|n| n.bank), [].into_iter(), tokens)?;
+    let banks = needs.iter().map(|n| n.bank);
+    store.begin_layer(layer, banks, [].into_iter(), rows(tokens))?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {
@@ -319,7 +326,7 @@ fn after_a_failure_the_store_refuses_to_work() {
             if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
                 store.cold.check_invariants();
-                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), 1);
+                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), rows(1));
                 assert!(matches!(again, Err(Error::Failed { .. })), "{again:?}");
                 let plan = store.set_plan(&world.plan(false, 0, 300));
                 assert!(matches!(plan, Err(Error::Failed { .. })));
@@ -393,7 +400,7 @@ fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
 /// Begins a layer of one bank that needs all its neurons.
 fn begin_whole(store: &mut NeuronStore, layer: u32) {
     store
-        .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), 1)
+        .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), rows(1))
         .unwrap();
     for ids in &every_neuron(layer)[0].clusters {
         store.need(0, ids);

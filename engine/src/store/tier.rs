@@ -8,12 +8,15 @@
 //!
 //! Where the device's memory is the machine's, the CPU reads the same bytes, so that the border between
 //! them moves from pass to pass and nothing is copied. Otherwise the device computes all that it holds.
+//!
+//! In a prompt it may compute some rows with all clusters: those that it does not hold pass through two buffers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use emberflow_storage::clock::Moment;
 
+use super::regions::CLUSTER;
 use crate::device::{
     DeviceError, HostBytes, InUse, NeuronRows, Part, Room, Taken, Ticket, Widths, Work,
 };
@@ -29,6 +32,8 @@ pub(crate) struct TierSetup {
     pub widths: Widths,
     /// The largest pieces of its work.
     pub room: Room,
+    /// Clusters of each of the buffers that others pass through; 0 without.
+    pub streamed: usize,
 }
 
 impl TierSetup {
@@ -38,14 +43,42 @@ impl TierSetup {
         clusters: u64,
         widths: Widths,
         room: Room,
+        streamed: usize,
     ) -> Option<TierSetup> {
+        let pays = widths.streamed(room.rows) > 0;
         device.clone().map(|device| TierSetup {
             device,
             clusters,
             widths,
             room,
+            streamed: if pays { streamed } else { 0 },
         })
     }
+}
+
+/// Rows of a pass that a layer is computed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PassRows {
+    /// By the caller.
+    pub own: usize,
+    /// By a device, with all clusters.
+    pub streamed: usize,
+}
+
+impl PassRows {
+    /// Both.
+    pub fn all(self) -> usize {
+        self.own + self.streamed
+    }
+}
+
+/// Where a device finds the neurons of a piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamedFrom {
+    /// What it holds of a bank.
+    Held(u32),
+    /// A buffer, by number.
+    Buffer(usize),
 }
 
 /// The clusters that a device holds.
@@ -61,6 +94,10 @@ pub(crate) struct Tier {
     /// Rows of the pass, and how many clusters of each bank the device computes for so many.
     rows: usize,
     computed: Vec<u32>,
+    /// Buffers that clusters pass through, of so many each, and whether they do in this pass.
+    buffers: Option<[Part; 2]>,
+    at_once: usize,
+    streams: bool,
     /// Clusters that were uploaded, by bank.
     uploaded: Vec<Vec<bool>>,
     /// Time that its sums were waited for.
@@ -87,6 +124,11 @@ impl Tier {
             _ => device.reserve(neurons).map(Some),
         });
         let parts: Vec<Option<Part>> = reserved.collect::<Result<_, DeviceError>>()?;
+        let mut buffer = || device.reserve_for_streams(setup.streamed * CLUSTER);
+        let buffers = match setup.streamed {
+            0 => None,
+            _ => Some([buffer()?, buffer()?]),
+        };
         drop(device);
         Ok(Self {
             device: setup.device,
@@ -95,6 +137,9 @@ impl Tier {
             neurons,
             widths: setup.widths,
             rows: 0,
+            buffers,
+            at_once: setup.streamed,
+            streams: false,
             computed: prefix.clone(),
             uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
             prefix,
@@ -103,14 +148,85 @@ impl Tier {
     }
 
     /// Begins a layer of a pass of `rows` rows.
-    pub fn begin(&mut self, rows: usize) {
-        if rows == self.rows || self.widths.0.is_empty() || self.device.lost().is_some() {
+    pub fn begin(&mut self, rows: PassRows) {
+        let streams = rows.streamed > 0;
+        let same = rows.all() == self.rows && streams == self.streams;
+        self.streams = streams;
+        if same || self.widths.0.is_empty() || self.device.lost().is_some() {
             return;
         }
-        self.rows = rows;
+        self.rows = rows.all();
         for bank in 0..self.prefix.len() {
-            self.computed[bank] = self.clusters_for(bank as u32, rows);
+            self.computed[bank] = match streams {
+                true => 0,
+                false => self.clusters_for(bank as u32, self.rows),
+            };
         }
+    }
+
+    /// Whether clusters pass through the device in this pass.
+    pub fn streams(&self) -> bool {
+        self.streams
+    }
+
+    /// How many rows of a pass of `rows` rows it computes with all clusters; the CPU computes the others from the
+    /// same bytes.
+    pub fn streamed_rows(&self, rows: usize) -> usize {
+        let mut held = self.prefix.iter().zip(&self.hosts);
+        let shared = held.all(|(&clusters, host)| clusters == 0 || host.is_some());
+        match self.buffers.is_some() && shared && self.device.lost().is_none() {
+            true => self.widths.streamed(rows),
+            false => 0,
+        }
+    }
+
+    /// Most clusters of a piece of such work.
+    pub fn streamed_at_once(&self) -> usize {
+        self.at_once.max(1)
+    }
+
+    /// Clusters that the buffers have room for.
+    pub fn stream_clusters(&self) -> usize {
+        self.buffers
+            .map_or(0, |buffers| buffers.len() * self.at_once)
+    }
+
+    /// Copies a cluster to a buffer, as the `place`-th one there. False if the device has failed.
+    pub fn upload_streamed(
+        &mut self,
+        buffer: usize,
+        place: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<bool, Error> {
+        let buffers = self.buffers.filter(|_| self.device.lost().is_none());
+        let Some(buffers) = buffers else {
+            return Ok(false);
+        };
+        let part = buffers[buffer % buffers.len()];
+        let uploaded = (self.device.dense()).upload(part, place * CLUSTER, neurons);
+        Ok(self.device.or_lost(uploaded)?.is_some())
+    }
+
+    /// As [`Tier::submit`], of neurons that it holds or that were copied to a buffer.
+    pub fn submit_streamed<'a>(
+        &mut self,
+        from: StreamedFrom,
+        work: impl FnOnce(Part) -> Work<'a>,
+    ) -> Result<Option<Ticket>, Error> {
+        let part = match from {
+            StreamedFrom::Held(bank) => self.parts[bank as usize],
+            StreamedFrom::Buffer(n) => self.buffers.map(|buffers| buffers[n % buffers.len()]),
+        };
+        let part = part.filter(|_| self.device.lost().is_none());
+        let Some(part) = part else { return Ok(None) };
+        let submitted = self.device.dense().submit(&work(part));
+        self.device.or_lost(submitted)
+    }
+
+    /// Whether it is done with some work; does not wait. `None` if it has failed.
+    pub fn is_done(&mut self, ticket: Ticket) -> Result<Option<bool>, Error> {
+        let done = self.device.dense().poll(ticket);
+        self.device.or_lost(done)
     }
 
     /// Finds the bytes that the CPU may read, once all are uploaded.
@@ -195,10 +311,7 @@ impl Tier {
         bank: u32,
         work: impl FnOnce(Part) -> Work<'a>,
     ) -> Result<Option<Ticket>, Error> {
-        let part = self.parts[bank as usize].filter(|_| self.device.lost().is_none());
-        let Some(part) = part else { return Ok(None) };
-        let submitted = self.device.dense().submit(&work(part));
-        self.device.or_lost(submitted)
+        self.submit_streamed(StreamedFrom::Held(bank), work)
     }
 
     /// Waits for the sums; as [`Tier::submit`].

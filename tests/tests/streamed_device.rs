@@ -1,0 +1,192 @@
+//! Prompts of which a device much smaller than the model computes most: clusters pass through two buffers of its
+//! memory. No bit of a text changes, whatever the family, the budget, the chunk, and when it fails in the middle.
+
+use std::sync::atomic::Ordering;
+
+use emberflow_engine::device::Device;
+use emberflow_engine::{Budget, Engine, Model, Options};
+use emberflow_kernels::DType;
+use emberflow_storage::trace::Span;
+use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, plain_devices};
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, squeeze};
+
+/// Rows of a pass: most of them are a device's.
+const CHUNK: usize = 128;
+
+fn text(len: u32) -> Vec<u32> {
+    (0..len).map(|i| 40 + (i * 31) % 900).collect()
+}
+
+fn some(share: f64) -> Options {
+    Options {
+        budget: Budget::FfnShare(share),
+        threads: 2,
+        chunk: CHUNK,
+        context: 256,
+        ..Options::default()
+    }
+}
+
+fn demo(options: Options) -> Engine {
+    Engine::open(Model::demo().unwrap(), options).unwrap()
+}
+
+fn on(device: Device, share: f64, held: u64) -> Options {
+    Options {
+        device: Some(device),
+        device_memory: Some(held),
+        ..some(share)
+    }
+}
+
+/// The logits of a text by a plain engine.
+fn expected(tokens: &[u32]) -> Vec<Vec<u32>> {
+    let mut plain = demo(some(1.0));
+    vec![bits(&all_logits(&mut plain, tokens, 7))]
+}
+
+#[test]
+fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
+    let tokens = text(200);
+    let expected = &expected(&tokens)[0];
+    // Gates in memory and neurons one by one; neither; everything. Nothing, some and most of it on the device.
+    for (share, held) in [
+        (0.6, 0),
+        (0.6, 200 << 10),
+        (0.2, 0),
+        (1.0, 0),
+        (1.0, 2 << 20),
+    ] {
+        for device in devices() {
+            let mut engine = demo(on(device, share, held));
+            let report = engine.device().unwrap();
+            let streamed = report.streamed;
+            assert!(
+                streamed.rows > CHUNK / 2 && streamed.rows < CHUNK,
+                "{report:?}"
+            );
+            assert!(streamed.bytes > 0 && report.bytes <= held, "{report:?}");
+            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+            assert!(&found == expected, "{}: {share} {held}", report.name);
+            // Passes of few rows in between, and less memory.
+            squeeze(&mut engine, 0.2);
+            for chunk in [1, 64] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(&found == expected, "{}: {share} by {chunk}", report.name);
+            }
+            assert_eq!(engine.device().unwrap().lost, None);
+        }
+    }
+}
+
+/// Gated and ungated, with biases, dense and sparse, in several formats.
+#[test]
+fn families_and_formats_stream_through_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, dtype) in [
+        ("llama2", DType::F32),
+        ("opt", DType::F16),
+        ("nemotron_bias", DType::Q4),
+        ("fatrelu", DType::Q4),
+        ("gemma2", DType::F16),
+        ("llama_mlp_bias", DType::F32),
+        ("bamboo", DType::Q8),
+    ] {
+        let case = fixtures().join("models").join(name);
+        let path = packed(&case, dir.path(), dtype);
+        let golden = Golden::load(&case, "golden.json").tokens;
+        let tokens: Vec<u32> = golden.iter().copied().cycle().take(CHUNK).collect();
+        let mut plain = open(&path, some(1.0));
+        let expected = bits(&all_logits(&mut plain, &tokens, 5));
+        for (share, held) in [(0.0, 0), (1.0, 60 << 10)] {
+            for device in devices() {
+                let mut engine = open(&path, on(device, share, held));
+                let report = engine.device().unwrap();
+                let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+                assert!(
+                    found == expected,
+                    "{name} in {dtype} at {share}: {report:?}"
+                );
+                // Of what it holds nothing has to pass through.
+                let some = report.streamed.rows > 0 || held > 0;
+                assert!(some, "{name}: {report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() {
+    let tokens = text(200);
+    let expected = &expected(&tokens)[0];
+    for device in plain_devices() {
+        for n in [0, 1, 2, 3, 5, 8, 11] {
+            for fault in [Fault::Submit(CHECKS + n), Fault::Take(CHECKS + n + 1)] {
+                for (share, held) in [(0.5, 0), (0.5, 300 << 10)] {
+                    let (device, done) = Faulty::counted(&device, fault);
+                    let mut engine = demo(on(device, share, held));
+                    for _ in 0..2 {
+                        let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+                        assert!(&found == expected, "{fault:?}");
+                    }
+                    let lost = engine.device().unwrap().lost.unwrap();
+                    assert!(lost.contains("was reset"), "{lost}");
+                    assert!(done.load(Ordering::Relaxed) > CHECKS + n);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of several texts in one pass, of which the device has the first and the CPU the last ones.
+#[test]
+fn texts_of_one_pass_are_what_each_is_alone() {
+    let texts: Vec<Vec<u32>> = [60, 1, 67].map(text).to_vec();
+    let alone: Vec<Vec<u32>> = texts.iter().map(|text| expected(text).concat()).collect();
+    for device in devices() {
+        let options = Options {
+            batch: 3,
+            ..on(device, 0.6, 100 << 10)
+        };
+        let mut engine = demo(options);
+        assert!(engine.device().unwrap().streamed.rows > 0);
+        let mut sequences: Vec<_> = (0..3).map(|_| engine.new_sequence().unwrap()).collect();
+        let mut spans: Vec<_> = (sequences.iter_mut().zip(&texts))
+            .map(|(sequence, tokens)| emberflow_engine::Span { sequence, tokens })
+            .collect();
+        let mut found = Vec::new();
+        let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
+        let wanted = emberflow_engine::Logits::Each(&mut sink);
+        engine.forward_batch(&mut spans, wanted).unwrap();
+        assert!(bits(&found) == alone.concat());
+    }
+}
+
+/// While the device computes, compute threads do too, and clusters are read.
+#[test]
+fn a_trace_shows_streams_beside_the_cpu_and_reads() {
+    for device in devices() {
+        let options = Options {
+            trace: 4096,
+            ..on(device, 0.3, 0)
+        };
+        let mut engine = demo(options);
+        squeeze(&mut engine, 0.3);
+        let seen = (0..20).any(|_| {
+            all_logits(&mut engine, &text(CHUNK as u32), CHUNK);
+            let lanes = engine.trace().unwrap().lanes();
+            let lane = |name: &str| {
+                let found = lanes.iter().find(|lane| lane.name.starts_with(name));
+                &found.unwrap().spans
+            };
+            let beside = |a: &Span, b: &Span| a.start < b.end && b.start < a.end;
+            let with = |name: &str| {
+                let its = lane("accelerator").iter();
+                its.filter(|a| lane(name).iter().any(|b| beside(a, b)))
+                    .count()
+            };
+            with("compute") > 0 && with("device") > 0
+        });
+        assert!(seen, "{:?}", engine.device());
+    }
+}
