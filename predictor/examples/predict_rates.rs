@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use emberflow_kernels::{Activations, Compute, DType, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{Activations, Compute, DType, Narrow, sign_bytes};
 use emberflow_predictor::{
     CoarseGate, Features, LowRank, LowRankSpec, Predictor, RANGE, Reads, Shared, SharedBytes,
     SignBit, Thresholds,
@@ -67,14 +67,17 @@ fn main() {
         let name = format!("rank {rank}");
         measure(&name, &on, d, neurons, &layers, gates);
     }
-    let one = neurons * two_bit_row_bytes(d);
-    let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
-        .map(|_| {
-            let each = thresholds(bytes(2 * neurons));
-            Box::new(CoarseGate::new(bytes(one), d, each)) as Box<dyn Predictor>
-        })
-        .collect();
-    measure("coarse", &on, d, neurons, &layers, gates);
+    for narrow in [Narrow::Two, Narrow::Three] {
+        let one = neurons * narrow.row_bytes(d);
+        let layers: Vec<Box<dyn Predictor>> = (0..BYTES.div_ceil(one))
+            .map(|_| {
+                let each = thresholds(bytes(2 * neurons));
+                Box::new(CoarseGate::new(narrow, bytes(one), d, each)) as Box<dyn Predictor>
+            })
+            .collect();
+        let name = format!("coarse, {narrow:?}");
+        measure(&name, &on, d, neurons, &layers, gates);
+    }
 }
 
 fn measure(

@@ -1,4 +1,4 @@
-//! Coarse-gate predictor: a two-bit copy of the gate rows, too coarse to compute with, but good
+//! Coarse-gate predictor: a copy of the gate rows in two or three bits, too coarse to compute with, but good
 //! enough to predict which gates are positive.
 //!
 //! The quants minimise the change of the *products* with a text's inputs (`train/coarse.rs`), and
@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use emberflow_kernels::{Compute, Cpu, DType, two_bit_row_bytes};
+use emberflow_kernels::{Compute, Cpu, DType, Narrow};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, Shared, SharedShape};
@@ -21,15 +21,17 @@ thread_local! {
 
 /// The predictor of one layer.
 pub struct CoarseGate {
+    narrow: Narrow,
     d: usize,
     rows: SharedBytes,
     thresholds: Thresholds,
 }
 
 impl CoarseGate {
-    /// `rows` holds two-bit rows of `d` elements.
-    pub fn new(rows: SharedBytes, d: usize, thresholds: Thresholds) -> Self {
+    /// `rows` holds rows of `d` elements.
+    pub fn new(narrow: Narrow, rows: SharedBytes, d: usize, thresholds: Thresholds) -> Self {
         Self {
+            narrow,
             d,
             rows,
             thresholds,
@@ -62,7 +64,7 @@ impl CoarseGate {
     /// [neurons × tokens]`.
     pub(crate) fn products(&self, cpu: Cpu, input: Features<'_>, first: usize, scores: &mut [f32]) {
         let (tokens, d) = (input.tokens(), self.d);
-        let (narrow, wide) = (two_bit_row_bytes(d), DType::Q4.row_bytes(d));
+        let (narrow, wide) = (self.narrow.row_bytes(d), DType::Q4.row_bytes(d));
         let end = first + scores.len() / tokens;
         let rows = &self.rows.as_slice()[first * narrow..end * narrow];
         WIDE.with_borrow_mut(|memory| {
@@ -74,7 +76,7 @@ impl CoarseGate {
             {
                 let count = rows.len() / narrow;
                 let (memory, block) = (&mut memory[..count * wide], &mut block[..count]);
-                cpu.widen_two_bit(rows, d, memory);
+                cpu.widen(self.narrow, rows, d, memory);
                 for t in 0..tokens {
                     let x = input.quantized.range(t, 1);
                     cpu.matvec_q(DType::Q4, memory, wide, x, block);

@@ -3,7 +3,8 @@
 //! ```text
 //! header, 64 bytes                     record, 64 bytes, one per bank
 //!    0   8  magic "EMBRPRED"              0   4  kind: 0 none, 1 sign bits, 2 low rank, 3 magnitude,
-//!                                                     4 coarse gate, 5 coarse gate with cutoffs
+//!                                                     4 coarse gate, 5 coarse gate with cutoffs,
+//!                                                     6 and 7 the same in three bits
 //!    8   4  version                       4   4  flags: 1 reads the residual, 2 ReLU between the factors
 //!   12   4  banks                         8   4  rank, else 0
 //!   16   4  d_model                      12   4  block format of fc1, else 0
@@ -18,8 +19,8 @@
 //! payload, at a multiple of 64, in the order of banks without gaps but zeros
 //!   sign bits   signs of each gate row (see the kernels' sign_bytes)
 //!   low rank    fc1 rows │ fc2 rows │ a threshold per neuron, f16; each part at a multiple of 64
-//!   coarse gate   two-bit gate rows │ a threshold per neuron, f16; each part at a multiple of 64
-//!   coarse gate with cutoffs   two-bit gate rows │ of a token's cutoff: a fixed part, per mean and per
+//!   coarse gate   gate rows in two or three bits │ a threshold per neuron, f16; each part at a multiple of 64
+//!   coarse gate with cutoffs   gate rows in two or three bits │ of a token's cutoff: a fixed part, per mean and per
 //!                 deviation of its scores, f32 each │ a threshold per neuron, f16; as above
 //!   none, magnitude   nothing
 //! ```
@@ -32,7 +33,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{DType, Narrow, sign_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
@@ -70,9 +71,9 @@ pub enum Kind {
     /// [`LowRank`].
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
-    Coarse,
+    Coarse(Narrow),
     /// [`CoarseTop`], of gates that fire above a cutoff of their token.
-    CoarseTop,
+    CoarseTop(Narrow),
     /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {
         /// Smallest magnitude.
@@ -86,13 +87,18 @@ impl Kind {
         !matches!(self, Kind::None | Kind::Magnitude { .. })
     }
 
+    /// Whether it estimates the cutoff of each token's gates.
+    pub fn knows_cutoffs(&self) -> bool {
+        matches!(self, Kind::CoarseTop(_))
+    }
+
     /// What the predictor of `neurons` neurons stores per token, for inputs of `d` elements.
     pub fn shared_shape(&self, d: usize, neurons: usize) -> SharedShape {
         match self {
-            Kind::None | Kind::Magnitude { .. } | Kind::Coarse => SharedShape::default(),
+            Kind::None | Kind::Magnitude { .. } | Kind::Coarse(_) => SharedShape::default(),
             Kind::Sign { .. } => SignBit::shared_shape(d),
             Kind::LowRank(spec) => spec.shared_shape(),
-            Kind::CoarseTop => CoarseTop::shared_shape(neurons),
+            Kind::CoarseTop(_) => CoarseTop::shared_shape(neurons),
         }
     }
 }
@@ -180,13 +186,13 @@ fn part_lens(kind: &Kind, d: usize, neurons: usize) -> [usize; 3] {
             spec.fc2_bytes(),
             neurons.saturating_mul(2),
         ],
-        Kind::Coarse => [
-            neurons.saturating_mul(two_bit_row_bytes(d)),
+        Kind::Coarse(narrow) => [
+            neurons.saturating_mul(narrow.row_bytes(d)),
             neurons.saturating_mul(2),
             0,
         ],
-        Kind::CoarseTop => [
-            neurons.saturating_mul(two_bit_row_bytes(d)),
+        Kind::CoarseTop(narrow) => [
+            neurons.saturating_mul(narrow.row_bytes(d)),
             CutoffFit::BYTES,
             neurons.saturating_mul(2),
         ],
@@ -303,8 +309,8 @@ impl Directory {
         let [_, second, third] = parts;
         let thresholds = match entry.kind {
             Kind::LowRank(_) => third,
-            Kind::Coarse => second,
-            Kind::CoarseTop => match CutoffFit::from_bytes(&bytes[second]) {
+            Kind::Coarse(_) => second,
+            Kind::CoarseTop(_) => match CutoffFit::from_bytes(&bytes[second]) {
                 Some(_) => third,
                 None => return Err("its cutoffs come from numbers that are not finite".into()),
             },
@@ -345,19 +351,14 @@ impl Directory {
                 let thresholds = Thresholds::Each(third?);
                 Some(Box::new(LowRank::new(spec, first?, second?, thresholds)))
             }
-            Kind::Coarse => {
+            Kind::Coarse(narrow) => {
                 let thresholds = Thresholds::Each(second?);
-                Some(Box::new(CoarseGate::new(first?, self.d, thresholds)))
+                let gate = CoarseGate::new(narrow, first?, self.d, thresholds);
+                Some(Box::new(gate))
             }
-            Kind::CoarseTop => {
-                let thresholds = Thresholds::Each(third?);
-                top::assemble(
-                    first?,
-                    self.d,
-                    entry.neurons,
-                    second?.as_slice(),
-                    thresholds,
-                )
+            Kind::CoarseTop(narrow) => {
+                let gate = CoarseGate::new(narrow, first?, self.d, Thresholds::Each(third?));
+                top::assemble(gate, entry.neurons, second?.as_slice())
             }
         }
     }
@@ -470,9 +471,11 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
         3 if f32::from_bits(value) >= 0.0 => plain(Kind::Magnitude {
             threshold: f32::from_bits(value),
         }),
-        4 if value == 0 => plain(Kind::Coarse),
-        5 if value == 0 => plain(Kind::CoarseTop),
-        0..=5 => Err(format!("a threshold of {value:#x} makes no sense")),
+        4 if value == 0 => plain(Kind::Coarse(Narrow::Two)),
+        5 if value == 0 => plain(Kind::CoarseTop(Narrow::Two)),
+        6 if value == 0 => plain(Kind::Coarse(Narrow::Three)),
+        7 if value == 0 => plain(Kind::CoarseTop(Narrow::Three)),
+        0..=7 => Err(format!("a threshold of {value:#x} makes no sense")),
         other => Err(format!("unknown kind {other}")),
     }
 }
@@ -561,8 +564,10 @@ pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]
                 [2, flags, s.rank as u32, s.fc1.code(), s.fc2.code(), 0]
             }
             Kind::Magnitude { threshold } => [3, 0, 0, 0, 0, threshold.to_bits()],
-            Kind::Coarse => [4, 0, 0, 0, 0, 0],
-            Kind::CoarseTop => [5, 0, 0, 0, 0, 0],
+            Kind::Coarse(Narrow::Two) => [4, 0, 0, 0, 0, 0],
+            Kind::CoarseTop(Narrow::Two) => [5, 0, 0, 0, 0, 0],
+            Kind::Coarse(Narrow::Three) => [6, 0, 0, 0, 0, 0],
+            Kind::CoarseTop(Narrow::Three) => [7, 0, 0, 0, 0, 0],
         };
         for (i, field) in fields.into_iter().enumerate() {
             put(&mut out, at + 4 * i, field);

@@ -1,7 +1,7 @@
 //! Gates that fire above a cutoff of their token: Gaussian top-k (Gemma 3n).
 //!
 //! The cutoff is the mean of all gates of a layer plus a multiple of their deviation, so finding it
-//! takes all gates. [`CoarseTop`] scores all of them from two-bit rows and estimates the cutoff from
+//! takes all gates. [`CoarseTop`] scores all of them from rows in two or three bits and estimates the cutoff from
 //! the mean and the deviation of the scores. Rounding widens the scores by nearly the same amount
 //! for every token, which three fitted numbers undo. Scores count from the estimate, in deviations.
 
@@ -10,7 +10,6 @@ use emberflow_kernels::{Compute, Cpu};
 use crate::coarse::CoarseGate;
 use crate::moments::Moments;
 use crate::predict::{Features, Predictor, RANGE, Shared, SharedShape};
-use crate::thresholds::Thresholds;
 
 /// How a token's cutoff follows from the moments of its scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -156,14 +155,7 @@ impl Predictor for CoarseTop {
 }
 
 /// A predictor of `neurons` neurons from the parts of its payload.
-pub(crate) fn assemble(
-    rows: crate::SharedBytes,
-    d: usize,
-    neurons: usize,
-    fit: &[u8],
-    thresholds: Thresholds,
-) -> Option<Box<dyn Predictor>> {
-    let gate = CoarseGate::new(rows, d, thresholds);
+pub(crate) fn assemble(gate: CoarseGate, neurons: usize, fit: &[u8]) -> Option<Box<dyn Predictor>> {
     let fit = CutoffFit::from_bytes(fit)?;
     Some(Box::new(CoarseTop::new(gate, neurons, fit)))
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{DType, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{DType, Narrow, sign_bytes};
 use emberflow_predictor::section::{Directory, Kind, NewBank, SectionError, Training, encode};
 use emberflow_predictor::{LowRankSpec, Quality, Reads};
 
 const D: usize = 70;
 const NEURONS: usize = 5;
-const LAYERS: usize = 6;
+const LAYERS: usize = 8;
 
 fn quality() -> Quality {
     Quality {
@@ -38,6 +38,15 @@ fn banks() -> Vec<NewBank> {
         quality: quality(),
         parts,
     };
+    let rows = |narrow: Narrow| filled(NEURONS * narrow.row_bytes(D));
+    let coarse = |narrow| {
+        let parts = vec![rows(narrow), filled(2 * NEURONS)];
+        layer(Kind::Coarse(narrow), parts)
+    };
+    let coarse_top = |narrow| {
+        let parts = vec![rows(narrow), filled(12), filled(2 * NEURONS)];
+        layer(Kind::CoarseTop(narrow), parts)
+    };
     vec![
         layer(Kind::None, vec![]),
         layer(
@@ -53,18 +62,10 @@ fn banks() -> Vec<NewBank> {
             ],
         ),
         layer(Kind::Magnitude { threshold: 0.25 }, vec![]),
-        layer(
-            Kind::Coarse,
-            vec![filled(NEURONS * two_bit_row_bytes(D)), filled(2 * NEURONS)],
-        ),
-        layer(
-            Kind::CoarseTop,
-            vec![
-                filled(NEURONS * two_bit_row_bytes(D)),
-                filled(12),
-                filled(2 * NEURONS),
-            ],
-        ),
+        coarse(Narrow::Two),
+        coarse_top(Narrow::Two),
+        coarse(Narrow::Three),
+        coarse_top(Narrow::Three),
     ]
 }
 
@@ -170,7 +171,7 @@ fn lies_are_refused() {
         (48, &2.0f32.to_le_bytes(), "recall"),
         (48, &f32::NAN.to_le_bytes(), "recall"),
         (60, &[1], "reserved"),
-        (record(0), &[6], "kind"),
+        (record(0), &[8], "kind"),
         (record(0) + 8, &[1], "zeros"),
         (record(0) + 20, &[1], "threshold"),
         (record(1) + 20, &[71], "threshold"),

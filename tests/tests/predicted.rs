@@ -251,7 +251,7 @@ fn predictors_of_gaussian_top_k_give_one_answer() {
     arguments.extend(how.split(' '));
     train(&arguments, &output);
     let kinds: Vec<Kind> = (directory(&output).banks.iter().map(|bank| bank.kind)).collect();
-    assert!(kinds[..10].iter().all(|kind| *kind == Kind::CoarseTop));
+    assert!(kinds[..10].iter().all(Kind::knows_cutoffs));
     assert_eq!(kinds[10..], [Kind::None]);
     check_one_answer(&output, &tokens);
     // Close to what the gates themselves say, which is not touched.

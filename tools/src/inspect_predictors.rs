@@ -80,7 +80,7 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
                 Kind::None => "exact",
                 Kind::Sign { .. } => "sign",
                 Kind::LowRank(_) => "low-rank",
-                Kind::Coarse | Kind::CoarseTop => "coarse",
+                Kind::Coarse(_) | Kind::CoarseTop(_) => "coarse",
                 Kind::Magnitude { .. } => "magnitude",
             },
             bytes: directory.bank_bytes(number) as u64,

@@ -72,7 +72,7 @@
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
-//! | `two_bit.rs` | rows in two bits, widened to q4 |
+//! | `narrow.rs` | rows in two or three bits, widened to q4 |
 //! | `copy.rs` | copies past the caches |
 //! | `bandwidth.rs` | plain memory reads, the bound of most kernels |
 //! | `quantize.rs` | f32 to blocks, with the bound on the error |
@@ -97,6 +97,7 @@ mod elementwise;
 mod gate;
 pub mod math;
 mod matrix;
+mod narrow;
 mod ops;
 mod ops_int;
 mod q4k;
@@ -106,7 +107,6 @@ mod select;
 mod signs;
 mod simd;
 mod sync;
-mod two_bit;
 mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
@@ -117,13 +117,13 @@ pub use copy::PastCaches;
 pub use cpu::{Cpu, Isa};
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
+pub use narrow::{NARROW_GROUP, Narrow};
 pub use ops::matmul_scratch;
 pub use ops_int::matmul_scratch_q;
 pub use q4k::{SIX_BITS, SuperBlock, best_super_block, nibble, store_q4k_row, super_blocks};
 pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};
 pub use row::Row;
 pub use signs::sign_bytes;
-pub use two_bit::{TWO_BIT_GROUP, store_two_bit_row, two_bit_row_bytes};
 pub use workers::{Lane, Lanes, Workers};
 
 /// Number of virtual lanes a reduction runs over, on every instruction set.

@@ -8,6 +8,7 @@ use crate::{
     cpu::Cpu,
     dtype::DType,
     matrix::Matrix,
+    narrow::Narrow,
     row::Row,
     simd::{self, attend::Head},
 };
@@ -220,14 +221,14 @@ impl Cpu {
         simd::softmax(self, x);
     }
 
-    /// Widens two-bit rows of `n` elements, consecutive in `bytes`, to q4 rows with the same
+    /// Widens narrow rows of `n` elements, consecutive in `bytes`, to q4 rows with the same
     /// values, consecutive in `out`.
     ///
     /// # Panics
     /// If `bytes` is not a whole number of rows or `out` not as many q4 rows.
     #[inline]
-    pub fn widen_two_bit(self, bytes: &[u8], n: usize, out: &mut [u8]) {
-        simd::widen_two_bit(self, bytes, n, out);
+    pub fn widen(self, narrow: Narrow, bytes: &[u8], n: usize, out: &mut [u8]) {
+        simd::widen(self, narrow, bytes, n, out);
     }
 
     /// The signs of `x` as bits: 1 for an element below zero. See [`sign_bytes`](crate::sign_bytes)

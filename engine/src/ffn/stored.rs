@@ -68,8 +68,8 @@ fn check_cutoffs(directory: &Directory, c: &ModelConfig) -> Result<(), String> {
         let top = c.form.gate_top.get(bank.layer as usize);
         let above_cutoff = top.is_some_and(|&share| share > 0.0);
         let wrong = match above_cutoff {
-            true => entry.kind != Kind::CoarseTop,
-            false => entry.kind == Kind::CoarseTop || top.is_some() && entry.kind != Kind::None,
+            true => !entry.kind.knows_cutoffs(),
+            false => entry.kind.knows_cutoffs() || top.is_some() && entry.kind != Kind::None,
         };
         if wrong {
             return Err(format!(
@@ -320,17 +320,21 @@ impl AsRef<[u8]> for Weights {
 
 #[cfg(test)]
 mod tests {
+    use emberflow_kernels::Narrow;
     use emberflow_predictor::section::{NewBank, Training, encode};
 
     use super::*;
     use crate::model::Model;
+
+    const COARSE: Kind = Kind::Coarse(Narrow::Two);
+    const TOP: Kind = Kind::CoarseTop(Narrow::Two);
 
     #[test]
     fn gates_above_a_cutoff_need_predictors_that_know_it() {
         let model = Model::demo().expect("the bundled model");
         let mut c = model.text().config().clone();
         let (d, neurons) = (c.d_model as usize, vec![c.ffn as usize; c.layers as usize]);
-        let rows = emberflow_kernels::two_bit_row_bytes(d) * neurons[0];
+        let rows = Narrow::Two.row_bytes(d) * neurons[0];
         let coarse = vec![vec![0; rows], vec![0; 2 * neurons[0]]];
         let top = vec![coarse[0].clone(), vec![0; 12], coarse[1].clone()];
         let mut accepts = |share: f32, first: Kind, last: Kind| {
@@ -344,8 +348,8 @@ mod tests {
                 kind,
                 quality: Quality::default(),
                 parts: match kind {
-                    Kind::Coarse => coarse.clone(),
-                    Kind::CoarseTop => top.clone(),
+                    Kind::Coarse(_) => coarse.clone(),
+                    Kind::CoarseTop(_) => top.clone(),
                     _ => Vec::new(),
                 },
             };
@@ -359,12 +363,12 @@ mod tests {
             let parsed = Directory::parse(&bytes, bytes.len() as u64, d, &neurons);
             check_cutoffs(&parsed.expect("a section"), &c).is_ok()
         };
-        assert!(accepts(0.95, Kind::CoarseTop, Kind::None));
-        assert!(!accepts(0.95, Kind::Coarse, Kind::None));
+        assert!(accepts(0.95, TOP, Kind::None));
+        assert!(!accepts(0.95, COARSE, Kind::None));
         assert!(!accepts(0.95, Kind::None, Kind::None));
-        assert!(!accepts(0.95, Kind::CoarseTop, Kind::CoarseTop));
-        assert!(!accepts(0.95, Kind::CoarseTop, Kind::Coarse));
-        assert!(accepts(0.0, Kind::Coarse, Kind::None));
-        assert!(!accepts(0.0, Kind::CoarseTop, Kind::None));
+        assert!(!accepts(0.95, TOP, TOP));
+        assert!(!accepts(0.95, TOP, COARSE));
+        assert!(accepts(0.0, COARSE, Kind::None));
+        assert!(!accepts(0.0, TOP, Kind::None));
     }
 }

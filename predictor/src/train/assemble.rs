@@ -21,7 +21,10 @@ pub(super) fn assemble(
         Kind::None | Kind::Magnitude { .. } => return None,
         Kind::Sign { limit } => Box::new(SignBit::new(part(0)?, d, limit)),
         Kind::LowRank(spec) => Box::new(LowRank::new(spec, part(0)?, part(1)?, thresholds)),
-        Kind::Coarse => Box::new(CoarseGate::new(part(0)?, d, thresholds)),
-        Kind::CoarseTop => return top::assemble(part(0)?, d, neurons, parts.get(1)?, thresholds),
+        Kind::Coarse(narrow) => Box::new(CoarseGate::new(narrow, part(0)?, d, thresholds)),
+        Kind::CoarseTop(narrow) => {
+            let gate = CoarseGate::new(narrow, part(0)?, d, thresholds);
+            return top::assemble(gate, neurons, parts.get(1)?);
+        }
     })
 }

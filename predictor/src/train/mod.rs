@@ -3,7 +3,7 @@
 //! Without gradients: each design has a closed form. The gate is known, so training only decides
 //! how to keep as much of it as the bytes allow, where the inputs of real text lie. Sign bits need
 //! no training, a low-rank pair is a reduced-rank regression (`low_rank.rs`), and a coarse gate is
-//! its rows in two bits (`coarse.rs`); both are rounded against the inputs' covariance
+//! its rows in two or three bits (`coarse.rs`); both are rounded against the inputs' covariance
 //! (`rounding/`). Thresholds come from held-out text (`calibrate.rs`).
 
 mod assemble;
@@ -14,7 +14,7 @@ mod score;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use emberflow_kernels::{Compute, DType, sign_bytes, two_bit_row_bytes};
+use emberflow_kernels::{Compute, DType, Narrow, sign_bytes};
 use half::f16;
 
 use crate::coarse::CoarseGate;
@@ -46,8 +46,8 @@ pub enum Design {
         /// Format of both.
         dtype: DType,
     },
-    /// Gate rows in two bits.
-    Coarse,
+    /// Gate rows in two or three bits.
+    Coarse(Narrow),
 }
 
 impl Design {
@@ -56,7 +56,7 @@ impl Design {
         match self {
             Self::Sign => "sign",
             Self::LowRank { .. } => "low-rank",
-            Self::Coarse => "coarse",
+            Self::Coarse(_) => "coarse",
         }
     }
 
@@ -69,7 +69,7 @@ impl Design {
                 let fc2 = dtype.row_bytes(rank).saturating_add(2);
                 fc1.saturating_add(neurons.saturating_mul(fc2))
             }
-            Self::Coarse => neurons.saturating_mul(two_bit_row_bytes(d).saturating_add(2)),
+            Self::Coarse(narrow) => neurons.saturating_mul(narrow.row_bytes(d).saturating_add(2)),
         }
     }
 
@@ -162,11 +162,11 @@ impl<'a> Trainer<'a> {
             Design::LowRank { rank, dtype } => {
                 low_rank::make(self.on, rows, covariance, rank, dtype)?.into()
             }
-            Design::Coarse => {
-                let rows = round(self.on, rows, covariance, &coarse::LEVELS);
+            Design::Coarse(narrow) => {
+                let rows = round(self.on, rows, covariance, &coarse::levels(narrow));
                 match layer.fires {
                     Fires::Above(_) => vec![rows],
-                    Fires::Top(_) => self.with_cutoffs(rows, layer),
+                    Fires::Top(_) => self.with_cutoffs(narrow, rows, layer),
                 }
             }
         };
@@ -206,8 +206,9 @@ impl<'a> Trainer<'a> {
     }
 
     /// Coarse rows, and the numbers that cutoffs follow from.
-    fn with_cutoffs(&self, rows: Vec<u8>, layer: &GateLayer<'_>) -> Vec<Vec<u8>> {
-        let gate = CoarseGate::new(rows.clone().into(), layer.d, Thresholds::One(0.0));
+    fn with_cutoffs(&self, narrow: Narrow, rows: Vec<u8>, layer: &GateLayer<'_>) -> Vec<Vec<u8>> {
+        let stored = rows.clone().into();
+        let gate = CoarseGate::new(narrow, stored, layer.d, Thresholds::One(0.0));
         let fit = self.fit_cutoffs(&gate, layer, &some_inputs(layer));
         vec![rows, fit.to_bytes()]
     }
@@ -319,9 +320,9 @@ fn kind_of(design: Design, fires: Fires, [d, neurons]: [usize; 2]) -> Kind {
             reads: Reads::Normed,
             relu: false,
         }),
-        Design::Coarse => match fires {
-            Fires::Above(_) => Kind::Coarse,
-            Fires::Top(_) => Kind::CoarseTop,
+        Design::Coarse(narrow) => match fires {
+            Fires::Above(_) => Kind::Coarse(narrow),
+            Fires::Top(_) => Kind::CoarseTop(narrow),
         },
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use emberflow::trace::{self, Reader};
 use emberflow_engine::Model;
-use emberflow_kernels::DType;
+use emberflow_kernels::{DType, Narrow};
 use emberflow_models::chat::Message;
 use emberflow_predictor::section::{Directory, Kind, NewBank, Training, encode};
 use emberflow_predictor::stats::routing::{ExpertMisses, RoutedLayer, Routing};
@@ -387,7 +387,7 @@ fn use_stats(bytes: &[u8]) -> bool {
     true
 }
 
-const LAYERS: usize = 6;
+const LAYERS: usize = 8;
 const D: usize = 70;
 const NEURONS: usize = 5;
 
@@ -409,20 +409,29 @@ fn section() -> Vec<u8> {
         rows(2),
     ];
     let signs = rows(emberflow_kernels::sign_bytes(D));
-    let coarse = rows(emberflow_kernels::two_bit_row_bytes(D));
+    let coarse = |narrow: Narrow| rows(narrow.row_bytes(D));
     let quality = Quality {
         pairs: 100 * NEURONS as u64,
         active: 50,
         predicted: 70,
         hit: 49,
     };
+    let (two, three) = (Narrow::Two, Narrow::Three);
     let layers = [
         (Kind::None, vec![]),
         (Kind::Sign { limit: 33 }, vec![signs]),
         (Kind::LowRank(spec), low_rank),
         (Kind::Magnitude { threshold: 0.25 }, vec![]),
-        (Kind::Coarse, vec![coarse.clone(), rows(2)]),
-        (Kind::CoarseTop, vec![coarse, vec![0x21; 12], rows(2)]),
+        (Kind::Coarse(two), vec![coarse(two), rows(2)]),
+        (
+            Kind::CoarseTop(two),
+            vec![coarse(two), vec![0x21; 12], rows(2)],
+        ),
+        (Kind::Coarse(three), vec![coarse(three), rows(2)]),
+        (
+            Kind::CoarseTop(three),
+            vec![coarse(three), vec![0x21; 12], rows(2)],
+        ),
     ];
     let banks = layers.map(|(kind, parts)| NewBank {
         kind,

@@ -66,7 +66,7 @@ pub enum PredictorArg {
     Sign,
     /// Two thin matrices.
     LowRank,
-    /// Gate rows in two bits.
+    /// Gate rows in two bits; where gates fire above a cutoff of their token, in three if these fit.
     Coarse,
     /// Cut small gates of an activation without zeros.
     Magnitude,

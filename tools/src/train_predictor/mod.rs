@@ -15,7 +15,7 @@ mod rewrite;
 use std::path::PathBuf;
 
 use emberflow_engine::meta::ContainerMeta;
-use emberflow_kernels::{Compute, Cpu, DType};
+use emberflow_kernels::{Compute, Cpu, DType, Narrow};
 use emberflow_models::config::{Activation, Bank, ModelConfig};
 use emberflow_predictor::section::{Kind, NewBank, Training, encode};
 use emberflow_predictor::top_multiple;
@@ -106,7 +106,8 @@ impl Job {
         text: &[u8],
     ) -> Result<Self, Failure> {
         let sparse = c.has_zeros();
-        let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
+        let named = |bank: &Bank| fires(c, bank.layer).is_some();
+        let neurons: u64 = (c.banks().filter(named).map(|bank| u64::from(bank.neurons))).sum();
         let model = container.file_len() - container.predictor_len();
         let bytes = model as f64 * args.bytes / 100.0;
         check_activation(args, c)?;
@@ -176,7 +177,11 @@ impl Job {
                 designs.extend(wants(PredictorArg::Sign).then_some(Design::Sign));
                 designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
             }
-            designs.extend(wants(PredictorArg::Coarse).then_some(Design::Coarse));
+            if wants(PredictorArg::Coarse) {
+                // a cutoff is nearer to the mean of the gates than noise of two bits is small
+                designs.extend(above_cutoff.then_some(Design::Coarse(Narrow::Three)));
+                designs.push(Design::Coarse(Narrow::Two));
+            }
             designs.retain(|design| design.bytes(d, neurons) <= most);
         }
         designs

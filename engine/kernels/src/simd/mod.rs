@@ -79,8 +79,8 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
-        pub(super) fn widen_two_bit(bytes: &[u8], n: usize, out: &mut [u8]) {
-            $crate::two_bit::widen_two_bit(bytes, n, out);
+        pub(super) fn widen(narrow: $crate::Narrow, bytes: &[u8], n: usize, out: &mut [u8]) {
+            $crate::narrow::widen(narrow, bytes, n, out);
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -156,9 +156,9 @@ use crate::{
     cpu::{Cpu, Isa},
     dtype::DType,
     matrix::Matrix,
+    narrow::Narrow,
     row::Row,
     signs::sign_bytes,
-    two_bit::two_bit_row_bytes,
 };
 
 /// The entry points that `$entries` writes, for every instruction set in a module of its name, with
@@ -379,15 +379,16 @@ pub(crate) fn sum_bytes(cpu: Cpu, bytes: &[u8]) -> u64 {
     dispatch!(cpu, sum_bytes(bytes))
 }
 
-pub(crate) fn widen_two_bit(cpu: Cpu, bytes: &[u8], n: usize, out: &mut [u8]) {
-    let rows = bytes.len().checked_div(two_bit_row_bytes(n)).unwrap_or(0);
-    check_len("bytes", bytes.len(), rows * two_bit_row_bytes(n));
+pub(crate) fn widen(cpu: Cpu, narrow: Narrow, bytes: &[u8], n: usize, out: &mut [u8]) {
+    let row = narrow.row_bytes(n);
+    let rows = bytes.len().checked_div(row).unwrap_or(0);
+    check_len("bytes", bytes.len(), rows * row);
     check_len(
         "out",
         out.len(),
         rows.saturating_mul(DType::Q4.row_bytes(n)),
     );
-    dispatch!(cpu, widen_two_bit(bytes, n, out))
+    dispatch!(cpu, widen(narrow, bytes, n, out))
 }
 
 pub(crate) fn sign_bits(cpu: Cpu, x: &[f32], bits: &mut [u8]) {
