@@ -20,11 +20,7 @@ use crate::{
 };
 
 /// Rows decoded together.
-pub(super) const ROWS: usize = 64;
-
-/// Tokens that add rows one after the other where no factor is zero: decoding rows into registers
-/// for each is faster than through memory for all.
-pub(super) const FEW: usize = 4;
+const ROWS: usize = 64;
 
 /// Tokens that share decoded rows.
 const TOKENS: usize = 64;

@@ -261,6 +261,9 @@ pub(crate) fn sum_rows(cpu: Cpu, factors: &[f32], rows: &[Row<'_>], y: &mut [f32
     dispatch!(cpu, sum_rows(factors, rows, y), axpy)
 }
 
+/// Rows that all tokens add before the next ones: a cluster's, which stay in the second-level cache.
+const CACHED_ROWS: usize = 128;
+
 /// With `new`, starts from zero and ignores the contents of `ys`.
 pub(crate) fn axpy_rows_tokens(
     cpu: Cpu,
@@ -279,7 +282,7 @@ pub(crate) fn axpy_rows_tokens(
     check_len("factors", factors.len(), rows.len().saturating_mul(tokens));
     check_len("ys", ys.len(), first.len().saturating_mul(tokens));
     check_rows(rows, first.len());
-    if (1..=axpy_tokens::FEW).contains(&tokens) && !factors.contains(&0.0) {
+    if (1..=few(cpu, *first)).contains(&tokens) && !factors.contains(&0.0) {
         return token_by_token(cpu, factors, rows, tokens, new, ys);
     }
     axpy_tokens::SCRATCH.with_borrow_mut(|scratch| {
@@ -289,6 +292,15 @@ pub(crate) fn axpy_rows_tokens(
             axpy
         )
     });
+}
+
+/// Tokens that add rows one after the other where no factor is zero: decoding rows into registers for
+/// each is faster than through memory for all, most of all where [`axpy_q4`] does it.
+fn few(cpu: Cpu, row: Row<'_>) -> usize {
+    match (cpu.isa(), row.dtype()) {
+        (Isa::Avx512 | Isa::Avx512Vnni, DType::Q4) => 8,
+        _ => 4,
+    }
 }
 
 /// [`axpy_rows_tokens`] of at least one row, for tokens that are too few to share decoded rows. Rows
@@ -301,11 +313,9 @@ fn token_by_token(
     new: bool,
     ys: &mut [f32],
 ) {
-    let mut own = [0.0; axpy_tokens::ROWS];
-    let parts = factors
-        .chunks(axpy_tokens::ROWS * tokens)
-        .zip(rows.chunks(axpy_tokens::ROWS));
-    for (part, (factors, rows)) in parts.enumerate() {
+    let mut own = [0.0; CACHED_ROWS];
+    let parts = factors.chunks(CACHED_ROWS * tokens);
+    for (part, (factors, rows)) in parts.zip(rows.chunks(CACHED_ROWS)).enumerate() {
         let own = &mut own[..rows.len()];
         for (t, y) in ys.chunks_mut(rows[0].len().max(1)).enumerate() {
             for (own, factors) in own.iter_mut().zip(factors.chunks(tokens)) {
