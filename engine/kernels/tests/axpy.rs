@@ -98,7 +98,13 @@ fn any_rows() -> impl Strategy<Value = Rows> {
     let dtype = prop::sample::select(DType::ALL.to_vec());
     let whole = (1usize..11).prop_map(|n| 128 * n);
     let n = prop_oneof![0usize..200, 480usize..550, 1020usize..1100, whole];
-    let count = prop_oneof![0usize..6, 14usize..19, 30usize..40, Just(70usize)];
+    let count = prop_oneof![
+        0usize..6,
+        14usize..19,
+        30usize..40,
+        Just(70usize),
+        Just(130usize)
+    ];
     let finite = prop::bool::weighted(0.9);
     (dtype, n, count, any::<bool>(), finite, any::<u64>()).prop_map(
         |(dtype, n, count, split, finite, seed)| Rows::new(dtype, n, count, split, finite, seed),

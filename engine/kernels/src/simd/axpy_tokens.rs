@@ -2,7 +2,8 @@
 //!
 //! Rows are decoded once, a block of columns at a time, into the L1 cache. Then each token adds
 //! those it has a nonzero factor for, with its accumulators in registers. If no factor is zero,
-//! tiles of several tokens share each loaded weight instead. Every element adds its products in the
+//! tiles of several tokens share each loaded weight instead. A few tokens without zero factors do not
+//! come here: each adds the rows as one token does, see `few` in `simd/mod.rs`. Every element adds its products in the
 //! order of the rows, as in [`axpy_rows`](super::axpy).
 
 use std::cell::RefCell;

@@ -1,6 +1,7 @@
-//! A few tokens with AVX-512 VNNI: lane `g` of a register holds four elements of group `g` of a
-//! chunk, for weights and activations alike, so the sums of the groups need no shuffles. Weights
-//! are brought into this order once for all tokens of a tile, activations once a call.
+//! A few tokens with AVX-512 VNNI, by transposition: lane `g` of a register holds four elements of
+//! group `g` of a chunk, for weights and activations alike. The accumulator of a product then has the sum
+//! of group `g` in lane `g`, and no horizontal additions are left. Weights are transposed once for all
+//! tokens of a tile, activations once a call.
 
 use std::arch::x86_64::*;
 
@@ -53,7 +54,7 @@ pub(super) unsafe fn matmul<R: Rows, F: Form>(
     let quants = scratch.as_mut_ptr().cast::<u8>();
     for (i, chunk) in xs.chunks().iter().enumerate() {
         // SAFETY: the scratch memory has room for the quants of every chunk.
-        unsafe { turn_activations(chunk, quants.add(i * CHUNK)) }
+        unsafe { transpose_activations(chunk, quants.add(i * CHUNK)) }
     }
     let per_token = xs.n().div_ceil(CHUNK);
     let width = (CACHED / (per_token * CHUNK).max(1)).clamp(2, TOKENS);
@@ -62,14 +63,14 @@ pub(super) unsafe fn matmul<R: Rows, F: Form>(
     for first in (0..rows.count()).step_by(BLOCK) {
         for t in (0..xs.tokens()).step_by(width) {
             let width = width.min(xs.tokens() - t);
-            let x = Turned {
+            let x = Transposed {
                 quants: quants.wrapping_add(t * per_token * CHUNK),
                 chunks: xs.range(t, width).chunks(),
                 per_token,
             };
             for r in first..rows.count().min(first + BLOCK) {
                 let ahead = (t == 0).then(|| rows.at((r + distance).min(last)));
-                // SAFETY: passed on from the caller; the tokens are turned.
+                // SAFETY: passed on from the caller; the tokens are transposed.
                 let sums = unsafe { upto::<F>(rows.at(r), x, width, ahead) };
                 for (i, &sum) in sums[..width].iter().enumerate() {
                     y.row_mut(t + i)[r] = sum;
@@ -79,9 +80,9 @@ pub(super) unsafe fn matmul<R: Rows, F: Form>(
     }
 }
 
-/// Tokens in the order of lanes.
+/// Transposed tokens.
 #[derive(Clone, Copy)]
-struct Turned<'a> {
+struct Transposed<'a> {
     /// [`CHUNK`] bytes for each chunk of each token, aligned to cache lines.
     quants: *const u8,
     chunks: &'a [Chunk],
@@ -95,7 +96,7 @@ struct Turned<'a> {
 #[inline(always)]
 unsafe fn upto<F: Form>(
     row: Row<'_>,
-    x: Turned<'_>,
+    x: Transposed<'_>,
     tokens: usize,
     ahead: Option<Row<'_>>,
 ) -> [f32; TOKENS] {
@@ -121,7 +122,7 @@ unsafe fn upto<F: Form>(
 #[inline(always)]
 unsafe fn tile<F: Form, const T: usize>(
     row: Row<'_>,
-    x: Turned<'_>,
+    x: Transposed<'_>,
     ahead: Option<Row<'_>>,
 ) -> [f32; T] {
     let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
@@ -138,7 +139,7 @@ unsafe fn tile<F: Form, const T: usize>(
             let quants = row.quants().as_ptr().add(k * bytes);
             let scales = row.scales().as_ptr().add(k * scales_bytes);
             let factors = dot::factors_of::<Avx512, F>(scales, count, None);
-            let weights = turn_weights::<F>(quants, count);
+            let weights = transpose_weights::<F>(quants, count);
             let chunks = x.chunks.as_ptr().wrapping_add(k);
             let mut sums = [_mm512_setzero_si512(); T];
             if F::CENTRED || F::FLOATS {
@@ -183,7 +184,7 @@ unsafe fn tile<F: Form, const T: usize>(
 /// # Safety
 /// The CPU has AVX-512, and `quants` is valid for reads of `16 * groups` bytes.
 #[inline(always)]
-unsafe fn turn_weights<F: Form>(quants: *const u8, groups: usize) -> [__m512i; STEPS] {
+unsafe fn transpose_weights<F: Form>(quants: *const u8, groups: usize) -> [__m512i; STEPS] {
     // SAFETY: the caller guarantees AVX-512 and the bytes.
     unsafe {
         let end = groups * DType::Q4.quants_bytes(GROUP);
@@ -192,7 +193,7 @@ unsafe fn turn_weights<F: Form>(quants: *const u8, groups: usize) -> [__m512i; S
         for i in 0..4 {
             quads[i] = load_up_to(quants, 64 * i, end);
         }
-        let bytes = turn(quads);
+        let bytes = transpose_groups(quads);
         let mut steps = [_mm512_setzero_si512(); STEPS];
         for s in 0..4 {
             let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes[s]), mask);
@@ -203,12 +204,12 @@ unsafe fn turn_weights<F: Form>(quants: *const u8, groups: usize) -> [__m512i; S
     }
 }
 
-/// The quants of a chunk in the order of [`turn_weights`].
+/// The quants of a chunk in the order of [`transpose_weights`].
 ///
 /// # Safety
 /// The CPU has AVX-512, and `to` is aligned to cache lines and valid for writes of [`CHUNK`] bytes.
 #[inline(always)]
-unsafe fn turn_activations(chunk: &Chunk, to: *mut u8) {
+unsafe fn transpose_activations(chunk: &Chunk, to: *mut u8) {
     let quants = chunk.quants.as_ptr().cast::<u8>();
     // SAFETY: the halves of all groups lie in the chunk, the steps in the memory of the caller.
     unsafe {
@@ -217,7 +218,7 @@ unsafe fn turn_activations(chunk: &Chunk, to: *mut u8) {
             for i in 0..4 {
                 quads[i] = load(quants.add(128 * i + half * SECOND_HALF));
             }
-            let steps = turn(quads);
+            let steps = transpose_groups(quads);
             for s in 0..4 {
                 _mm512_store_si512(to.add(64 * (4 * half + s)).cast(), steps[s]);
             }
@@ -231,7 +232,7 @@ unsafe fn turn_activations(chunk: &Chunk, to: *mut u8) {
 /// # Safety
 /// The CPU has AVX-512.
 #[inline(always)]
-unsafe fn turn(quads: [__m512i; 4]) -> [__m512i; 4] {
+unsafe fn transpose_groups(quads: [__m512i; 4]) -> [__m512i; 4] {
     // SAFETY: the caller guarantees AVX-512.
     unsafe {
         let [a, b, c, d] = quads;

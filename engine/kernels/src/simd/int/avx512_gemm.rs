@@ -19,7 +19,7 @@ use crate::{
 };
 
 const ROWS: usize = 16;
-/// Tokens from which bringing weights and activations into the order of lanes pays off.
+/// Tokens from which transposing weights and activations pays off.
 const FEW_FROM: usize = 4;
 /// Registers of a packed group.
 const STEPS: usize = GROUP / 4;

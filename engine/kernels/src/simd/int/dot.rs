@@ -1,7 +1,8 @@
 //! One row times one token or a few: the decode case, bound by memory bandwidth.
 //!
 //! A row is read once for all tokens. A tile of up to [`TILE`] tokens shares its decoded weights,
-//! each token with its own chains.
+//! each token with its own chains. Where transposed weights are faster from some tokens on, see
+//! `avx512_few`.
 
 use super::form::{Form, with_form};
 use crate::{
