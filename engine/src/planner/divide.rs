@@ -348,7 +348,7 @@ impl Planner {
         most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
 
-    fn divided(
+    pub(super) fn divided(
         &self,
         budget: u64,
         needs: Needs,
@@ -438,4 +438,34 @@ impl Planner {
 fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
     let neuron = (needs.gate_len + needs.rest_len) as f64;
     (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::Profile;
+
+    use crate::planner::firing::Firing;
+    use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
+
+    /// Many firing neurons are long reads of whole clusters; few are short reads. Without measurements
+    /// forecasts of the two are not compared.
+    #[test]
+    fn exact_models_stream_where_that_is_measured_to_be_faster() {
+        let often = vec![0.7; NEURONS];
+        let busy = Firing::measured((0..LAYERS).map(|_| &often[..]), Some(0.8), None);
+        let gates = |firing: &Firing, measured: bool| {
+            let mut p = planner(Profile::Ufs4, firing.clone());
+            p.rates.measured = measured;
+            let budget = p.needs.budget_for_share(0.6);
+            let division = p.divide(budget).unwrap();
+            let again = p.divide_again(&division, budget, 1).unwrap();
+            assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
+            let share = p.divide(p.budget_for_share(0.6)).unwrap();
+            assert!(share.memory.ffn_resident_share(&share.needs) <= 0.6);
+            division.memory.gates_resident()
+        };
+        assert!(!gates(&busy, true));
+        assert!(gates(&busy, false));
+        assert!(gates(&sparse(), true));
+    }
 }

@@ -19,8 +19,8 @@ use crate::store::regions::CLUSTER;
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
-const NEURONS: usize = 14336;
-const LAYERS: usize = 32;
+pub(super) const NEURONS: usize = 14336;
+pub(super) const LAYERS: usize = 32;
 
 pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let q4 = DType::Q4;
@@ -249,28 +249,6 @@ fn a_dense_model_is_read_sequentially() {
     let all = (NEURONS / CLUSTER * LAYERS) as f64;
     let read = plan.decode.reads + plan.memory.hot_clusters as f64;
     assert!((read / all - 1.0).abs() < 0.02, "{read} of {all}");
-}
-
-/// Many firing neurons are long reads of whole clusters; few are short reads. Without measurements
-/// forecasts of the two are not compared.
-#[test]
-fn exact_models_stream_where_that_is_measured_to_be_faster() {
-    let often = vec![0.7; NEURONS];
-    let busy = Firing::measured((0..LAYERS).map(|_| &often[..]), Some(0.8), None);
-    let gates = |firing: &Firing, measured: bool| {
-        let mut p = planner(Profile::Ufs4, firing.clone());
-        p.rates.measured = measured;
-        let budget = p.needs.budget_for_share(0.6);
-        let division = p.divide(budget).unwrap();
-        let again = p.divide_again(&division, budget, 1).unwrap();
-        assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
-        let share = p.divide(p.budget_for_share(0.6)).unwrap();
-        assert!(share.memory.ffn_resident_share(&share.needs) <= 0.6);
-        division.memory.gates_resident()
-    };
-    assert!(!gates(&busy, true));
-    assert!(gates(&busy, false));
-    assert!(gates(&sparse(), true));
 }
 
 #[test]
