@@ -7,7 +7,9 @@ use emberflow_engine::device::Device;
 use emberflow_engine::{Budget, Engine, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, plain_devices};
+use emberflow_tests::devices::{
+    CHECKS, Fault, Faulty, devices, devices_apart, plain_devices, plain_devices_apart,
+};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, squeeze};
 
 /// Rows of a pass: most of them are a device's.
@@ -79,6 +81,44 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
     }
 }
 
+/// In a memory of its own, of which the buffers take a part and the hottest clusters the rest: one, some and all.
+#[test]
+fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
+    let tokens = text(200);
+    let expected = &expected(&tokens);
+    for (share, memory) in [
+        (0.6, 600 << 10),
+        (0.6, 1 << 20),
+        (0.2, 2 << 20),
+        (1.0, 1 << 20),
+        (1.0, 64 << 20),
+    ] {
+        for device in devices_apart() {
+            let mut engine = demo(on(device, share, memory));
+            let report = engine.device().unwrap();
+            let streamed = report.streamed;
+            assert!(!report.unified && report.clusters > 0, "{report:?}");
+            assert!(report.bytes + streamed.bytes <= memory, "{report:?}");
+            // What holds everything computes all rows alike.
+            let some = streamed.rows > CHUNK / 2 || report.ffn_share == 1.0;
+            assert!(some && streamed.rows < CHUNK, "{report:?}");
+            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+            assert!(&found == expected, "{}: {share} {memory}", report.name);
+            squeeze(&mut engine, 0.2);
+            for chunk in [1, 64, CHUNK] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(&found == expected, "{}: {share} by {chunk}", report.name);
+            }
+            assert_eq!(engine.device().unwrap().lost, None);
+        }
+    }
+    // No room for a buffer.
+    for device in devices_apart() {
+        let engine = demo(on(device, 0.6, 0));
+        assert_eq!(engine.device().unwrap().streamed.rows, 0);
+    }
+}
+
 /// Gated and ungated, with biases, dense and sparse, in several formats.
 #[test]
 fn families_and_formats_stream_through_a_device() {
@@ -99,7 +139,11 @@ fn families_and_formats_stream_through_a_device() {
         let mut plain = open(&path, some(1.0));
         let expected = bits(&all_logits(&mut plain, &tokens, 5));
         for (share, held) in [(0.0, 0), (1.0, 60 << 10)] {
-            for device in devices() {
+            let shared = devices().into_iter().map(|device| (device, held));
+            let apart = devices_apart()
+                .into_iter()
+                .map(|device| (device, held + (240 << 10)));
+            for (device, held) in shared.chain(apart) {
                 let mut engine = open(&path, on(device, share, held));
                 let report = engine.device().unwrap();
                 let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
@@ -119,10 +163,14 @@ fn families_and_formats_stream_through_a_device() {
 fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() {
     let tokens = text(200);
     let expected = &expected(&tokens);
-    for device in plain_devices() {
-        for n in [0, 1, 2, 3, 5, 8, 11] {
+    let apart = plain_devices_apart()
+        .into_iter()
+        .map(|d| (d, [700 << 10, 1 << 20]));
+    let all = plain_devices().into_iter().map(|d| (d, [0, 300 << 10]));
+    for (device, memory) in all.chain(apart) {
+        for n in [0, 1, 3, 8, 11] {
             for fault in [Fault::Submit(CHECKS + n), Fault::Take(CHECKS + n + 1)] {
-                for (share, held) in [(0.5, 0), (0.5, 300 << 10)] {
+                for (share, held) in memory.map(|held| (0.5, held)) {
                     let (device, done) = Faulty::counted(&device, fault);
                     let mut engine = demo(on(device, share, held));
                     for _ in 0..2 {
@@ -143,10 +191,10 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
 fn texts_of_one_pass_are_what_each_is_alone() {
     let texts: Vec<Vec<u32>> = [60, 1, 67].map(text).to_vec();
     let alone: Vec<Vec<u32>> = texts.iter().map(|text| expected(text)).collect();
-    for device in devices() {
+    for device in devices().into_iter().chain(devices_apart()) {
         let options = Options {
             batch: 3,
-            ..on(device, 0.6, 100 << 10)
+            ..on(device, 0.6, 700 << 10)
         };
         let mut engine = demo(options);
         assert!(engine.device().unwrap().streamed.rows > 0);
