@@ -1,10 +1,14 @@
 //! Prompts of which a device much smaller than the model computes most: clusters pass through two buffers of its
 //! memory. No bit of a text changes, whatever the family, the budget, the chunk, and when it fails in the middle.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use clap::Parser;
+use emberflow::cli::{Cli, Command};
+use emberflow::train_predictor;
 use emberflow_engine::device::Device;
-use emberflow_engine::{Budget, Engine, Model, Options};
+use emberflow_engine::{Budget, Engine, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
@@ -236,5 +240,66 @@ fn a_trace_shows_streams_beside_the_cpu_and_reads() {
             with("compute") > 0 && with("device") > 0
         });
         assert!(seen, "{:?}", engine.device());
+    }
+}
+
+/// The bundled model with predictors of its neurons.
+fn with_predictors(dir: &Path) -> PathBuf {
+    let output = dir.join("predictors.ember");
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let line = ["emberflow", "train-predictor", "--json", "-f", text];
+    let how = ["--kind", "coarse", "--tokens", "2048", "--floor", "0.9"];
+    let to = ["-o", output.to_str().unwrap()];
+    let all = line.into_iter().chain(how).chain(to);
+    let Command::TrainPredictor(args) = Cli::parse_from(all).command else {
+        unreachable!("that is the command");
+    };
+    train_predictor::command(&args).unwrap();
+    output
+}
+
+/// What a predictor does not name for a row contributes nothing to it, on a device as on the CPU.
+#[test]
+fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = with_predictors(dir.path());
+    let tokens = text(200);
+    let predicted = |options: Options| Options {
+        sparsity: Sparsity::Predicted,
+        ..options
+    };
+    let mut plain = open(&path, predicted(some(1.0)));
+    let expected = bits(&all_logits(&mut plain, &tokens, 7));
+    let named = plain.counters().looked_at;
+    let run = |device: Device, share, memory| {
+        let mut engine = open(&path, predicted(on(device, share, memory)));
+        let report = engine.device().unwrap();
+        assert!(report.streamed.rows > CHUNK / 2, "{report:?}");
+        let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+        assert!(found == expected, "{}: {share} {memory}", report.name);
+        engine
+    };
+    for (share, held, memory) in [(0.3, 0, 600 << 10), (1.0, 300 << 10, 1 << 20)] {
+        let shared = devices().into_iter().map(|device| (device, held));
+        let apart = devices_apart().into_iter().map(|device| (device, memory));
+        for (device, memory) in shared.chain(apart) {
+            let mut engine = run(device, share, memory);
+            let counters = engine.counters();
+            assert!(counters.looked_at <= named && counters.fired <= counters.looked_at);
+            squeeze(&mut engine, 0.2);
+            for chunk in [1, 64] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(found == expected, "{share} by {chunk}");
+            }
+        }
+    }
+    for (device, memory) in (plain_devices().into_iter().map(|d| (d, 300 << 10)))
+        .chain(plain_devices_apart().into_iter().map(|d| (d, 1 << 20)))
+    {
+        for n in [2, 9] {
+            let (device, _) = Faulty::counted(&device, Fault::Take(CHECKS + n));
+            let engine = run(device, 0.5, memory);
+            assert!(engine.device().unwrap().lost.unwrap().contains("was reset"));
+        }
     }
 }

@@ -5,13 +5,12 @@ use emberflow_kernels::Compute;
 use super::activation::Gating;
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
-use super::pairs::{Inputs, Unit};
+use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::Wait;
 use super::units::{BankWork, LayerInput};
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::input::Input;
 use crate::store::PassRows;
 use crate::store::regions::CLUSTER;
 use crate::trace;
@@ -58,7 +57,7 @@ impl Ffn {
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
-        streamed: Option<Input<'_>>,
+        streamed: Option<UnitInput<'_>>,
         out: &mut [f32],
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
@@ -111,6 +110,7 @@ impl Ffn {
         let trace_layer = [at.number as u64, 0];
         self.store.tracer().section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
+        self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
             self.name(on, unit, inputs.of(unit))?;
         }
@@ -151,7 +151,7 @@ impl Ffn {
         let at = inputs.at;
         let rows = PassRows {
             own: at.input.tokens(),
-            streamed: inputs.streamed.map_or(0, |input| input.tokens()),
+            streamed: inputs.streamed.map_or(0, |from| from.input.tokens()),
         };
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
         self.store.begin_layer(at.number, banks, after, rows)?;

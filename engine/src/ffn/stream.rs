@@ -17,7 +17,7 @@ use std::ops::Range;
 use emberflow_kernels::Compute;
 
 use super::mask;
-use super::pairs::Inputs;
+use super::pairs::{Inputs, UnitInput};
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::{Piece, Underway, Wait};
 use super::units::{BankWork, LayerInput, Rows};
@@ -40,9 +40,8 @@ impl Ffn {
     pub(super) fn streamed_rows(&self, at: &LayerInput<'_>) -> usize {
         let [unit] = at.units else { return 0 };
         let plain = matches!(unit.rows, Rows::All(_)) && unit.weights.is_none();
-        // Who names neurons or observes them looks at all rows.
-        let seen = self.predictors.is_some() || self.record.is_some();
-        match plain && !seen {
+        // Who observes neurons looks at all rows.
+        match plain && self.record.is_none() {
             true => self.store.streamed_rows(at.input.tokens()),
             false => 0,
         }
@@ -70,14 +69,20 @@ impl Ffn {
             ..*at
         };
         self.recent.skip(rows);
-        let outcome = self.sum_units(on, &part, Some(at.input.range(0, rows)), own);
+        let from = UnitInput {
+            input: at.input.range(0, rows),
+            residual: &at.residual[..rows * d],
+            bias: at.units[0].bias,
+        };
+        let outcome = self.sum_units(on, &part, Some(from), own);
         self.recent.skip(0);
         outcome?;
         self.take_streamed(its)?;
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         let format = &self.shape.format;
-        self.counts.looked_at += (neurons * rows) as u64;
-        self.counts.possible += (neurons * rows) as u64;
+        let all = (neurons * rows) as u64;
+        self.counts.looked_at += self.streaming.wanted.unwrap_or(all);
+        self.counts.possible += all;
         self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
         Ok(())
     }
@@ -109,7 +114,8 @@ impl Ffn {
         let (Some(_), Some(&of)) = (inputs.streamed, self.units.first()) else {
             return Ok(());
         };
-        self.streaming.begin(self.store.held_on_device(of.bank));
+        let held = self.store.held_on_device(of.bank);
+        self.streaming.begin(held, self.streaming.wanted);
         let held = self.store.on_device(of.bank);
         if held == 0 {
             return Ok(());
@@ -207,10 +213,13 @@ impl Ffn {
         sums: Sums,
     ) -> Result<Option<Underway>, Error> {
         let (of, clusters) = (self.units[0], &piece.clusters);
-        let own = inputs.of(0).input;
         let (input, wanted) = match (rows, inputs.streamed) {
-            (Whose::Device, Some(input)) => (input, None),
-            _ => (own, of.wanted(&self.pairs.wanted)),
+            (Whose::Device, Some(from)) => {
+                let named = self.streaming.wanted.is_some();
+                let its = &self.pairs.wanted[of.words_end()..];
+                (from.input, named.then_some(its))
+            }
+            _ => (inputs.of(0).input, of.wanted(&self.pairs.wanted)),
         };
         let words = mask::words(input.tokens());
         let mask = wanted.map(|all| &all[clusters.start * words..clusters.end * words]);

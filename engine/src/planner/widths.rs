@@ -282,6 +282,28 @@ mod tests {
         );
     }
 
+    /// What the CPU cannot read of the device's memory the device computes for all rows, and copies take their time.
+    #[test]
+    fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
+        let its = |copy: f64, rows: usize| {
+            let mut p = beside([400e-9, 420e-9, 600e-9]);
+            for tier in &mut p.tier {
+                (tier.unified, tier.at_once, tier.copy) = (false, 8, copy);
+            }
+            let division = p.divide(p.full_budget()).unwrap();
+            let widths = p.widths(&division, p.threads);
+            let all = p.shape.neurons.div_ceil(CLUSTER) as u32;
+            assert_eq!(widths.clusters(3, 1), Some(all));
+            widths.streamed(rows)
+        };
+        let fast = its(0.05e-9, 512);
+        assert!(fast > 256 && fast <= 512 - RECENT, "{fast}");
+        assert_eq!(its(0.0, 16), 0);
+        // Copies that take as long as the CPU for all rows.
+        assert_eq!(its(1e-6, 512), 0);
+        assert!(its(1e-9, 512) <= fast);
+    }
+
     #[test]
     fn a_device_that_helps_prompts_only_holds_what_these_want() {
         let p = beside([1e-3, 1e-3, 100e-9]);
