@@ -287,9 +287,9 @@ mod tests {
     fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
         let its = |copy: f64, rows: usize| {
             let mut p = beside([400e-9, 420e-9, 600e-9]);
-            for tier in &mut p.tier {
+            p.tier.iter_mut().for_each(|tier| {
                 (tier.unified, tier.at_once, tier.copy) = (false, 8, copy);
-            }
+            });
             let division = p.divide(p.full_budget()).unwrap();
             let widths = p.widths(&division, p.threads);
             let all = p.shape.neurons.div_ceil(CLUSTER) as u32;
