@@ -307,8 +307,7 @@ impl Ffn {
         share(on, &of, &mut self.pairs, &mut taker);
         taker.outcome?;
         let needed = taker.needed;
-        let spent = naming.spent.into_inner() / on.threads() as u64;
-        self.counts.predict_ns += spent;
+        self.counts.predict_ns += naming.spent.into_inner() / on.threads() as u64;
         self.counts.looked_at += naming.wanted.into_inner();
         if of.named {
             self.counts.bytes += (needed * gate_len) as u64;
