@@ -4,10 +4,11 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
 use opencl_sys::{
-    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END,
-    CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG, CL_QUEUE_PROFILING_ENABLE, cl_command_queue,
-    cl_context, cl_device_id, cl_device_info, cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags,
-    cl_platform_id, cl_program, cl_uint, cl_ulong,
+    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_MAP_READ, CL_MAP_WRITE,
+    CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG,
+    CL_QUEUE_PROFILING_ENABLE, cl_command_queue, cl_context, cl_device_id, cl_device_info,
+    cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags, cl_platform_id, cl_program, cl_uint,
+    cl_ulong,
 };
 
 use crate::library::{Code, Functions, with_library};
@@ -343,6 +344,68 @@ impl Queue {
                 null(),
                 null_mut(),
             )
+        })
+    }
+
+    /// Begins to copy `from` to byte `at` of `to`; done when the event is.
+    ///
+    /// # Safety
+    /// `to` is long enough, and `from` is neither changed nor freed before.
+    pub unsafe fn copy(&self, to: &Mem, at: usize, from: &[u8]) -> Result<Event, Code> {
+        let (of, mut event) = (self.of, null_mut());
+        let (len, from) = (from.len(), from.as_ptr().cast());
+        // SAFETY: nothing to wait for; the rest is the caller's promise.
+        let code = unsafe {
+            (of.clEnqueueWriteBuffer)(
+                self.raw,
+                to.raw,
+                0,
+                at,
+                len,
+                from,
+                0,
+                null(),
+                &raw mut event,
+            )
+        };
+        Event::made(event, code, of)
+    }
+
+    /// Where the host finds the first `len` bytes of memory that is the host's, until [`Queue::unmap`].
+    pub fn map(&self, mem: &Mem, len: usize) -> Result<*mut u8, Code> {
+        let (mut code, flags) = (0, CL_MAP_READ | CL_MAP_WRITE);
+        // SAFETY: memory of this length, waited for; nothing to wait for before.
+        let at = unsafe {
+            (self.of.clEnqueueMapBuffer)(
+                self.raw,
+                mem.raw,
+                1,
+                flags,
+                0,
+                len,
+                0,
+                null(),
+                null_mut(),
+                &raw mut code,
+            )
+        };
+        Code::check(code).map(|()| at.cast())
+    }
+
+    /// Ends what [`Queue::map`] began.
+    pub fn unmap(&self, mem: &Mem, at: *mut u8) -> Result<(), Code> {
+        let (of, at) = (self.of, at.cast());
+        // SAFETY: where the memory was mapped; drivers refuse another place.
+        Code::check(unsafe {
+            (of.clEnqueueUnmapMemObject)(self.raw, mem.raw, at, 0, null(), null_mut())
+        })
+    }
+
+    /// What comes from here on waits for an event, which may be of another queue.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Code> {
+        // SAFETY: one event of this handle.
+        Code::check(unsafe {
+            (self.of.clEnqueueBarrierWithWaitList)(self.raw, 1, &event.raw, null_mut())
         })
     }
 
