@@ -521,13 +521,7 @@ fn tier(
     let widths = planner.widths(division, room.threads);
     let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
     let at_once = planner.tier.as_ref().map_or(0, |tier| tier.at_once);
-    TierSetup::on(
-        device,
-        clusters,
-        widths,
-        pieces,
-        room.streamed().min(at_once),
-    )
+    TierSetup::on(device, clusters, widths, pieces, at_once)
 }
 
 /// Loads resident weights and allocates all buffers.

@@ -61,6 +61,8 @@ struct Task {
     up_bias: Vec<f32>,
     end: usize,
     sums: Sums,
+    /// Of the work before, where that goes on.
+    total: Vec<f32>,
     submitted: Moment,
 }
 
@@ -68,7 +70,9 @@ struct Task {
 struct Answer {
     sums: Vec<f32>,
     taken: Taken,
-    /// What is to come out of them: so many vectors of `d` elements, where they are totals.
+    /// What the work has come to so far, where that is asked for.
+    total: Vec<f32>,
+    /// What is to come out of it: so many vectors of `d` elements, where it is a total.
     of: Sums,
     vectors: usize,
     d: usize,
@@ -80,6 +84,7 @@ impl Answer {
         Self {
             sums,
             taken,
+            total: Vec::new(),
             of: Sums::Each,
             vectors: 0,
             d: 0,
@@ -120,24 +125,24 @@ impl CpuDevice {
         }
     }
 
-    /// Adds a work's sums to the total, and copies it to `out` where it ends.
-    fn add_up(&mut self, answer: &Answer, begins: bool, out: &mut [f32]) -> bool {
-        let len = answer.vectors * answer.d;
+    /// The total that a work goes on from, or begins.
+    fn total_of(&mut self, work: &Work<'_>, d: usize) -> Vec<f32> {
+        let Sums::Total { begins, .. } = work.sums else {
+            return Vec::new();
+        };
+        let mut total = std::mem::take(&mut self.total);
         if begins {
-            self.total.clear();
-            self.total.resize(len, 0.0);
+            total.clear();
+            total.resize(work.rows() * d, 0.0);
         }
-        if self.total.len() != len {
-            return false;
-        }
-        for sums in answer.sums.chunks_exact(len.max(1)) {
-            self.total.iter_mut().zip(sums).for_each(|(t, s)| *t += s);
-        }
-        if out.is_empty() {
-            return true;
-        }
-        let fits = out.len() == len;
-        if fits {
+        total
+    }
+
+    /// Keeps a work's total, and copies it to `out` where it ends.
+    fn keep_total(&mut self, total: Vec<f32>, len: usize, out: &mut [f32]) -> bool {
+        self.total = total;
+        let fits = self.total.len() == len && (out.is_empty() || out.len() == len);
+        if fits && !out.is_empty() {
             out.copy_from_slice(&self.total);
         }
         fits
@@ -198,6 +203,7 @@ impl Dense for CpuDevice {
         self.underway = None;
         self.parts.clear();
         self.matrices.clear();
+        self.total = Vec::new();
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
@@ -236,11 +242,14 @@ impl Dense for CpuDevice {
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
         let part = self.parts.get(work.part.0).cloned();
+        let part = part.ok_or_else(|| self.failed("has no such part"))?;
+        let grouped = part.shape.dtype.is_grouped();
         let task = Task {
-            part: part.ok_or_else(|| self.failed("has no such part"))?,
+            total: self.total_of(work, part.shape.d),
+            part,
             first: work.clusters.start * CLUSTER,
             clusters: work.clusters.len(),
-            x: work.x.to_vec(),
+            x: floats(grouped, work.x),
             quantized: copied(work.quantized),
             mask: work.mask.map(<[u64]>::to_vec),
             cut: work.cut,
@@ -275,10 +284,12 @@ impl Dense for CpuDevice {
             let matrix = self.matrices.get(block.matrix)?.clone();
             Some((matrix?, block.rows.clone()))
         };
+        let blocks: Option<Vec<_>> = blocks.iter().map(of).collect();
+        let blocks = blocks.ok_or_else(|| self.failed("has no such matrix"))?;
+        let grouped = blocks.iter().all(|(matrix, _)| matrix.dtype.is_grouped());
         let task = Multiply {
-            blocks: (blocks.iter().map(of).collect::<Option<_>>())
-                .ok_or_else(|| self.failed("has no such matrix"))?,
-            x: input.x.to_vec(),
+            blocks,
+            x: floats(grouped, input.x),
             quantized: copied(input.quantized),
             submitted: Moment::now(),
         };
@@ -296,7 +307,7 @@ impl Dense for CpuDevice {
             .recv()
             .map_err(|_| self.failed("stopped in the middle"))?;
         let fits = match answer.of {
-            Sums::Total { begins, .. } => self.add_up(&answer, begins, out),
+            Sums::Total { .. } => self.keep_total(answer.total, answer.vectors * answer.d, out),
             Sums::Each if out.len() == answer.sums.len() => {
                 out.copy_from_slice(&answer.sums);
                 true
@@ -321,6 +332,11 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> usize {
     number
 }
 
+/// A copy of inputs; none where rows of groups are multiplied, which read them in 8 bits.
+fn floats(grouped: bool, x: &[f32]) -> Vec<f32> {
+    if grouped { Vec::new() } else { x.to_vec() }
+}
+
 /// Activations of their own.
 fn copied(of: ActivationsRef<'_>) -> Activations {
     let mut copy = Activations::default();
@@ -343,7 +359,8 @@ impl Multiply {
     /// Computes them, one row and token after the other.
     fn answer(&self) -> Answer {
         let (cpu, tokens) = (Cpu::detect(), self.quantized.tokens());
-        let mut sums = Vec::new();
+        let all: usize = self.blocks.iter().map(|(_, rows)| rows.len()).sum();
+        let mut sums = Vec::with_capacity(all * tokens);
         for (matrix, rows) in &self.blocks {
             let len = matrix.dtype.row_bytes(matrix.cols);
             let bytes: &[u8] = (*matrix.bytes).as_ref();
@@ -363,37 +380,59 @@ impl Multiply {
 
 impl Task {
     /// Computes it, one (neuron, row) pair after the other.
-    fn answer(&self) -> Answer {
-        let cpu = Cpu::detect();
+    fn answer(mut self) -> Answer {
         let (d, rows) = (self.part.shape.d, self.quantized.tokens());
-        let mut sums = vec![0.0; self.clusters * rows * d];
+        let cpu = Cpu::detect();
+        let mut total = std::mem::take(&mut self.total);
+        let mut sums = match self.sums {
+            Sums::Each => vec![0.0; self.clusters * rows * d],
+            Sums::Total { .. } => vec![0.0; d],
+        };
         let mut fired = 0;
-        let last = self.part.shape.matrices() - 1;
-        for (at, sum) in sums.chunks_exact_mut(d).enumerate() {
+        for at in 0..self.clusters * rows {
             let (cluster, row) = (at / rows, at % rows);
-            for n in cluster * CLUSTER..(cluster + 1) * CLUSTER {
-                let i = self.first + n;
-                if i >= self.part.neurons().min(self.end) || !self.wants(n * rows + row) {
-                    continue;
-                }
-                let gate = self.gate(cpu, n, row);
-                if gate == 0.0 {
-                    continue;
-                }
-                fired += 1;
-                let factor = self.hidden(cpu, gate, n, row);
-                if factor != 0.0 {
-                    cpu.axpy_rows(&[factor], &[self.part.row(i, last)], sum);
-                }
+            if self.sums == Sums::Each {
+                fired += self.add(cpu, cluster, row, &mut sums[at * d..][..d]);
+                continue;
+            }
+            sums.fill(0.0);
+            fired += self.add(cpu, cluster, row, &mut sums);
+            // Of another number of rows it is not what is asked for.
+            if let Some(total) = total.get_mut(row * d..(row + 1) * d) {
+                total.iter_mut().zip(&sums).for_each(|(t, s)| *t += s);
             }
         }
         let took = self.submitted.elapsed();
         Answer {
+            total,
             of: self.sums,
             vectors: rows,
             d,
             ..Answer::plain(sums, Taken { fired, took })
         }
+    }
+
+    /// Adds what the neurons of a cluster are for a row; how many fired.
+    fn add(&self, cpu: Cpu, cluster: usize, row: usize, sum: &mut [f32]) -> u64 {
+        let rows = self.quantized.tokens();
+        let last = self.part.shape.matrices() - 1;
+        let mut fired = 0;
+        for n in cluster * CLUSTER..(cluster + 1) * CLUSTER {
+            let i = self.first + n;
+            if i >= self.part.neurons().min(self.end) || !self.wants(n * rows + row) {
+                continue;
+            }
+            let gate = self.gate(cpu, n, row);
+            if gate == 0.0 {
+                continue;
+            }
+            fired += 1;
+            let factor = self.hidden(cpu, gate, n, row);
+            if factor != 0.0 {
+                cpu.axpy_rows(&[factor], &[self.part.row(i, last)], sum);
+            }
+        }
+        fired
     }
 
     fn wants(&self, pair: usize) -> bool {

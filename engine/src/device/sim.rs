@@ -176,6 +176,7 @@ impl Dense for SimDevice {
         self.underway = None;
         self.parts.clear();
         self.matrices.clear();
+        (self.sums, self.products) = (Vec::new(), Vec::new());
         self.cpu.clear();
     }
 

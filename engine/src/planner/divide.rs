@@ -76,7 +76,8 @@ impl Planner {
     /// With a longer chunk, if a device computes nearly all of it and prompts gain more by that than decoding loses
     /// by the memory that it takes.
     fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
-        if self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
+        // A single text has long chunks while its prompt is computed.
+        if self.batch == 1 || self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
             return found;
         }
         let speeds =
@@ -158,7 +159,7 @@ impl Planner {
     fn best_of(&self, plain: Division, others: impl Iterator<Item = Division>) -> Division {
         let of = |division: Division| Candidate {
             decode: self.speed(&division, division.batch.max(1)),
-            prompt: self.speed(&division, division.chunk.max(2)),
+            prompt: self.prompt_speed(&division),
             division,
         };
         let plain = of(plain);

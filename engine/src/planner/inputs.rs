@@ -16,7 +16,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
-use crate::device::{Device, LEAST_STREAMED, Verdict};
+use crate::device::{Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -78,11 +78,7 @@ impl Planner {
         // A buffer is idle while its cluster is computed.
         let stream = layout.read_cost(options.io, (layout.stream_depth(buffers) / 2).max(1));
         let costs = layout.read_costs(&device, firing.share());
-        let prompt = match options.prompt {
-            0 => options.context,
-            tokens => tokens.min(options.context),
-        };
-        let chunks = chunks(options.chunk, prompt).into_iter();
+        let chunks = of.chunks().into_iter();
         let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
@@ -164,6 +160,15 @@ impl Opened<'_> {
         }
     }
 
+    /// Candidate chunks, ascending.
+    fn chunks(&self) -> Vec<usize> {
+        let prompt = match self.options.prompt {
+            0 => self.options.context,
+            tokens => tokens.min(self.options.context),
+        };
+        chunks(self.options.chunk, prompt)
+    }
+
     /// Gates of a layer that may come from resident rows.
     pub(crate) fn gates(&self) -> usize {
         match self.naming {
@@ -179,7 +184,7 @@ impl Opened<'_> {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
             let streamed = match self.verdict.is_some_and(|v| v.same_bits) {
-                true => 2 * (self.at_once(room) * CLUSTER) as u64 * shape.neuron_bytes(),
+                true => 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes(),
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
@@ -188,16 +193,17 @@ impl Opened<'_> {
         device.map_or(0, of)
     }
 
-    /// Clusters of each of the buffers that stream through a device. In a memory of its own both take half of it
-    /// at most.
-    fn at_once(&self, room: &FfnRoom) -> usize {
+    /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
+    /// own both take half of it at most.
+    fn at_once(&self) -> usize {
+        let longest = self.chunks().last().copied().unwrap_or(0);
+        let streamed = self.room(longest, self.threads).streamed();
         let device = self.options.device.as_ref();
         let of = |device: &Device| match device.facts().unified {
-            true => room.streamed(),
+            true => streamed,
             false => {
                 let fit = self.device_memory(device) / 4 / self.device_cluster();
-                room.streamed()
-                    .min(usize::try_from(fit).unwrap_or(usize::MAX))
+                streamed.min(usize::try_from(fit).unwrap_or(usize::MAX))
             }
         };
         device.map_or(0, of)
@@ -220,7 +226,7 @@ impl Opened<'_> {
         let (device, verdict) = (self.options.device.as_ref()?, self.verdict?);
         let (unified, cluster_len) = (device.facts().unified, self.device_cluster());
         let at_once = match verdict.same_bits {
-            true => self.at_once(&self.room(LEAST_STREAMED, self.threads)),
+            true => self.at_once(),
             false => 0,
         };
         let buffers = match unified {

@@ -12,6 +12,9 @@ const WORTH_IT: f64 = 1.1;
 /// Seconds that moving memory to and fro takes, whatever the model.
 const MOVING: f64 = 0.02;
 
+/// Chunk by which devices are compared for prompts.
+const LONG: usize = 256;
+
 impl Planner {
     /// The division that is expected to compute a prompt of `tokens` tokens fastest, with a longer chunk than
     /// `usual` in the memory of the cache. What the cache loses is read again; that counts. `None` where
@@ -27,6 +30,17 @@ impl Planner {
         let timed = all.map(|d| (seconds(&d) + self.refill(usual, &d) + MOVING, d));
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * WORTH_IT < seconds(usual)).then_some(division)
+    }
+
+    /// Expected tokens per second of a long prompt: with one text in the chunks that it would have then.
+    pub(super) fn prompt_speed(&self, division: &Division) -> f64 {
+        let chunks = self.scratch.iter().map(|s| s.chunk);
+        let long = chunks.filter(|&chunk| chunk <= LONG).next_back();
+        let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
+        match long.and_then(|chunk| self.with_chunk(division, chunk)) {
+            Some(long) => self.speed(&long, long.chunk),
+            None => self.speed(division, division.chunk.max(2)),
+        }
     }
 
     /// A division of the same kind with another chunk.

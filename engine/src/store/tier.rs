@@ -34,7 +34,7 @@ pub(crate) struct TierSetup {
     pub widths: Widths,
     /// The largest pieces of its work.
     pub room: Room,
-    /// Clusters of each of the buffers that others pass through; 0 without.
+    /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
     pub streamed: usize,
 }
 
@@ -47,13 +47,12 @@ impl TierSetup {
         room: Room,
         streamed: usize,
     ) -> Option<TierSetup> {
-        let pays = widths.streamed(room.rows) > 0;
         device.clone().map(|device| TierSetup {
             device,
             clusters,
             widths,
             room,
-            streamed: if pays { streamed } else { 0 },
+            streamed,
         })
     }
 }
@@ -126,34 +125,42 @@ impl Tier {
             _ => device.reserve(neurons).map(Some),
         });
         let parts: Vec<Option<Part>> = reserved.collect::<Result<_, DeviceError>>()?;
-        let mut buffer = || device.reserve_for_streams(setup.streamed * CLUSTER);
-        let buffers = match setup.streamed {
-            0 => None,
-            _ => Some([buffer()?, buffer()?]),
-        };
         drop(device);
-        Ok(Self {
+        let mut tier = Self {
             device: setup.device,
             hosts: vec![None; parts.len()],
             parts,
             neurons,
             widths: setup.widths,
             rows: 0,
-            buffers,
+            buffers: None,
             at_once: setup.streamed,
             streams: false,
             computed: prefix.clone(),
             uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
             prefix,
             waited: Duration::ZERO,
-        })
+        };
+        tier.reserve_buffers(setup.room.rows)?;
+        Ok(tier)
     }
 
     /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
     pub fn set_room(&mut self, room: &Room, widths: Widths) -> Result<(), Error> {
         (self.widths, self.rows) = (widths, 0);
         let made = self.device.dense().make_room(room);
+        let made = made.and_then(|()| self.reserve_buffers(room.rows));
         self.device.or_lost(made)?;
+        Ok(())
+    }
+
+    /// Makes the buffers that others pass through, if passes of `rows` rows do that.
+    fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
+        if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
+            let mut device = self.device.dense();
+            let mut buffer = || device.reserve_for_streams(self.at_once * CLUSTER);
+            self.buffers = Some([buffer()?, buffer()?]);
+        }
         Ok(())
     }
 
