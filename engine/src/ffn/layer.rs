@@ -110,6 +110,7 @@ impl Ffn {
         let trace_layer = [at.number as u64, 0];
         self.store.tracer().section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
+        self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
             self.name(on, unit, inputs.of(unit))?;
         }
@@ -118,7 +119,6 @@ impl Ffn {
             self.look_ahead(on, at)?;
         }
         self.begin_pieces(on, inputs, out)?;
-        self.submit_streamed(inputs, Wait::No)?;
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.

@@ -4,7 +4,6 @@
 //! predicted ones, or all. Threads evaluate the bank in parallel. Between its own pieces the
 //! calling thread looks up finished pieces and submits their reads.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
@@ -125,7 +124,7 @@ impl Naming<'_> {
         }
     }
 
-    fn of_cluster(&self, c: usize) -> Range<usize> {
+    fn of_cluster(&self, c: usize) -> std::ops::Range<usize> {
         let first = c * CLUSTER;
         first..(first + CLUSTER).min(self.neurons)
     }
@@ -319,30 +318,16 @@ impl Ffn {
 }
 
 impl Ffn {
-    /// Prepares a predictor for the rows that a device computes with all clusters, if there is one.
-    pub(super) fn prepare_streamed(&mut self, on: &Compute, inputs: Inputs<'_>) {
+    /// Has a predictor name the pairs of the rows that a device computes with all clusters.
+    pub(super) fn name_streamed(&mut self, on: &Compute, inputs: Inputs<'_>) {
         let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
             return;
         };
+        self.streaming.wanted = None;
         let features = from.input.features(from.residual);
         let (predictors, counts) = (&mut self.predictors, &mut self.counts);
-        // Those of the CPU's rows stay.
-        let mut cutoffs = Vec::new();
-        let named = prepare(on, predictors, counts, of.bank, features, &mut cutoffs).is_some();
-        self.streaming.wanted = named.then_some(0);
-    }
-
-    /// Has it name the pairs of some clusters, while the device computes those before.
-    pub(super) fn name_streamed(
-        &mut self,
-        on: &Compute,
-        inputs: Inputs<'_>,
-        clusters: Range<usize>,
-    ) {
-        let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
-            return;
-        };
-        let (Some(before), Some(predictor)) = (self.streaming.wanted, &self.predictors) else {
+        let cutoffs = &mut self.cutoffs;
+        let Some(predictor) = prepare(on, predictors, counts, of.bank, features, cutoffs) else {
             return;
         };
         let start = Moment::now();
@@ -352,17 +337,15 @@ impl Ffn {
             bank: of.bank,
             neurons: of.neurons,
             rows: from.input.tokens(),
-            features: from.input.features(from.residual),
+            features,
         };
-        let (words, first) = (mask::words(predicting.rows), clusters.start);
-        let wanted = &mut self.pairs.wanted[of.words_end()..];
-        let wanted = &mut wanted[first * words..clusters.end * words];
+        let (words, clusters) = (mask::words(predicting.rows), of.end - of.first);
+        let wanted = &mut self.pairs.wanted[of.words_end()..][..clusters * words];
         let count = AtomicU64::new(0);
         (on.workers).for_each_chunk_mut(wanted, words, &|_, c, wanted| {
-            let count_here = predicting.part(first + c, wanted, &mut []);
-            count.fetch_add(count_here, Ordering::Relaxed);
+            count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
         });
-        self.streaming.wanted = Some(before + count.into_inner());
+        self.streaming.wanted = Some(count.into_inner());
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }

@@ -35,7 +35,7 @@ impl Ffn {
         width: usize,
     ) -> Result<(), Error> {
         let submitted = self.submit(inputs, &group)?;
-        self.begin_streamed(on, inputs, &group);
+        self.begin_streamed(inputs, &group);
         self.submit_streamed(inputs, Wait::No)?;
         let is_own = |&item: &usize| self.store.is_needed(item) && !self.store.is_on_device(item);
         let mut open = group.clone().filter(is_own).count();

@@ -115,9 +115,7 @@ impl Ffn {
             return Ok(());
         };
         let held = self.store.held_on_device(of.bank);
-        self.streaming.begin(held);
-        self.prepare_streamed(on, inputs);
-        self.name_streamed(on, inputs, 0..held);
+        self.streaming.begin(held, self.streaming.wanted);
         let held = self.store.on_device(of.bank);
         if held == 0 {
             return Ok(());
@@ -141,12 +139,7 @@ impl Ffn {
     }
 
     /// Begins a group.
-    pub(super) fn begin_streamed(
-        &mut self,
-        on: &Compute,
-        inputs: Inputs<'_>,
-        group: &Range<usize>,
-    ) {
+    pub(super) fn begin_streamed(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
         if inputs.streamed.is_none() || self.lost {
             return;
         }
@@ -155,10 +148,7 @@ impl Ffn {
         let clusters = held.max(group.start - of.first)..group.end - of.first;
         self.streaming.groups += 1;
         self.streaming.missing = clusters.len();
-        if !clusters.is_empty() {
-            self.name_streamed(on, inputs, clusters.clone());
-            self.streaming.group = Some(clusters);
-        }
+        self.streaming.group = Some(clusters).filter(|clusters| !clusters.is_empty());
     }
 
     /// Uploads ready clusters of a group that the device does not hold.

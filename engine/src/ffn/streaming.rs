@@ -26,7 +26,7 @@ pub(super) struct Streaming {
     /// Something was submitted, so that what follows goes on from there.
     pub begun: bool,
     pub underway: Option<Underway>,
-    /// How many (neuron, row) pairs a predictor wants of the clusters so far; `None` for all.
+    /// How many (neuron, row) pairs a predictor wants; `None` for all.
     pub wanted: Option<u64>,
 }
 
@@ -49,10 +49,11 @@ pub(super) struct Piece {
 }
 
 impl Streaming {
-    /// A layer of which the device holds so many clusters.
-    pub fn begin(&mut self, held: usize) {
+    /// A layer of which the device holds so many clusters, and is to compute so many pairs.
+    pub fn begin(&mut self, held: usize, wanted: Option<u64>) {
         *self = Self {
             held: 0..held,
+            wanted,
             ..Self::default()
         };
     }
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn pieces_come_in_the_order_of_clusters() {
         let mut streaming = Streaming::default();
-        streaming.begin(5);
+        streaming.begin(5, None);
         (streaming.group, streaming.missing) = (Some(5..8), 1);
         let mut seen = Vec::new();
         for _ in 0..4 {
