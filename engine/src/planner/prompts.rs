@@ -34,13 +34,18 @@ impl Planner {
 
     /// Expected tokens per second of a long prompt: with one text in the chunks that it would have then.
     pub(super) fn prompt_speed(&self, division: &Division) -> f64 {
-        let chunks = self.scratch.iter().map(|s| s.chunk);
-        let long = chunks.filter(|&chunk| chunk <= LONG).next_back();
-        let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
-        match long.and_then(|chunk| self.with_chunk(division, chunk)) {
+        match self.long(division) {
             Some(long) => self.speed(&long, long.chunk),
             None => self.speed(division, division.chunk.max(2)),
         }
+    }
+
+    /// A division of the same kind for a long prompt, where it would have longer chunks.
+    pub(super) fn long(&self, division: &Division) -> Option<Division> {
+        let chunks = self.scratch.iter().map(|s| s.chunk);
+        let long = chunks.filter(|&chunk| chunk <= LONG).next_back();
+        let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
+        self.with_chunk(division, long?)
     }
 
     /// A division of the same kind with another chunk.
