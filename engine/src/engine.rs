@@ -7,6 +7,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
+use crate::attention::try_on::Placed;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::share::Sharing;
@@ -112,8 +113,14 @@ impl Engine {
             parts.device.as_ref().map(|device| device.1),
         );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
+        let device = parts.device.take();
+        let device = device.map(|(lease, v)| Arc::new(InUse::new(lease, v.same_bits)));
+        let mut decoder = build(parts, c, &division, &device)?;
+        if let Some(device) = &device {
+            decoder.place_attention(device, &pool, &options)?;
+        }
         Ok(Self {
-            decoder: build(parts, c, &division)?,
+            decoder,
             pool,
             pass,
             text,
@@ -509,7 +516,12 @@ fn tier(
 }
 
 /// Loads resident weights and allocates all buffers.
-fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
+fn build(
+    parts: Parts,
+    c: ModelConfig,
+    division: &Division,
+    device: &Option<Arc<InUse>>,
+) -> Result<Decoder, Error> {
     let of = parts.opened();
     let (room, gates) = (of.room(division.chunk, of.options.threads), of.gates());
     let Parts {
@@ -521,7 +533,6 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         planner,
         known,
-        device,
         ..
     } = parts;
     let (tracer, rows) = (tracer(&options), room.rows);
@@ -532,7 +543,6 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
-    let device = device.map(|(lease, verdict)| Arc::new(InUse::new(lease, verdict.same_bits)));
     let mut scratch = Scratch::new(&c, scratch_room(&options, rows));
     let mut sharing = device.as_ref().map(|device| Sharing {
         device,
@@ -543,7 +553,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         spare: planner.device_spare(division),
     });
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
-    let tier = tier(&device, &planner, division, &room, c.d_model as usize);
+    let tier = tier(device, &planner, division, &room, c.d_model as usize);
     let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
@@ -569,6 +579,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
+        placed: Placed::without(),
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),

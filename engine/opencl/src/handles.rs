@@ -1,13 +1,15 @@
 //! OpenCL's objects: each is released when it is dropped.
 
+use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
 use opencl_sys::{
-    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END,
-    CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG, CL_QUEUE_PROFILING_ENABLE, cl_command_queue,
-    cl_context, cl_device_id, cl_device_info, cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags,
-    cl_platform_id, cl_program, cl_uint, cl_ulong,
+    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_MAP_READ, CL_MAP_WRITE,
+    CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG,
+    CL_QUEUE_PROFILING_ENABLE, cl_command_queue, cl_context, cl_device_id, cl_device_info,
+    cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags, cl_platform_id, cl_program, cl_uint,
+    cl_ulong,
 };
 
 use crate::library::{Code, Functions, with_library};
@@ -238,9 +240,13 @@ impl Context {
     /// Memory that is `host` itself where the flags say so.
     ///
     /// # Safety
-    /// With a flag to use host memory, `host` outlives the memory and is not changed meanwhile, and
-    /// kernels only read it.
-    pub unsafe fn memory_of(&self, flags: cl_mem_flags, host: &[u8]) -> Result<Mem, Code> {
+    /// With a flag to use host memory, `host` outlives the memory, kernels only read it, and nobody changes what
+    /// they read meanwhile.
+    pub unsafe fn memory_of(
+        &self,
+        flags: cl_mem_flags,
+        host: &[UnsafeCell<u8>],
+    ) -> Result<Mem, Code> {
         let (mut code, at) = (0, host.as_ptr().cast_mut().cast());
         // SAFETY: `at` has so many bytes; the rest is the caller's promise.
         let raw =
@@ -248,6 +254,12 @@ impl Context {
         Mem::made(raw, code, self.of)
     }
 }
+
+/// Memory that is the host's until [`Queue::unmap`] hands it to the device.
+pub(super) struct Mapped(*mut c_void);
+
+// SAFETY: an address, which only OpenCL is given again.
+unsafe impl Send for Mapped {}
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -304,16 +316,17 @@ impl Kernel {
 }
 
 impl Queue {
-    /// Begins to copy the first bytes of `from` to `to`; done when the event is.
+    /// Begins to copy bytes of `from`, from byte `at` on, to `to`; done when the event is.
     ///
     /// # Safety
     /// `from` is that long, and `to` is neither touched nor freed before.
-    pub unsafe fn read<T: Copy>(&self, from: &Mem, to: &mut [T]) -> Result<Event, Code> {
+    pub unsafe fn read<T: Copy>(&self, from: &Mem, at: usize, to: &mut [T]) -> Result<Event, Code> {
         let (of, mut event) = (self.of, null_mut());
         let (len, to) = (size_of_val(to), to.as_mut_ptr().cast());
         // SAFETY: `to` has so many bytes; the rest is the caller's promise.
         let code = unsafe {
-            (of.clEnqueueReadBuffer)(self.raw, from.raw, 0, 0, len, to, 0, null(), &raw mut event)
+            let (raw, none, event) = (from.raw, null(), &raw mut event);
+            (of.clEnqueueReadBuffer)(self.raw, raw, 0, at, len, to, 0, none, event)
         };
         Event::made(event, code, of)
     }
@@ -344,6 +357,39 @@ impl Queue {
                 null_mut(),
             )
         })
+    }
+
+    /// Begins to hand all `len` bytes of memory to the host, to read and write; done when the event is.
+    pub fn map(&self, mem: &Mem, len: usize) -> Result<(Mapped, Event), Code> {
+        let (of, mut event, mut code) = (self.of, null_mut(), 0);
+        let flags = CL_MAP_READ | CL_MAP_WRITE;
+        // SAFETY: memory of so many bytes; nothing to wait for.
+        let at = unsafe {
+            (of.clEnqueueMapBuffer)(
+                self.raw,
+                mem.raw,
+                0,
+                flags,
+                0,
+                len,
+                0,
+                null(),
+                &raw mut event,
+                &raw mut code,
+            )
+        };
+        Ok((Mapped(at), Event::made(event, code, of)?))
+    }
+
+    /// Begins to hand memory back to the device: before what is begun after this.
+    pub fn unmap(&self, mem: &Mem, mapped: Mapped) -> Result<Event, Code> {
+        let (of, mut event) = (self.of, null_mut());
+        // SAFETY: what `map` gave, once.
+        let code = unsafe {
+            let (none, event) = (null(), &raw mut event);
+            (of.clEnqueueUnmapMemObject)(self.raw, mem.raw, mapped.0, 0, none, event)
+        };
+        Event::made(event, code, of)
     }
 
     /// Has the device begin.

@@ -65,6 +65,8 @@ functions! {
     clEnqueueNDRangeKernel: clEnqueueNDRangeKernel_t,
     clEnqueueReadBuffer: clEnqueueReadBuffer_t,
     clEnqueueWriteBuffer: clEnqueueWriteBuffer_t,
+    clEnqueueMapBuffer: clEnqueueMapBuffer_t,
+    clEnqueueUnmapMemObject: clEnqueueUnmapMemObject_t,
     clGetEventInfo: clGetEventInfo_t,
     clGetEventProfilingInfo: clGetEventProfilingInfo_t,
     clWaitForEvents: clWaitForEvents_t,
