@@ -18,7 +18,7 @@ use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::weights::LayerWeights;
 
-use on_device::OnDevice;
+use on_device::{Layer, OnDevice};
 use pass::Pass;
 pub(crate) use pass::thread_floats;
 
@@ -41,8 +41,13 @@ impl AttentionLayer<'_> {
     /// `scratch.out[row] = O · attention(normed[row])` for the `rows` rows of the spans, each over
     /// its own sequence. Appends their keys and values.
     pub fn run(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
-        let by_device = |device: &OnDevice| device.run(self, on, spans, s);
-        if !self.device.is_some_and(by_device) {
+        let layer = Layer {
+            config: self.config,
+            number: self.number,
+            rope: self.rope,
+        };
+        let device = self.device.filter(|_| self.given.is_none());
+        if !device.is_some_and(|device| device.run(layer, on, spans, s)) {
             self.on_cpu(on, spans, rows, s);
         }
         self.add_o_bias(rows, s);

@@ -14,7 +14,7 @@ use crate::device::share::Sharing;
 use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::ffn::{Ffn, FfnRoom};
 use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -541,8 +541,9 @@ fn build(
     let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
-    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
-    let predictors = stored.map(load).transpose()?;
+    let predictors = stored
+        .map(|s| s.load(&layout.container, &c, rows))
+        .transpose()?;
     let mut scratch = Scratch::new(&c, scratch_room(&options, rows));
     let mut sharing = device.as_ref().map(|device| Sharing {
         device,
@@ -553,13 +554,12 @@ fn build(
         spare: planner.device_spare(division),
     });
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
-    let tier = tier(device, &planner, division, &room, c.d_model as usize);
     let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
-        tier,
+        tier: tier(device, &planner, division, &room, c.d_model as usize),
         layout,
         source,
         memory: &division.memory,

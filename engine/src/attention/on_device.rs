@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use emberflow_kernels::Compute;
+use emberflow_models::config::ModelConfig;
 use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
-use super::AttentionLayer;
 use crate::counters::nanoseconds;
 use crate::device::attend::AttentionShape;
 use crate::device::products::Samples;
 use crate::device::{Attend, AttendRow, Attended, InUse};
 use crate::input::Input;
+use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::split::{Curve, Product};
@@ -41,6 +42,16 @@ impl Times {
         };
         [self.cpu.seconds(of), self.device.seconds(of)]
     }
+}
+
+/// A layer.
+#[derive(Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    pub config: &'a ModelConfig,
+    /// Its index.
+    pub number: usize,
+    /// Rotary angles of the rows' positions.
+    pub rope: &'a RopeTable,
 }
 
 /// A device that knows the attention of all layers.
@@ -100,7 +111,7 @@ impl OnDevice {
     /// stores. False if the CPU has to; nothing has changed then.
     pub fn run(
         &self,
-        layer: &AttentionLayer<'_>,
+        layer: Layer<'_>,
         on: &Compute,
         spans: &mut [Span<'_>],
         s: &mut Scratch,
@@ -112,7 +123,7 @@ impl OnDevice {
         });
         let one = spans.iter().all(|span| span.tokens.len() == 1);
         let wanted = one && self.wants(spans.len(), seen.max().unwrap_or(0));
-        if !wanted || layer.given.is_some() || self.device.lost().is_some() {
+        if !wanted || self.device.lost().is_some() {
             return false;
         }
         let wait = Moment::now();
@@ -127,13 +138,7 @@ impl OnDevice {
     }
 
     /// Has the device compute, and waits. False if it was lost.
-    fn compute(
-        &self,
-        layer: &AttentionLayer<'_>,
-        on: &Compute,
-        spans: &[Span<'_>],
-        s: &mut Scratch,
-    ) -> bool {
+    fn compute(&self, layer: Layer<'_>, on: &Compute, spans: &[Span<'_>], s: &mut Scratch) -> bool {
         let (n, shape) = (spans.len(), &self.shape);
         let (out, kv) = (n * shape.d, n * shape.kv_width());
         let input = Input::new(on.cpu, &s.normed[..out], n, &mut s.input);
@@ -181,7 +186,7 @@ impl OnDevice {
     }
 
     /// Stores the keys and values of the rows' positions.
-    fn store(&self, layer: &AttentionLayer<'_>, on: &Compute, spans: &mut [Span<'_>], s: &Scratch) {
+    fn store(&self, layer: Layer<'_>, on: &Compute, spans: &mut [Span<'_>], s: &Scratch) {
         let (hd, kv_heads) = (self.shape.head_dim, self.shape.kv_heads);
         for (row, span) in spans.iter_mut().enumerate() {
             let position = span.sequence.len();

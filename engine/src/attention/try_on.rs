@@ -10,7 +10,7 @@ use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::AttentionLayer;
-use super::on_device::{OnDevice, Times};
+use super::on_device::{Layer, OnDevice, Times};
 use crate::device::attend::{AttentionShape, MOST_ROWS, unsupported};
 use crate::device::check::{Numbers, deviation, wrong};
 use crate::device::products::{Sample, Samples};
@@ -31,8 +31,9 @@ const ROWS: [usize; 2] = [1, 8];
 /// Positions of all rows together for which times are taken.
 const LONG: usize = 1024;
 
-/// Runs of which the fastest counts, each of another layer, so that weights come from memory as they will.
-const RUNS: usize = 3;
+/// Runs of which the fastest counts, of the CPU and of the device, each of another layer, so that weights come
+/// from memory as they will.
+const RUNS: usize = 6;
 
 /// Where the attention of layers is computed.
 pub(crate) struct Placed {
@@ -73,10 +74,22 @@ pub(crate) struct Trying<'a> {
     pub tracer: Tracer,
 }
 
-/// Times of the CPU and of the device in seconds, and how far their results are apart.
+/// Seconds of the CPU and of the device, the first of which found nothing in the caches, and how far their results
+/// are apart.
 struct Compared {
     seconds: [f64; 2],
     apart: f32,
+}
+
+/// A layer that is computed.
+#[derive(Clone, Copy)]
+struct Run {
+    layer: usize,
+    rows: usize,
+    /// Positions behind which.
+    positions: usize,
+    /// The device goes first.
+    device_first: bool,
 }
 
 impl Trying<'_> {
@@ -202,8 +215,14 @@ impl Trying<'_> {
 
     /// Whether results are the CPU's, compared once, so that the driver has run the kernels.
     fn agrees(&mut self, on_device: &OnDevice) -> Result<bool, Error> {
-        let [_, long] = self.positions(1);
-        let compared = self.one(on_device, self.layer(0), 1, long)?;
+        let [_, positions] = self.positions(1);
+        let run = Run {
+            layer: self.layer(0),
+            rows: 1,
+            positions,
+            device_first: false,
+        };
+        let compared = self.one(on_device, run)?;
         Ok(compared.is_some_and(|compared| compared.apart == 0.0))
     }
 
@@ -222,8 +241,15 @@ impl Trying<'_> {
             let positions = self.positions(n);
             let mut best = [[f64::INFINITY; 2]; 2];
             for run in 0..RUNS {
-                for (best, positions) in best.iter_mut().zip(positions) {
-                    let compared = self.one(on_device, self.layer(run), n, positions)?;
+                for (i, positions) in positions.into_iter().enumerate() {
+                    let device_first = run % 2 == 1;
+                    let run = Run {
+                        layer: self.layer(2 * run + i),
+                        rows: n,
+                        positions,
+                        device_first,
+                    };
+                    let compared = self.one(on_device, run)?;
                     let Some(Compared { seconds, apart }) = compared else {
                         let lost = self.device.lost().map(ToString::to_string);
                         return Ok(Err(lost.unwrap_or_default()));
@@ -235,9 +261,8 @@ impl Trying<'_> {
                         return Ok(Err(format!("it computes wrong results: {how}")));
                     }
                     times.same_bits &= apart == 0.0;
-                    for (best, seconds) in best.iter_mut().zip(seconds) {
-                        *best = best.min(seconds);
-                    }
+                    let cold = usize::from(device_first);
+                    best[i][cold] = best[i][cold].min(seconds[cold]);
                 }
             }
             let both = [&mut times.cpu, &mut times.device];
@@ -264,20 +289,19 @@ impl Trying<'_> {
         let all = 0..self.weights.layers.len();
         let wide: Vec<usize> = all.filter(|&l| self.config.window[l] == 0).collect();
         match wide.len() {
-            0 => run * self.weights.layers.len() / RUNS,
-            count => wide[run * count / RUNS],
+            0 => run * self.weights.layers.len() / (2 * RUNS),
+            count => wide[run * count / (2 * RUNS)],
         }
     }
 
-    /// Computes a layer for `n` rows behind so many positions, on the CPU and then on the device. `None` if the
-    /// device was lost.
-    fn one(
-        &mut self,
-        on_device: &OnDevice,
-        number: usize,
-        n: usize,
-        positions: usize,
-    ) -> Result<Option<Compared>, Error> {
+    /// Computes a layer on the CPU and on the device. `None` if the device was lost.
+    fn one(&mut self, on_device: &OnDevice, run: Run) -> Result<Option<Compared>, Error> {
+        let Run {
+            layer: number,
+            rows: n,
+            positions,
+            ..
+        } = run;
         let mut numbers = Numbers::new((positions + n) as u64);
         let mut sequences = Vec::with_capacity(n);
         for row in 0..n {
@@ -298,30 +322,35 @@ impl Trying<'_> {
         let d = self.config.d_model as usize;
         let x = &mut self.scratch.normed[..n * d];
         x.iter_mut().for_each(|x| *x = numbers.next());
-        let layer = AttentionLayer {
+        let of = Layer {
             config: self.config,
-            weights: &self.weights.layers[number],
             number,
             rope: self.rope.of(number),
+        };
+        let layer = AttentionLayer {
+            config: of.config,
+            weights: &self.weights.layers[number],
+            number,
+            rope: of.rope,
             given: None,
             device: None,
         };
         let (on, s) = (self.on, &mut *self.scratch);
-        let start = Moment::now();
-        layer.run(on, &mut spans, n, s);
-        let cpu = start.elapsed().as_secs_f64();
-        let expected = results(s, on_device, n);
-        let start = Moment::now();
-        if !on_device.run(&layer, on, &mut spans, s) {
-            return Ok(None);
+        let (mut seconds, mut found) = ([0.0; 2], [const { Vec::new() }; 2]);
+        for by_device in [run.device_first, !run.device_first] {
+            let start = Moment::now();
+            match by_device {
+                false => layer.run(on, &mut spans, n, s),
+                true if on_device.run(of, on, &mut spans, s) => layer.add_o_bias(n, s),
+                true => return Ok(None),
+            }
+            seconds[usize::from(by_device)] = start.elapsed().as_secs_f64();
+            found[usize::from(by_device)] = results(s, on_device, n);
         }
-        layer.add_o_bias(n, s);
-        let device = start.elapsed().as_secs_f64();
-        let found = results(s, on_device, n);
-        let apart = expected.iter().zip(&found);
+        let apart = found[0].iter().zip(&found[1]);
         let apart = apart.map(|(expected, found)| deviation(expected, found));
         Ok(Some(Compared {
-            seconds: [cpu, device],
+            seconds,
             apart: apart.fold(0.0, f32::max),
         }))
     }
@@ -372,9 +401,10 @@ fn of_device(
 }
 
 /// What a layer has given: O's results, keys, values.
-fn results(s: &Scratch, of: &OnDevice, rows: usize) -> [Vec<f32>; 3] {
+fn results(s: &Scratch, of: &OnDevice, rows: usize) -> Vec<Vec<f32>> {
     let (d, kv) = (of.shape.d, of.shape.kv_width());
-    [&s.out[..rows * d], &s.k[..rows * kv], &s.v[..rows * kv]].map(<[f32]>::to_vec)
+    let all = [&s.out[..rows * d], &s.k[..rows * kv], &s.v[..rows * kv]];
+    all.map(<[f32]>::to_vec).into()
 }
 
 /// The line through the times at two numbers of positions.

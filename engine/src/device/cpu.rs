@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
-use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
+use emberflow_kernels::{Activations, Cpu, Row};
 use emberflow_storage::clock::Moment;
 use emberflow_storage::io::prefer_huge_pages;
 
@@ -15,6 +15,7 @@ use super::attend::{
     Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
 };
 use super::cpu_attention as attention;
+use super::on_cpu::{copied, products};
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
     Room, SharedMatrix, Sums, Taken, Ticket, Work,
@@ -376,38 +377,6 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> usize {
         None => places.push(Some(value)),
     }
     number
-}
-
-/// Activations of their own.
-pub(super) fn copied(of: ActivationsRef<'_>) -> Activations {
-    let mut copy = Activations::default();
-    copy.clear(of.n());
-    for row in 0..of.tokens() {
-        copy.push(of, row);
-    }
-    copy
-}
-
-/// The products of some rows of a matrix with all tokens, `[tokens × rows]`, one row and token after the other.
-pub(super) fn products(
-    cpu: Cpu,
-    matrix: &SharedMatrix,
-    rows: Range<usize>,
-    x: &[f32],
-    quantized: &Activations,
-) -> Vec<f32> {
-    let len = matrix.dtype.row_bytes(matrix.cols);
-    let bytes: &[u8] = (*matrix.bytes).as_ref();
-    let tokens = 0..quantized.tokens();
-    let pairs = tokens.flat_map(|token| rows.clone().map(move |row| (token, row)));
-    let product = |(token, row): (usize, usize)| {
-        let row = Row::inline(matrix.dtype, matrix.cols, &bytes[row * len..][..len]);
-        match matrix.dtype.is_grouped() {
-            true => cpu.dot_q(row, quantized.token(token)),
-            false => cpu.dot(row, &x[token * matrix.cols..][..matrix.cols]),
-        }
-    };
-    pairs.map(product).collect()
 }
 
 /// Products to be computed.

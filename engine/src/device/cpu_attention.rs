@@ -6,9 +6,10 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, math};
 use emberflow_storage::clock::Moment;
 
+use super::HostBytes;
 use super::attend::{Attend, AttendRow, AttentionLayer, AttentionShape};
-use super::cpu::{copied, products};
-use super::{HostBytes, SharedMatrix};
+use super::on_cpu::{copied, products};
+use super::products::SharedMatrix;
 use crate::kv::BLOCK;
 
 /// A layer with its matrices.

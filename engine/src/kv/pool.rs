@@ -5,12 +5,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use emberflow_opencl::HostBytes;
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
 
 use super::layer::{LayerKv, PageWriter};
 use super::page::Page;
 use super::shape::KvShape;
-use crate::device::HostBytes;
 use crate::error::Error;
 
 /// Free and reserved pages.
