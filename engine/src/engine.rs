@@ -512,7 +512,14 @@ fn tier(
 ) -> Option<TierSetup> {
     let widths = planner.widths(division, room.threads);
     let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
-    TierSetup::on(device, clusters, widths, pieces, room.streamed())
+    let at_once = planner.tier.as_ref().map_or(0, |tier| tier.at_once);
+    TierSetup::on(
+        device,
+        clusters,
+        widths,
+        pieces,
+        room.streamed().min(at_once),
+    )
 }
 
 /// Loads resident weights and allocates all buffers.

@@ -25,6 +25,20 @@ pub fn plain_devices() -> Vec<Device> {
         .collect()
 }
 
+/// The same devices with memories of their own, which the CPU cannot read: what they compute is copied to them.
+pub fn devices_apart() -> Vec<Device> {
+    let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
+    plain_devices_apart().iter().map(fast).collect()
+}
+
+/// The same with their own times, but for the CPU.
+pub fn plain_devices_apart() -> Vec<Device> {
+    let open = |n| DeviceChoice::OpenClApart(n).open().ok().flatten();
+    std::iter::once(Faulty::discrete(Fault::Never))
+        .chain((0..list().len()).filter_map(open))
+        .collect()
+}
+
 /// A count of products that no fault reaches.
 pub fn never() -> Arc<AtomicUsize> {
     Arc::new(usize::MAX.into())
@@ -157,6 +171,11 @@ impl Dense for Faulty {
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError> {
         self.inner.dense().upload(part, first, neurons)
+    }
+
+    fn arrived(&mut self, part: Part) -> Result<Duration, DeviceError> {
+        let took = self.inner.dense().arrived(part)?;
+        Ok(took.min(Duration::from_nanos(1)))
     }
 
     fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {

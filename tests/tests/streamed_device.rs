@@ -1,13 +1,19 @@
 //! Prompts of which a device much smaller than the model computes most: clusters pass through two buffers of its
 //! memory. No bit of a text changes, whatever the family, the budget, the chunk, and when it fails in the middle.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use clap::Parser;
+use emberflow::cli::{Cli, Command};
+use emberflow::train_predictor;
 use emberflow_engine::device::Device;
-use emberflow_engine::{Budget, Engine, Model, Options};
+use emberflow_engine::{Budget, Engine, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, plain_devices};
+use emberflow_tests::devices::{
+    CHECKS, Fault, Faulty, devices, devices_apart, plain_devices, plain_devices_apart,
+};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, squeeze};
 
 /// Rows of a pass: most of them are a device's.
@@ -79,6 +85,44 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
     }
 }
 
+/// In a memory of its own, of which the buffers take a part and the hottest clusters the rest: one, some and all.
+#[test]
+fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
+    let tokens = text(200);
+    let expected = &expected(&tokens);
+    for (share, memory) in [
+        (0.6, 600 << 10),
+        (0.6, 1 << 20),
+        (0.2, 2 << 20),
+        (1.0, 1 << 20),
+        (1.0, 64 << 20),
+    ] {
+        for device in devices_apart() {
+            let mut engine = demo(on(device, share, memory));
+            let report = engine.device().unwrap();
+            let streamed = report.streamed;
+            assert!(!report.unified && report.clusters > 0, "{report:?}");
+            assert!(report.bytes + streamed.bytes <= memory, "{report:?}");
+            // What holds everything computes all rows alike.
+            let some = streamed.rows > CHUNK / 2 || report.ffn_share == 1.0;
+            assert!(some && streamed.rows < CHUNK, "{report:?}");
+            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+            assert!(&found == expected, "{}: {share} {memory}", report.name);
+            squeeze(&mut engine, 0.2);
+            for chunk in [1, 64, CHUNK] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(&found == expected, "{}: {share} by {chunk}", report.name);
+            }
+            assert_eq!(engine.device().unwrap().lost, None);
+        }
+    }
+    // No room for a buffer.
+    for device in devices_apart() {
+        let engine = demo(on(device, 0.6, 0));
+        assert_eq!(engine.device().unwrap().streamed.rows, 0);
+    }
+}
+
 /// Gated and ungated, with biases, dense and sparse, in several formats.
 #[test]
 fn families_and_formats_stream_through_a_device() {
@@ -99,7 +143,11 @@ fn families_and_formats_stream_through_a_device() {
         let mut plain = open(&path, some(1.0));
         let expected = bits(&all_logits(&mut plain, &tokens, 5));
         for (share, held) in [(0.0, 0), (1.0, 60 << 10)] {
-            for device in devices() {
+            let shared = devices().into_iter().map(|device| (device, held));
+            let apart = devices_apart()
+                .into_iter()
+                .map(|device| (device, held + (240 << 10)));
+            for (device, held) in shared.chain(apart) {
                 let mut engine = open(&path, on(device, share, held));
                 let report = engine.device().unwrap();
                 let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
@@ -119,10 +167,14 @@ fn families_and_formats_stream_through_a_device() {
 fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() {
     let tokens = text(200);
     let expected = &expected(&tokens);
-    for device in plain_devices() {
-        for n in [0, 1, 2, 3, 5, 8, 11] {
+    let apart = plain_devices_apart()
+        .into_iter()
+        .map(|d| (d, [700 << 10, 1 << 20]));
+    let all = plain_devices().into_iter().map(|d| (d, [0, 300 << 10]));
+    for (device, memory) in all.chain(apart) {
+        for n in [0, 1, 3, 8, 11] {
             for fault in [Fault::Submit(CHECKS + n), Fault::Take(CHECKS + n + 1)] {
-                for (share, held) in [(0.5, 0), (0.5, 300 << 10)] {
+                for (share, held) in memory.map(|held| (0.5, held)) {
                     let (device, done) = Faulty::counted(&device, fault);
                     let mut engine = demo(on(device, share, held));
                     for _ in 0..2 {
@@ -143,10 +195,10 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
 fn texts_of_one_pass_are_what_each_is_alone() {
     let texts: Vec<Vec<u32>> = [60, 1, 67].map(text).to_vec();
     let alone: Vec<Vec<u32>> = texts.iter().map(|text| expected(text)).collect();
-    for device in devices() {
+    for device in devices().into_iter().chain(devices_apart()) {
         let options = Options {
             batch: 3,
-            ..on(device, 0.6, 100 << 10)
+            ..on(device, 0.6, 700 << 10)
         };
         let mut engine = demo(options);
         assert!(engine.device().unwrap().streamed.rows > 0);
@@ -188,5 +240,66 @@ fn a_trace_shows_streams_beside_the_cpu_and_reads() {
             with("compute") > 0 && with("device") > 0
         });
         assert!(seen, "{:?}", engine.device());
+    }
+}
+
+/// The bundled model with predictors of its neurons.
+fn with_predictors(dir: &Path) -> PathBuf {
+    let output = dir.join("predictors.ember");
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+    let line = ["emberflow", "train-predictor", "--json", "-f", text];
+    let how = ["--kind", "coarse", "--tokens", "2048", "--floor", "0.9"];
+    let to = ["-o", output.to_str().unwrap()];
+    let all = line.into_iter().chain(how).chain(to);
+    let Command::TrainPredictor(args) = Cli::parse_from(all).command else {
+        unreachable!("that is the command");
+    };
+    train_predictor::command(&args).unwrap();
+    output
+}
+
+/// What a predictor does not name for a row contributes nothing to it, on a device as on the CPU.
+#[test]
+fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = with_predictors(dir.path());
+    let tokens = text(200);
+    let predicted = |options: Options| Options {
+        sparsity: Sparsity::Predicted,
+        ..options
+    };
+    let mut plain = open(&path, predicted(some(1.0)));
+    let expected = bits(&all_logits(&mut plain, &tokens, 7));
+    let named = plain.counters().looked_at;
+    let run = |device: Device, share, memory| {
+        let mut engine = open(&path, predicted(on(device, share, memory)));
+        let report = engine.device().unwrap();
+        assert!(report.streamed.rows > CHUNK / 2, "{report:?}");
+        let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+        assert!(found == expected, "{}: {share} {memory}", report.name);
+        engine
+    };
+    for (share, held, memory) in [(0.3, 0, 600 << 10), (1.0, 300 << 10, 1 << 20)] {
+        let shared = devices().into_iter().map(|device| (device, held));
+        let apart = devices_apart().into_iter().map(|device| (device, memory));
+        for (device, memory) in shared.chain(apart) {
+            let mut engine = run(device, share, memory);
+            let counters = engine.counters();
+            assert!(counters.looked_at <= named && counters.fired <= counters.looked_at);
+            squeeze(&mut engine, 0.2);
+            for chunk in [1, 64] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(found == expected, "{share} by {chunk}");
+            }
+        }
+    }
+    for (device, memory) in (plain_devices().into_iter().map(|d| (d, 300 << 10)))
+        .chain(plain_devices_apart().into_iter().map(|d| (d, 1 << 20)))
+    {
+        for n in [2, 9] {
+            let (device, _) = Faulty::counted(&device, Fault::Take(CHECKS + n));
+            let engine = run(device, 0.5, memory);
+            assert!(engine.device().unwrap().lost.unwrap().contains("was reset"));
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use crate::buffers::{Bytes, Memory, begin, read};
-use crate::handles::{Arg, Context, Kernel, Mapped, Queue};
+use crate::handles::{Arg, Context, Event, Kernel, Lent, Queue};
 use crate::library::Code;
 use crate::products::{Place, Products, Tokens};
 use crate::work::{ATTENTION, INVALID, Underway, driver};
@@ -168,7 +168,7 @@ struct Buffers {
 struct Pool {
     bytes: Bytes,
     /// While it is the host's.
-    mapped: Option<Mapped>,
+    lent: Option<Lent>,
     memory: HostMemory,
 }
 
@@ -231,11 +231,11 @@ impl Pool {
         // work holds, so that nobody writes them.
         let bytes = unsafe { Bytes::of_cells(at.context, (*memory).as_ref()) };
         let bytes = driver("share keys and values", bytes)?;
-        let (mapped, event) = driver("map keys and values", at.queue.map(bytes.mem(), len))?;
+        let (lent, event) = driver("map keys and values", at.queue.lend(bytes.mem(), len))?;
         driver("map keys and values", event.wait())?;
         Ok(Self {
             bytes,
-            mapped: Some(mapped),
+            lent: Some(lent),
             memory,
         })
     }
@@ -326,9 +326,9 @@ impl Attention {
     ) -> Result<Underway, Code> {
         let blocks = self.fill(queue, work)?;
         let rows = work.rows.len();
-        let mapped = self.pool.mapped.take().ok_or(INVALID)?;
-        let begun = queue.unmap(self.pool.bytes.mem(), mapped)?;
-        self.project(queue, products, work)?;
+        let lent = self.pool.lent.take().ok_or(INVALID)?;
+        queue.take_back(self.pool.bytes.mem(), lent)?;
+        let begun = self.project(queue, products, work)?;
         self.between(queue, work, blocks)?;
         let (of, spec) = (&self.layers[work.layer].of, &self.spec);
         let buffers = &mut self.buffers;
@@ -347,8 +347,8 @@ impl Attention {
         let kv = 2 * rows * spec.kv_heads * spec.head_dim;
         let first = rows * spec.heads * spec.head_dim;
         read(queue, &buffers.qkv, first, &mut buffers.stored[..kv])?;
-        let (mapped, done) = queue.map(self.pool.bytes.mem(), self.pool.bytes.len())?;
-        self.pool.mapped = Some(mapped);
+        let (lent, done) = queue.lend(self.pool.bytes.mem(), self.pool.bytes.len())?;
+        self.pool.lent = Some(lent);
         queue.flush()?;
         Ok(Underway {
             sums: rows * spec.d,
@@ -406,16 +406,16 @@ impl Attention {
         Ok(blocks)
     }
 
-    /// Begins the products of Q, K and V.
+    /// Begins the products of Q, K and V; the first of them.
     fn project(
         &mut self,
         queue: &Queue,
         products: &mut Products,
         work: &Attend<'_>,
-    ) -> Result<(), Code> {
+    ) -> Result<Event, Code> {
         let (spec, buffers, tokens) = (&self.spec, &self.buffers, work.rows.len());
         let heads = [spec.heads, spec.kv_heads, spec.kv_heads];
-        let mut at = 0;
+        let (mut at, mut begun) = (0, None);
         for (matrix, heads) in self.layers[work.layer].of.matrices.into_iter().zip(heads) {
             let rows = heads * spec.head_dim;
             let with = Tokens {
@@ -424,10 +424,11 @@ impl Attention {
                 y: &buffers.qkv,
                 at,
             };
-            products.chained(queue, matrix, rows, with)?;
+            let event = products.chained(queue, matrix, rows, with)?;
+            begun.get_or_insert(event);
             at += rows * tokens;
         }
-        Ok(())
+        begun.ok_or(INVALID)
     }
 
     /// Begins what lies between the products.

@@ -65,6 +65,15 @@ fn cells(bytes: &[u8]) -> &[UnsafeCell<u8>] {
 }
 
 impl Bytes {
+    /// Begins to copy `from` to byte `at`; done when the event is.
+    ///
+    /// # Safety
+    /// It fits, and `from` is neither changed nor freed before.
+    pub unsafe fn copy_from(&self, queue: &Queue, at: usize, from: &[u8]) -> Result<Event, Code> {
+        // SAFETY: the caller's promise.
+        unsafe { queue.copy(&self.mem, at, from) }
+    }
+
     /// The memory of `host` itself, which has to outlive it and is not changed meanwhile.
     pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, Code> {
         let bytes: &[u8] = (**host).as_ref();

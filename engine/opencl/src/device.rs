@@ -13,6 +13,7 @@ use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
 use crate::library::Code;
 use crate::parts::Part;
 use crate::products::{Place, Products};
+use crate::staging::Streamed;
 use crate::work::{INVALID, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{
     Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Error, GROUP_SIZES,
@@ -63,6 +64,8 @@ struct Prepared {
 /// An OpenCL device.
 pub struct Device {
     underway: Option<Underway>,
+    /// The buffer that it computes from, which may have been filled beside other work.
+    streamed: Option<usize>,
     queue: Queue,
     /// For what is copied to buffers while work on others is under way.
     copies: Queue,
@@ -76,11 +79,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the device of this number.
+    /// Opens the device of this number. With `apart` it is taken to have a memory of its own, whatever it says.
     ///
     /// # Errors
     /// No such device, or the driver's.
-    pub fn open(number: usize) -> Result<Self, Error> {
+    pub fn open(number: usize, apart: bool) -> Result<Self, Error> {
         let found = devices()?;
         let count = found.len();
         let device = found.into_iter().nth(number).ok_or_else(|| {
@@ -92,8 +95,11 @@ impl Device {
             })
         })?;
         let context = driver("open it", device.context())?;
+        let mut facts = listed(&device);
+        facts.unified &= !apart;
         Ok(Self {
             underway: None,
+            streamed: None,
             queue: driver("make a queue", device.queue(&context))?,
             copies: driver("make a queue", device.queue(&context))?,
             prepared: None,
@@ -101,7 +107,7 @@ impl Device {
             products: Products::default(),
             attention: None,
             context,
-            facts: listed(&device),
+            facts,
             found: device,
         })
     }
@@ -217,7 +223,13 @@ impl Device {
     /// # Errors
     /// Not enough memory.
     pub fn reserve_for_streams(&mut self, len: usize) -> Result<usize, Error> {
-        let part = Part::rewritten(&self.context, len, self.facts.unified)?;
+        let part = match self.facts.unified {
+            true => Part::rewritten(&self.context, len)?,
+            false => {
+                let queue = driver("make a queue", self.found.queue(&self.context))?;
+                Part::Streamed(Streamed::new(&self.context, queue, len)?)
+            }
+        };
         self.parts.push(part);
         Ok(self.parts.len() - 1)
     }
@@ -257,10 +269,20 @@ impl Device {
             ..
         } = self;
         let part = parts.get_mut(work.part).ok_or_else(no_part)?;
+        part.order(queue)?;
         let part = part.arg(context)?;
         let prepared = prepared.as_mut().ok_or_else(unprepared)?;
         self.underway = Some(driver("compute", start(queue, prepared, part, work))?);
+        self.streamed = Some(work.part);
         Ok(())
+    }
+
+    /// Waits until what was copied to a buffer has arrived; how many nanoseconds that took, by the device's clock.
+    ///
+    /// # Errors
+    /// The driver's, or no such buffer.
+    pub fn arrived(&self, part: usize) -> Result<u64, Error> {
+        self.parts.get(part).ok_or_else(no_part)?.arrived()
     }
 
     /// Whether the work under way is done; does not wait.
@@ -280,6 +302,10 @@ impl Device {
     pub fn take(&mut self, out: &mut [f32]) -> Result<Taken, Error> {
         let underway = self.underway.take().ok_or_else(no_work)?;
         driver("compute", underway.done.wait())?;
+        // Work whose weights did not arrive is none.
+        if let Some(part) = self.streamed.take() {
+            self.arrived(part)?;
+        }
         let scratch = self.prepared.as_ref().and_then(|p| p.scratch.as_ref());
         let scratch = scratch.ok_or_else(unprepared)?;
         let sums = &scratch.answer[..underway.sums];

@@ -255,11 +255,11 @@ impl Context {
     }
 }
 
-/// Memory that is the host's until [`Queue::unmap`] hands it to the device.
-pub(super) struct Mapped(*mut c_void);
+/// Memory that is the host's until [`Queue::take_back`] hands it to the device.
+pub(super) struct Lent(*mut u8);
 
 // SAFETY: an address, which only OpenCL is given again.
-unsafe impl Send for Mapped {}
+unsafe impl Send for Lent {}
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -359,37 +359,83 @@ impl Queue {
         })
     }
 
-    /// Begins to hand all `len` bytes of memory to the host, to read and write; done when the event is.
-    pub fn map(&self, mem: &Mem, len: usize) -> Result<(Mapped, Event), Code> {
-        let (of, mut event, mut code) = (self.of, null_mut(), 0);
-        let flags = CL_MAP_READ | CL_MAP_WRITE;
-        // SAFETY: memory of so many bytes; nothing to wait for.
+    /// Begins to copy `from` to byte `at` of `to`; done when the event is.
+    ///
+    /// # Safety
+    /// `to` is long enough, and `from` is neither changed nor freed before.
+    pub unsafe fn copy(&self, to: &Mem, at: usize, from: &[u8]) -> Result<Event, Code> {
+        let (of, mut event) = (self.of, null_mut());
+        let (len, from) = (from.len(), from.as_ptr().cast());
+        // SAFETY: nothing to wait for; the rest is the caller's promise.
+        let code = unsafe {
+            (of.clEnqueueWriteBuffer)(
+                self.raw,
+                to.raw,
+                0,
+                at,
+                len,
+                from,
+                0,
+                null(),
+                &raw mut event,
+            )
+        };
+        Event::made(event, code, of)
+    }
+
+    /// Where the host finds the first `len` bytes of memory that is the host's, until [`Queue::unmap`].
+    pub fn map(&self, mem: &Mem, len: usize) -> Result<*mut u8, Code> {
+        let (mut code, flags) = (0, CL_MAP_READ | CL_MAP_WRITE);
+        // SAFETY: memory of this length, waited for; nothing to wait for before.
         let at = unsafe {
-            (of.clEnqueueMapBuffer)(
+            (self.of.clEnqueueMapBuffer)(
                 self.raw,
                 mem.raw,
-                0,
+                1,
                 flags,
                 0,
                 len,
                 0,
                 null(),
-                &raw mut event,
+                null_mut(),
                 &raw mut code,
             )
         };
-        Ok((Mapped(at), Event::made(event, code, of)?))
+        Code::check(code).map(|()| at.cast())
     }
 
-    /// Begins to hand memory back to the device: before what is begun after this.
-    pub fn unmap(&self, mem: &Mem, mapped: Mapped) -> Result<Event, Code> {
-        let (of, mut event) = (self.of, null_mut());
-        // SAFETY: what `map` gave, once.
-        let code = unsafe {
-            let (none, event) = (null(), &raw mut event);
-            (of.clEnqueueUnmapMemObject)(self.raw, mem.raw, mapped.0, 0, none, event)
+    /// Begins to hand the first `len` bytes of memory to the host; done when the event is.
+    pub fn lend(&self, mem: &Mem, len: usize) -> Result<(Lent, Event), Code> {
+        let (of, mut event, mut code) = (self.of, null_mut(), 0);
+        let flags = CL_MAP_READ | CL_MAP_WRITE;
+        // SAFETY: memory of this length; nothing to wait for.
+        let at = unsafe {
+            let (none, event, code) = (null(), &raw mut event, &raw mut code);
+            (of.clEnqueueMapBuffer)(self.raw, mem.raw, 0, flags, 0, len, 0, none, event, code)
         };
-        Event::made(event, code, of)
+        Ok((Lent(at.cast()), Event::made(event, code, of)?))
+    }
+
+    /// Ends what [`Queue::lend`] began, before what is begun after this.
+    pub fn take_back(&self, mem: &Mem, lent: Lent) -> Result<(), Code> {
+        self.unmap(mem, lent.0)
+    }
+
+    /// Ends what [`Queue::map`] began.
+    pub fn unmap(&self, mem: &Mem, at: *mut u8) -> Result<(), Code> {
+        let (of, at) = (self.of, at.cast());
+        // SAFETY: where the memory was mapped; drivers refuse another place.
+        Code::check(unsafe {
+            (of.clEnqueueUnmapMemObject)(self.raw, mem.raw, at, 0, null(), null_mut())
+        })
+    }
+
+    /// What comes from here on waits for an event, which may be of another queue.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Code> {
+        // SAFETY: one event of this handle.
+        Code::check(unsafe {
+            (self.of.clEnqueueBarrierWithWaitList)(self.raw, 1, &event.raw, null_mut())
+        })
     }
 
     /// Has the device begin.

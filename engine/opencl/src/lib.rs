@@ -6,7 +6,8 @@
 //! there no device is found.
 //!
 //! One in-order queue. A piece of work is: inputs, from staging memory that stays untouched until
-//! the work is taken; two kernels; sums back. The host waits once, at the end.
+//! the work is taken; two kernels; sums back. The host waits once, at the end. Weights that pass through a device
+//! with a memory of its own come by other queues, one for each buffer (`staging.rs`).
 
 #![allow(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod handles;
 mod library;
 mod parts;
 mod products;
+mod staging;
 mod work;
 
 pub use attention::{

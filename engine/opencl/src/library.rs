@@ -67,6 +67,7 @@ functions! {
     clEnqueueWriteBuffer: clEnqueueWriteBuffer_t,
     clEnqueueMapBuffer: clEnqueueMapBuffer_t,
     clEnqueueUnmapMemObject: clEnqueueUnmapMemObject_t,
+    clEnqueueBarrierWithWaitList: clEnqueueBarrierWithWaitList_t,
     clGetEventInfo: clGetEventInfo_t,
     clGetEventProfilingInfo: clGetEventProfilingInfo_t,
     clWaitForEvents: clWaitForEvents_t,

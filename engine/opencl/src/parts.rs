@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::buffers::{Bytes, write};
 use crate::handles::{Arg, Context, Queue};
+use crate::staging::Streamed;
 use crate::work::driver;
 use crate::{Error, HostBytes};
 
@@ -50,6 +51,8 @@ pub(super) enum Part {
     Filling(Pages),
     /// The same, filled: both read it, nobody writes. The buffer is given back first.
     Shared(Bytes, HostBytes),
+    /// The driver's, filled again and again from staging memory.
+    Streamed(Streamed),
     /// It could not be shared.
     Nothing,
 }
@@ -72,9 +75,9 @@ impl Part {
         })
     }
 
-    /// `len` bytes that may be written whenever no work on them is under way.
-    pub fn rewritten(context: &Context, len: usize, unified: bool) -> Result<Self, Error> {
-        let bytes = Bytes::new(context, len, unified);
+    /// `len` bytes of memory that both have, which may be written whenever no work on them is under way.
+    pub fn rewritten(context: &Context, len: usize) -> Result<Self, Error> {
+        let bytes = Bytes::new(context, len, true);
         Ok(Self::Own(driver(&format!("give {len} bytes"), bytes)?))
     }
 
@@ -83,6 +86,7 @@ impl Part {
         let missing = || Error(format!("has no {} bytes at {at}", bytes.len()));
         match self {
             Self::Own(to) => driver("copy weights", write(queue, to, at, bytes)),
+            Self::Streamed(to) => to.write(at, bytes),
             Self::Filling(pages) => {
                 let to = pages.bytes_mut().get_mut(at..).ok_or_else(missing)?;
                 let to = to.get_mut(..bytes.len()).ok_or_else(missing)?;
@@ -111,7 +115,24 @@ impl Part {
         self.fill_ends(context)?;
         match self {
             Self::Own(bytes) | Self::Shared(bytes, _) => Ok(bytes.arg()),
+            Self::Streamed(streamed) => Ok(streamed.arg()),
             Self::Filling(_) | Self::Nothing => Err(Error("has no such buffer".into())),
+        }
+    }
+
+    /// Has `queue` go on once what was copied has arrived.
+    pub fn order(&self, queue: &Queue) -> Result<(), Error> {
+        match self {
+            Self::Streamed(streamed) => streamed.order(queue),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for copies that are under way; how many nanoseconds they took.
+    pub fn arrived(&self) -> Result<u64, Error> {
+        match self {
+            Self::Streamed(streamed) => streamed.arrived(),
+            _ => Ok(0),
         }
     }
 
@@ -120,7 +141,7 @@ impl Part {
         self.fill_ends(context)?;
         Ok(match self {
             Self::Shared(_, host) => Some(Arc::clone(host)),
-            Self::Own(_) | Self::Filling(_) | Self::Nothing => None,
+            Self::Own(_) | Self::Streamed(_) | Self::Filling(_) | Self::Nothing => None,
         })
     }
 }

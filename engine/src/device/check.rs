@@ -47,6 +47,8 @@ pub struct Verdict {
     pub wide: [Speed; WIDTHS.len()],
     /// How long one thread of the CPU takes.
     pub cpu: Speed,
+    /// Seconds for a byte on its way to a memory of the device's own, beside what the CPU takes to hand it over.
+    pub copy: f64,
 }
 
 impl Verdict {
@@ -147,14 +149,23 @@ impl Neurons {
         let part = device.reserve(NEURONS)?;
         // In two pieces, as clusters arrive.
         for range in [CLUSTER..NEURONS, 0..CLUSTER] {
-            let rows = |i| NeuronRows {
-                gate: self.row(i, 0),
-                up: (self.matrices == 3).then(|| self.row(i, 1)),
-                down: self.row(i, self.matrices - 1),
-            };
-            device.upload(part, range.start, &mut range.map(rows))?;
+            self.upload_some(device, part, range)?;
         }
         Ok(part)
+    }
+
+    fn upload_some(
+        &self,
+        device: &mut dyn Dense,
+        part: Part,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let rows = |i| NeuronRows {
+            gate: self.row(i, 0),
+            up: (self.matrices == 3).then(|| self.row(i, 1)),
+            down: self.row(i, self.matrices - 1),
+        };
+        device.upload(part, range.start, &mut range.map(rows))
     }
 }
 
@@ -207,6 +218,21 @@ impl<'d> Both<'d> {
         let timing = Timing::new(self.shape.d, rows, clusters);
         let works = [timing.of(self.parts[1]), timing.of(self.parts[0])];
         fastest(self.device, &mut self.reference, &works, &self.shape)
+    }
+
+    /// Seconds for a byte of neurons that are uploaded as those that pass through the device.
+    fn copied(&mut self) -> Result<f64, DeviceError> {
+        if self.device.facts().unified {
+            return Ok(0.0);
+        }
+        let (neurons, count) = (Neurons::new(&self.shape), OF_WIDE * CLUSTER);
+        let part = self.device.reserve_for_streams(count)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS[0] {
+            neurons.upload_some(self.device, part, 0..count)?;
+            best = best.min(self.device.arrived(part)?.as_secs_f64());
+        }
+        Ok(best / (count as u64 * self.shape.neuron_bytes()) as f64)
     }
 
     /// The sizes of work groups with which the device is fastest, one kernel after the other; it has them
@@ -315,6 +341,7 @@ pub(super) fn compared(
         speed: Speed::default(),
         wide: [Speed::default(); WIDTHS.len()],
         cpu: Speed::default(),
+        copy: 0.0,
     };
     for case in [
         Case::new(1, 1.0),
@@ -336,6 +363,7 @@ pub(super) fn compared(
     for (speed, rows) in verdict.wide.iter_mut().zip(WIDTHS) {
         [*speed, _] = both.speeds(rows, OF_WIDE)?;
     }
+    verdict.copy = both.copied()?;
     device.clear();
     Ok(verdict)
 }

@@ -22,6 +22,8 @@ pub enum DeviceChoice {
     Cpu,
     /// The OpenCL device of this number.
     OpenCl(usize),
+    /// The same, taken to have a memory of its own whatever it says, so that weights are copied to it.
+    OpenClApart(usize),
     /// A simulated one.
     Sim(Simulated),
     /// None, on the phone that it is simulated on: to compare with.
@@ -38,21 +40,24 @@ impl FromStr for DeviceChoice {
                 .map(Self::Sim)
                 .or((name == "8gen3-none").then_some(Self::SimNone))
         };
-        let number = |n: &str| n.parse().map(Self::OpenCl).ok();
         let known = match name {
             "none" => Some(Self::None),
             "auto" => Some(Self::Auto),
             "cpu" => Some(Self::Cpu),
             "opencl" => Some(Self::OpenCl(0)),
-            _ => match name.strip_prefix("sim:") {
-                Some(name) => simulated(name),
-                None => name.strip_prefix("opencl:").and_then(number),
+            _ => match (name.strip_prefix("sim:"), name.strip_prefix("opencl:")) {
+                (Some(name), _) => simulated(name),
+                (_, Some(n)) => match n.strip_suffix(":copies") {
+                    Some(n) => n.parse().map(Self::OpenClApart).ok(),
+                    None => n.parse().map(Self::OpenCl).ok(),
+                },
+                _ => None,
             },
         };
         known.ok_or_else(|| {
             format!(
-                "no device is called {name:?}: none, auto, cpu, opencl or opencl:N (see doctor), sim:8gen3, \
-                 sim:8gen3-gpu or sim:8gen3-none"
+                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N or opencl:N:copies (see \
+                 doctor), sim:8gen3, sim:8gen3-gpu or sim:8gen3-none"
             )
         })
     }
@@ -75,13 +80,14 @@ impl DeviceChoice {
                 set_clock()?;
                 return Ok(Some(Device::new(Box::new(SimDevice::new(of)))));
             }
-            Self::OpenCl(number) => number,
+            Self::OpenCl(number) | Self::OpenClApart(number) => number,
             Self::Auto => match cl::list().iter().position(|found| found.gpu) {
                 Some(number) => number,
                 None => return Ok(None),
             },
         };
-        Ok(Some(Device::new(Box::new(OpenCl::open(number)?))))
+        let apart = matches!(self, Self::OpenClApart(_));
+        Ok(Some(Device::new(Box::new(OpenCl::open(number, apart)?))))
     }
 }
 
@@ -90,7 +96,7 @@ impl DeviceChoice {
     /// CPU's kernels.
     pub fn kept(self) -> Option<Kept> {
         match self {
-            Self::OpenCl(_) | Self::Auto => Kept::here(),
+            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Auto => Kept::here(),
             Self::None | Self::Cpu | Self::Sim(_) | Self::SimNone => None,
         }
     }

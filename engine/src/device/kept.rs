@@ -17,7 +17,7 @@ use super::products::Samples;
 use super::{DenseShape, DeviceError, Facts, GROUP_SIZES, Lease, Verdict};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -190,7 +190,7 @@ impl Found {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
                 let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
                 let groups = [v.groups.hidden, v.groups.sums].iter().all(group);
-                groups && v.worst.is_finite() && all.all(speed)
+                groups && v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
             Self::Products(times) => {
                 let sound = || samples(&times.cpu) && samples(&times.device);
@@ -410,6 +410,7 @@ mod tests {
             speed,
             wide: [speed; check::WIDTHS.len()],
             cpu: speed,
+            copy: 0.0,
         }
     }
 
@@ -454,7 +455,7 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 1", "\"version\": 2"),
+            ("\"version\": 2", "\"version\": 1"),
             ("\"sums\": {", "\"other\": {"),
             ("\"hidden\": 64", "\"hidden\": 65"),
         ] {

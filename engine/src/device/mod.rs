@@ -313,6 +313,15 @@ pub trait Dense: Send {
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), DeviceError>;
 
+    /// Waits until what was uploaded to a part for streams has arrived. Returns how long its copies took by the
+    /// device's clock; zero without one, and where nothing is copied after [`Dense::upload`].
+    ///
+    /// # Errors
+    /// The driver's.
+    fn arrived(&mut self, _part: Part) -> Result<Duration, DeviceError> {
+        Ok(Duration::ZERO)
+    }
+
     /// The bytes of a part, which the host may read beside the device, where both have the same memory: the
     /// rows matrix by matrix, each with its scales behind it. Nothing is uploaded to it from here on.
     ///

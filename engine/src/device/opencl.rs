@@ -65,17 +65,21 @@ fn format_of(dtype: DType) -> Option<&'static str> {
 }
 
 impl OpenCl {
-    /// Opens the device of this number.
+    /// Opens the device of this number; with `apart` it is taken to have a memory of its own.
     ///
     /// # Errors
     /// No such device, or the driver's.
-    pub fn open(number: usize) -> Result<Self, DeviceError> {
-        let device = cl::Device::open(number).map_err(|e| DeviceError {
+    pub fn open(number: usize, apart: bool) -> Result<Self, DeviceError> {
+        let device = cl::Device::open(number, apart).map_err(|e| DeviceError {
             device: format!("opencl:{number}"),
             what: e.to_string(),
         })?;
+        let mut facts = facts(device.facts());
+        if apart {
+            facts.name.push_str(" (memory of its own)");
+        }
         Ok(Self {
-            facts: facts(device.facts()),
+            facts,
             device,
             shape: None,
             banks: Vec::new(),
@@ -256,6 +260,11 @@ impl Dense for OpenCl {
         let buffer = buffer.map_err(|e| self.failed(e))?;
         self.banks.push(Bank { buffer, neurons });
         Ok(Part(self.banks.len() - 1))
+    }
+
+    fn arrived(&mut self, part: Part) -> Result<Duration, DeviceError> {
+        let took = self.device.arrived(self.bank(part)?.buffer);
+        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
     }
 
     fn upload(

@@ -5,12 +5,12 @@ use emberflow_kernels::Compute;
 use super::activation::Gating;
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
-use super::pairs::{Inputs, Unit};
+use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
+use super::streaming::Wait;
 use super::units::{BankWork, LayerInput};
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::input::Input;
 use crate::store::PassRows;
 use crate::store::regions::CLUSTER;
 use crate::trace;
@@ -57,7 +57,7 @@ impl Ffn {
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
-        streamed: Option<Input<'_>>,
+        streamed: Option<UnitInput<'_>>,
         out: &mut [f32],
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
@@ -110,6 +110,7 @@ impl Ffn {
         let trace_layer = [at.number as u64, 0];
         self.store.tracer().section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
+        self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
             self.name(on, unit, inputs.of(unit))?;
         }
@@ -117,6 +118,7 @@ impl Ffn {
         if after.is_empty() && inputs.streamed.is_none() {
             self.look_ahead(on, at)?;
         }
+        self.begin_pieces(on, inputs, out)?;
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -127,9 +129,10 @@ impl Ffn {
             let width = rows * self.shape.format.d;
             let d = self.shape.format.d;
             let group = clusters_per_group(rows.max(1), d, items.len(), on.threads());
-            let mut first = items.start;
+            let group = self.group_len(inputs, group);
+            let mut first = items.start.max(self.first_own(inputs));
             while first < items.end {
-                let group = first..self.group_end(inputs, first, group).min(items.end);
+                let group = first..(first + group).min(items.end);
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
                 self.store.tracer().section(&trace::REDUCE, trace_layer);
@@ -137,6 +140,7 @@ impl Ffn {
             }
             next = end;
         }
+        self.submit_streamed(inputs, Wait::ForAll)?;
         self.count_fired();
         self.store.end_layer();
         Ok(())
@@ -147,7 +151,7 @@ impl Ffn {
         let at = inputs.at;
         let rows = PassRows {
             own: at.input.tokens(),
-            streamed: inputs.streamed.map_or(0, |input| input.tokens()),
+            streamed: inputs.streamed.map_or(0, |from| from.input.tokens()),
         };
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
         self.store.begin_layer(at.number, banks, after, rows)?;

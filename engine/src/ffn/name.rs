@@ -17,7 +17,7 @@ use super::gates::GateWork;
 use super::gates_on_device::{BegunGates, Rows};
 use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
-use super::pairs::{Pairs, Unit, UnitInput};
+use super::pairs::{Inputs, Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
@@ -52,6 +52,8 @@ struct Naming<'a> {
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
     all: bool,
+    /// The same, because a device computes other rows with all of them.
+    streams: bool,
     tracer: &'a Tracer,
     /// Pairs that the predictor wants, and nanoseconds spent predicting.
     wanted: AtomicU64,
@@ -69,7 +71,15 @@ impl Naming<'_> {
             wanted[..here].copy_from_slice(&set[first..][..here]);
         } else if let Some(predictor) = self.predictor {
             let start = Moment::now();
-            let count = self.predict(predictor, c, wanted, margins);
+            let predicting = Predicting {
+                cpu: self.cpu,
+                predictor,
+                bank: self.bank,
+                neurons: self.neurons,
+                rows: self.rows,
+                features: self.features,
+            };
+            let count = predicting.part(c, wanted, margins);
             self.wanted.fetch_add(count, Ordering::Relaxed);
             let spent = nanoseconds(start.elapsed());
             self.spent.fetch_add(spent, Ordering::Relaxed);
@@ -114,17 +124,29 @@ impl Naming<'_> {
         }
     }
 
-    /// Fills the mask from the predictor's margins. Returns the number of wanted pairs.
-    fn predict(
-        &self,
-        predictor: &Predictors,
-        c: usize,
-        wanted: &mut [u64],
-        margins: &mut [f32],
-    ) -> u64 {
+    fn of_cluster(&self, c: usize) -> std::ops::Range<usize> {
+        let first = c * CLUSTER;
+        first..(first + CLUSTER).min(self.neurons)
+    }
+}
+
+/// A bank's predictor, prepared for some rows.
+struct Predicting<'a> {
+    cpu: Cpu,
+    predictor: &'a Predictors,
+    bank: u32,
+    neurons: usize,
+    rows: usize,
+    features: Features<'a>,
+}
+
+impl Predicting<'_> {
+    /// Fills the mask of clusters from `c` on from the predictor's margins, which go to `margins` if there is room.
+    /// Returns the number of wanted pairs.
+    fn part(&self, c: usize, wanted: &mut [u64], margins: &mut [f32]) -> u64 {
         let words = mask::words(self.rows);
         let margins_of = |c: usize, margins: &mut [f32]| {
-            predictor.margins(self.cpu, self.bank, self.features, c * CLUSTER, margins);
+            (self.predictor).margins(self.cpu, self.bank, self.features, c * CLUSTER, margins);
         };
         let each = wanted.chunks_exact_mut(words);
         if !margins.is_empty() {
@@ -136,17 +158,13 @@ impl Naming<'_> {
         }
         with_thread_buffer(CLUSTER * self.rows, |buffer| {
             let clusters = each.enumerate().map(|(i, words)| {
-                let margins = &mut buffer[..self.of_cluster(c + i).len() * self.rows];
+                let neurons = CLUSTER.min(self.neurons - (c + i) * CLUSTER);
+                let margins = &mut buffer[..neurons * self.rows];
                 margins_of(c + i, margins);
                 mask::set_wanted(words, margins)
             });
             clusters.sum()
         })
-    }
-
-    fn of_cluster(&self, c: usize) -> std::ops::Range<usize> {
-        let first = c * CLUSTER;
-        first..(first + CLUSTER).min(self.neurons)
     }
 }
 
@@ -205,13 +223,16 @@ impl Taker<'_> {
                 let gates = &gates[i * CLUSTER * rows..][..here.len() * rows];
                 self.counts.fired += firing(here.start, gates, rows, &mut ids);
                 if naming.all {
-                    ids = here.map(|n| n as u32).collect();
+                    ids = here.clone().map(|n| n as u32).collect();
                 }
             } else {
                 let words = &wanted[i * words..][..words];
                 mask::for_each_wanted(words, rows, here.len(), |n| {
                     ids.push((here.start + n) as u32);
                 });
+            }
+            if naming.streams {
+                ids = here.map(|n| n as u32).collect();
             }
             self.needed += ids.len();
             self.store.need(self.unit, &ids);
@@ -266,7 +287,8 @@ impl Ffn {
             oracle,
             on_device,
             resident: known.then_some(&*resident),
-            all: self.shape.dense || self.store.streams_through_device(),
+            all: self.shape.dense,
+            streams: self.store.streams_through_device(),
             tracer: &tracer,
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
@@ -285,14 +307,46 @@ impl Ffn {
         share(on, &of, &mut self.pairs, &mut taker);
         taker.outcome?;
         let needed = taker.needed;
-        let spent = naming.spent.into_inner() / on.threads() as u64;
-        self.counts.predict_ns += spent;
+        self.counts.predict_ns += naming.spent.into_inner() / on.threads() as u64;
         self.counts.looked_at += naming.wanted.into_inner();
         if of.named {
             self.counts.bytes += (needed * gate_len) as u64;
         }
         self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
+    }
+}
+
+impl Ffn {
+    /// Has a predictor name the pairs of the rows that a device computes with all clusters.
+    pub(super) fn name_streamed(&mut self, on: &Compute, inputs: Inputs<'_>) {
+        let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
+            return;
+        };
+        self.streaming.wanted = None;
+        let features = from.input.features(from.residual);
+        let (predictors, counts) = (&mut self.predictors, &mut self.counts);
+        let cutoffs = &mut self.cutoffs;
+        let Some(predictor) = prepare(on, predictors, counts, of.bank, features, cutoffs) else {
+            return;
+        };
+        let start = Moment::now();
+        let predicting = Predicting {
+            cpu: on.cpu,
+            predictor,
+            bank: of.bank,
+            neurons: of.neurons,
+            rows: from.input.tokens(),
+            features,
+        };
+        let (words, clusters) = (mask::words(predicting.rows), of.end - of.first);
+        let wanted = &mut self.pairs.wanted[of.words_end()..][..clusters * words];
+        let count = AtomicU64::new(0);
+        (on.workers).for_each_chunk_mut(wanted, words, &|_, c, wanted| {
+            count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
+        });
+        self.streaming.wanted = Some(count.into_inner());
+        self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }
 

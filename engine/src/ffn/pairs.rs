@@ -37,13 +37,19 @@ impl Unit {
         let words = (self.end - self.first) * mask::words(self.rows);
         self.named.then(|| &wanted[self.pairs / 64..][..words])
     }
+
+    /// The word of the mask from which on there are those of other rows than its own.
+    pub fn words_end(&self) -> usize {
+        self.pairs / 64 + (self.end - self.first) * mask::words(self.rows)
+    }
 }
 
 /// State of the (neuron, row) pairs, unit by unit.
 pub(super) struct Pairs {
     /// Activated gates, where known before the sums.
     pub gates: Vec<f32>,
-    /// Mask of the pairs that a predictor wants.
+    /// Mask of the pairs that a predictor wants. Behind the CPU's there are those of rows that a device computes
+    /// with all clusters.
     pub wanted: Vec<u64>,
     /// Predictor margins (score minus threshold), for passes of one row; empty without predictors and
     /// for experts.
@@ -135,7 +141,7 @@ pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
     pub gathered: &'a Gathered,
     /// Of further rows that a device computes, with all clusters.
-    pub streamed: Option<Input<'a>>,
+    pub streamed: Option<UnitInput<'a>>,
 }
 
 impl<'a> Inputs<'a> {

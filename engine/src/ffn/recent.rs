@@ -37,9 +37,14 @@ impl Recent {
         self.skipped = rows;
     }
 
+    /// The number of the pass's row `row` among those that units take.
+    pub(super) fn own(&self, row: usize) -> Option<usize> {
+        row.checked_sub(self.skipped)
+    }
+
     /// The place of the pass's row `row` among the rows of a unit.
     fn place(&self, rows: Rows<'_>, row: usize) -> Option<usize> {
-        rows.place(row.checked_sub(self.skipped)?)
+        rows.place(self.own(row)?)
     }
 
     /// Bytes that [`Recent::new`] allocates.

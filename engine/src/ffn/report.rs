@@ -27,6 +27,9 @@ impl Ffn {
         let whole = inputs.of(0);
         let features = whole.input.features(whole.residual);
         for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {
+            let Some(row) = self.recent.own(row) else {
+                return;
+            };
             let features = features.alone(row);
             if !predictors.prepare(on, unit.bank, features) {
                 return;

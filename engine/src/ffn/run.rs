@@ -13,6 +13,7 @@ use super::pairs::{Inputs, UnitInput};
 use super::recent;
 use super::schedule::FEW;
 use super::state::Ffn;
+use super::streaming::Wait;
 use super::sums::Job;
 use crate::ablation::Overlap;
 use crate::error::Error;
@@ -35,7 +36,7 @@ impl Ffn {
     ) -> Result<(), Error> {
         let submitted = self.submit(inputs, &group)?;
         self.begin_streamed(inputs, &group);
-        self.submit_streamed(inputs, &group, false)?;
+        self.submit_streamed(inputs, Wait::No)?;
         let is_own = |&item: &usize| self.store.is_needed(item) && !self.store.is_on_device(item);
         let mut open = group.clone().filter(is_own).count();
         let overlap = self.store.overlap();
@@ -74,8 +75,8 @@ impl Ffn {
                 self.schedule.now[item as usize] = Some(step);
             }
             self.compute_gates(on, inputs, group.clone());
-            self.upload_streamed(inputs, &group)?;
-            self.submit_streamed(inputs, &group, false)?;
+            self.upload_streamed(inputs)?;
+            self.submit_streamed(inputs, Wait::No)?;
             self.reserve_copies(inputs);
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
@@ -84,7 +85,7 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
-        self.submit_streamed(inputs, &group, true)?;
+        self.submit_streamed(inputs, Wait::ForGroup)?;
         match submitted {
             Some(submitted) => self.take(submitted, &group, width),
             None => Ok(()),

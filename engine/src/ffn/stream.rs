@@ -9,15 +9,17 @@
 //! ```
 //!
 //! A row's sums are added cluster by cluster, whoever does it, so that no bit depends on the division. Clusters that
-//! the device holds are computed where they are.
+//! the device holds are computed where they are. Where the CPU cannot read them, the device computes them for the CPU's
+//! rows as well, before the others: a pass reads none of them from flash.
 
 use std::ops::Range;
 
 use emberflow_kernels::Compute;
 
-use super::pairs::Inputs;
-use super::state::Ffn;
-use super::streaming::{Streaming, Underway};
+use super::mask;
+use super::pairs::{Inputs, UnitInput};
+use super::state::{Ffn, clusters_per_group};
+use super::streaming::{Piece, Underway, Wait};
 use super::units::{BankWork, LayerInput, Rows};
 use crate::counters::nanoseconds;
 use crate::device::{Sums, Work};
@@ -26,14 +28,20 @@ use crate::store::regions::CLUSTER;
 use crate::store::{Step, StreamedFrom};
 use crate::trace;
 
+/// Whose rows a piece of work is for.
+#[derive(Clone, Copy)]
+enum Whose {
+    Device,
+    Cpu,
+}
+
 impl Ffn {
     /// How many of a layer's rows, the first ones, a device computes with all clusters.
     pub(super) fn streamed_rows(&self, at: &LayerInput<'_>) -> usize {
         let [unit] = at.units else { return 0 };
         let plain = matches!(unit.rows, Rows::All(_)) && unit.weights.is_none();
-        // Who names neurons or observes them looks at all rows.
-        let seen = self.predictors.is_some() || self.record.is_some();
-        match plain && !seen {
+        // Who observes neurons looks at all rows.
+        match plain && self.record.is_none() {
             true => self.store.streamed_rows(at.input.tokens()),
             false => 0,
         }
@@ -60,30 +68,74 @@ impl Ffn {
             next: None,
             ..*at
         };
-        self.streaming = Streaming::default();
         self.recent.skip(rows);
-        let outcome = self.sum_units(on, &part, Some(at.input.range(0, rows)), own);
+        let from = UnitInput {
+            input: at.input.range(0, rows),
+            residual: &at.residual[..rows * d],
+            bias: at.units[0].bias,
+        };
+        let outcome = self.sum_units(on, &part, Some(from), own);
         self.recent.skip(0);
         outcome?;
         self.take_streamed(its)?;
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         let format = &self.shape.format;
-        self.counts.looked_at += (neurons * rows) as u64;
-        self.counts.possible += (neurons * rows) as u64;
+        let all = (neurons * rows) as u64;
+        self.counts.looked_at += self.streaming.wanted.unwrap_or(all);
+        self.counts.possible += all;
         self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
         Ok(())
     }
 
-    /// The end of the group from item `first` on, of `group` items at most: what a device holds apart from the
-    /// rest, and no more than a buffer has room for.
-    pub(super) fn group_end(&self, inputs: Inputs<'_>, first: usize, group: usize) -> usize {
-        let of = &self.units[0];
-        let held = of.first + self.store.held_on_device(of.bank);
-        match inputs.streamed {
-            None => first + group,
-            Some(_) if first < held => (first + group.min(self.store.streamed_at_once())).min(held),
-            Some(_) => first + group.min(self.store.streamed_at_once()),
+    /// The first item of a unit that the CPU computes: what a device alone has comes before.
+    pub(super) fn first_own(&self, inputs: Inputs<'_>) -> usize {
+        match (inputs.streamed, self.units.first()) {
+            (Some(_), Some(of)) => of.first + self.store.on_device(of.bank),
+            _ => 0,
         }
+    }
+
+    /// The number of items of a group, of `group` at most: no more than a buffer has room for.
+    pub(super) fn group_len(&self, inputs: Inputs<'_>, group: usize) -> usize {
+        match inputs.streamed {
+            None => group,
+            Some(_) => group.min(self.store.streamed_at_once()),
+        }
+    }
+
+    /// Begins the pieces of a layer. What a device alone has it computes for the CPU's rows as well, before all
+    /// other sums: `out` begins with them.
+    pub(super) fn begin_pieces(
+        &mut self,
+        on: &Compute,
+        inputs: Inputs<'_>,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let (Some(_), Some(&of)) = (inputs.streamed, self.units.first()) else {
+            return Ok(());
+        };
+        let held = self.store.held_on_device(of.bank);
+        self.streaming.begin(held, self.streaming.wanted);
+        let held = self.store.on_device(of.bank);
+        if held == 0 {
+            return Ok(());
+        }
+        let d = self.shape.format.d;
+        let at_once = clusters_per_group(of.rows.max(1), d, held, on.threads());
+        for first in (0..held).step_by(at_once) {
+            let piece = Piece {
+                clusters: first..held.min(first + at_once),
+                held: true,
+            };
+            let ends = piece.clusters.end == held;
+            let sums = Sums::Total {
+                begins: first == 0,
+                ends,
+            };
+            self.streaming.underway = self.submit_piece(inputs, &piece, Whose::Cpu, sums)?;
+            self.take_streamed(if ends { &mut *out } else { &mut [] })?;
+        }
+        Ok(())
     }
 
     /// Begins a group.
@@ -92,72 +144,90 @@ impl Ffn {
             return;
         }
         let of = &self.units[0];
-        let held = group.start < of.first + self.store.held_on_device(of.bank);
+        let held = self.store.held_on_device(of.bank);
+        let clusters = held.max(group.start - of.first)..group.end - of.first;
         self.streaming.groups += 1;
-        self.streaming.missing = if held { 0 } else { group.len() };
-        self.streaming.submitted = false;
+        self.streaming.missing = clusters.len();
+        self.streaming.group = Some(clusters).filter(|clusters| !clusters.is_empty());
     }
 
     /// Uploads ready clusters of a group that the device does not hold.
-    pub(super) fn upload_streamed(
-        &mut self,
-        inputs: Inputs<'_>,
-        group: &Range<usize>,
-    ) -> Result<(), Error> {
-        if inputs.streamed.is_none() || self.streaming.missing == 0 || self.lost {
+    pub(super) fn upload_streamed(&mut self, inputs: Inputs<'_>) -> Result<(), Error> {
+        let (Some(_), Some(clusters)) = (inputs.streamed, self.streaming.group.clone()) else {
             return Ok(());
-        }
-        let buffer = self.streaming.groups % 2;
+        };
+        let (first, buffer) = (self.units[0].first, self.streaming.buffer());
         for &(item, step) in &self.schedule.ready {
-            if step != Step::Sums {
+            let cluster = item as usize - first;
+            if step != Step::Sums || !clusters.contains(&cluster) || self.lost {
                 continue;
             }
-            let place = item as usize - group.start;
+            let place = cluster - clusters.start;
             match self.store.upload_streamed(item as usize, buffer, place)? {
                 true => self.streaming.missing -= 1,
-                false => {
-                    self.lost = true;
-                    break;
-                }
+                false => self.lost = true,
             }
         }
         Ok(())
     }
 
-    /// Has the device compute a group that it has whole, once it is free: waits for that if it `must`.
-    pub(super) fn submit_streamed(
+    /// Has the device compute what it has whole, once it is free, and waits for that as `wait` says.
+    pub(super) fn submit_streamed(&mut self, inputs: Inputs<'_>, wait: Wait) -> Result<(), Error> {
+        if inputs.streamed.is_none() {
+            return Ok(());
+        }
+        while let Some(piece) = self.streaming.next(self.store.streamed_at_once()) {
+            let waits = match wait {
+                Wait::No => false,
+                Wait::ForGroup => self.streaming.group.is_some(),
+                Wait::ForAll => true,
+            };
+            let ticket = (self.streaming.underway.as_ref()).map(|underway| underway.ticket);
+            if let (Some(ticket), false, false) = (ticket, waits, self.lost) {
+                match self.store.is_done(ticket)? {
+                    Some(true) => {}
+                    Some(false) => return Ok(()),
+                    None => self.lost = true,
+                }
+            }
+            self.take_streamed(&mut [])?;
+            if self.lost {
+                return Ok(());
+            }
+            let sums = Sums::Total {
+                begins: !self.streaming.begun,
+                ends: piece.clusters.end == self.units[0].end - self.units[0].first,
+            };
+            self.streaming.underway = self.submit_piece(inputs, &piece, Whose::Device, sums)?;
+            self.streaming.submitted(&piece);
+        }
+        Ok(())
+    }
+
+    /// Has the device begin a piece of a layer for some rows. `None` if it has failed.
+    fn submit_piece(
         &mut self,
         inputs: Inputs<'_>,
-        group: &Range<usize>,
-        must: bool,
-    ) -> Result<(), Error> {
-        let state = &self.streaming;
-        let Some(input) = inputs.streamed else {
-            return Ok(());
-        };
-        if state.submitted || state.missing > 0 || self.lost {
-            return Ok(());
-        }
-        let ticket = state.underway.as_ref().map(|underway| underway.ticket);
-        if let (Some(ticket), false) = (ticket, must) {
-            match self.store.is_done(ticket)? {
-                Some(true) => {}
-                Some(false) => return Ok(()),
-                None => self.lost = true,
+        piece: &Piece,
+        rows: Whose,
+        sums: Sums,
+    ) -> Result<Option<Underway>, Error> {
+        let (of, clusters) = (self.units[0], &piece.clusters);
+        let (input, wanted) = match (rows, inputs.streamed) {
+            (Whose::Device, Some(from)) => {
+                let named = self.streaming.wanted.is_some();
+                let its = &self.pairs.wanted[of.words_end()..];
+                (from.input, named.then_some(its))
             }
-        }
-        self.take_streamed(&mut [])?;
-        if self.lost {
-            return Ok(());
-        }
-        let of = self.units[0];
-        let clusters = group.start - of.first..group.end - of.first;
-        let held = clusters.start < self.store.held_on_device(of.bank);
-        let (from, within) = match held {
+            _ => (inputs.of(0).input, of.wanted(&self.pairs.wanted)),
+        };
+        let words = mask::words(input.tokens());
+        let mask = wanted.map(|all| &all[clusters.start * words..clusters.end * words]);
+        let (from, within) = match piece.held {
             true => (StreamedFrom::Held(of.bank), clusters.clone()),
             false => (
-                StreamedFrom::Buffer(self.streaming.groups % 2),
-                0..group.len(),
+                StreamedFrom::Buffer(self.streaming.buffer()),
+                0..clusters.len(),
             ),
         };
         let count = (clusters.end * CLUSTER).min(of.neurons) - clusters.start * CLUSTER;
@@ -169,24 +239,19 @@ impl Ffn {
             clusters: &within,
             x: input.x,
             quantized: input.quantized,
-            mask: None,
+            mask,
             cut: of.gating.cut,
-            gate_bias: of_clusters(bias.gate, &clusters),
-            up_bias: of_clusters(bias.up, &clusters),
+            gate_bias: of_clusters(bias.gate, clusters),
+            up_bias: of_clusters(bias.up, clusters),
             end,
-            sums: Sums::Total {
-                begins: group.start == of.first,
-                ends: group.end == of.end,
-            },
+            sums,
         })?;
         self.lost |= ticket.is_none();
-        self.streaming.submitted = true;
-        self.streaming.underway = ticket.map(|ticket| Underway {
+        Ok(ticket.map(|ticket| Underway {
             ticket,
-            clusters: group.len(),
+            clusters: clusters.len(),
             start,
-        });
-        Ok(())
+        }))
     }
 
     /// Waits for the group under way, of which `out` takes the sums if it is the last.

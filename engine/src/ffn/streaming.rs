@@ -1,5 +1,7 @@
 //! How far a layer has come whose clusters pass through a device.
 
+use std::ops::Range;
+
 use crate::device::Ticket;
 
 /// Work of a device on a group that is under way.
@@ -13,11 +15,103 @@ pub(super) struct Underway {
 /// How far a layer has come.
 #[derive(Default)]
 pub(super) struct Streaming {
+    /// Clusters that the device holds and is to compute yet.
+    pub held: Range<usize>,
     /// Groups that were begun.
     pub groups: usize,
     /// Clusters of the group that are to be uploaded yet.
     pub missing: usize,
-    /// The group was submitted.
-    pub submitted: bool,
+    /// Those of the group that pass through a buffer, until they are submitted.
+    pub group: Option<Range<usize>>,
+    /// Something was submitted, so that what follows goes on from there.
+    pub begun: bool,
     pub underway: Option<Underway>,
+    /// How many (neuron, row) pairs a predictor wants; `None` for all.
+    pub wanted: Option<u64>,
+}
+
+/// What the caller waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    No,
+    /// That the group's buffer is being computed, so that the other one is free.
+    ForGroup,
+    /// That all pieces are.
+    ForAll,
+}
+
+/// A piece of work that may begin.
+pub(super) struct Piece {
+    /// Clusters of the bank.
+    pub clusters: Range<usize>,
+    /// The device holds them; else they are in the buffer of their group.
+    pub held: bool,
+}
+
+impl Streaming {
+    /// A layer of which the device holds so many clusters, and is to compute so many pairs.
+    pub fn begin(&mut self, held: usize, wanted: Option<u64>) {
+        *self = Self {
+            held: 0..held,
+            wanted,
+            ..Self::default()
+        };
+    }
+
+    /// The number of the buffer that the group passes through.
+    pub fn buffer(&self) -> usize {
+        self.groups % 2
+    }
+
+    /// What is to be computed next, of so many clusters at most: first what is held, in the order of clusters.
+    pub fn next(&self, at_once: usize) -> Option<Piece> {
+        let Range { start, end } = self.held;
+        match start < end {
+            true => Some(Piece {
+                clusters: start..end.min(start + at_once),
+                held: true,
+            }),
+            false => self
+                .group
+                .clone()
+                .filter(|_| self.missing == 0)
+                .map(|clusters| Piece {
+                    clusters,
+                    held: false,
+                }),
+        }
+    }
+
+    /// Takes note that a piece was submitted.
+    pub fn submitted(&mut self, piece: &Piece) {
+        self.begun = true;
+        match piece.held {
+            true => self.held.start = piece.clusters.end,
+            false => self.group = None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_come_in_the_order_of_clusters() {
+        let mut streaming = Streaming::default();
+        streaming.begin(5, None);
+        (streaming.group, streaming.missing) = (Some(5..8), 1);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            if let Some(piece) = streaming.next(3) {
+                seen.push((piece.clusters.clone(), piece.held));
+                streaming.submitted(&piece);
+            } else {
+                // It has arrived.
+                streaming.missing = 0;
+            }
+        }
+        assert_eq!(seen, [(0..3, true), (3..5, true), (5..8, false)]);
+        assert!(streaming.next(3).is_none() && streaming.begun);
+    }
 }

@@ -46,9 +46,10 @@ pub(crate) struct Tier {
     pub cluster: f64,
     /// Seconds for so many neurons, as rows of products of one column, by the rows of a pass.
     pub times: Samples,
-    /// How much of what it holds it computes may follow these times: the CPU reads the rest there, and
-    /// computes the same bits.
-    pub follows: bool,
+    /// Its sums have the CPU's bits, so that these times may decide who computes what.
+    pub same_bits: bool,
+    /// Seconds for a byte that is copied to a memory of its own beside its work.
+    pub copy: f64,
     /// Clusters of each of the buffers that others pass through.
     pub at_once: usize,
     /// Seconds that the CPU's threads together take for a cluster all of whose neurons fire.
@@ -56,6 +57,12 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
+    /// Whether how much of what it holds it computes may follow its times: the CPU reads the rest there, and
+    /// computes the same bits.
+    pub fn follows(&self) -> bool {
+        self.unified && self.same_bits
+    }
+
     /// How many of `hot` clusters in `layers` layers the device gets for itself and the CPU to end as early
     /// as they can, each with its own: the partition by weights of [`split`](crate::split), with
     /// `computed` the share of a cluster that the CPU computes.

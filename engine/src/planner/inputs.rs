@@ -170,8 +170,8 @@ impl Opened<'_> {
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
-            let streamed = match unified && self.verdict.is_some_and(|v| v.same_bits) {
-                true => 2 * (room.streamed() * CLUSTER) as u64 * shape.neuron_bytes(),
+            let streamed = match self.verdict.is_some_and(|v| v.same_bits) {
+                true => 2 * (self.at_once(room) * CLUSTER) as u64 * shape.neuron_bytes(),
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
@@ -192,22 +192,56 @@ impl Opened<'_> {
         shape.room_bytes(&shape.room(options.batch, options.context))
     }
 
+    /// Clusters of each of the buffers that stream through a device. In a memory of its own both take half of it
+    /// at most.
+    fn at_once(&self, room: &FfnRoom) -> usize {
+        let device = self.options.device.as_ref();
+        let of = |device: &Device| match device.facts().unified {
+            true => room.streamed(),
+            false => {
+                let fit = self.device_memory(device) / 4 / self.device_cluster();
+                room.streamed()
+                    .min(usize::try_from(fit).unwrap_or(usize::MAX))
+            }
+        };
+        device.map_or(0, of)
+    }
+
+    /// Bytes of a device's memory that may be used.
+    fn device_memory(&self, device: &Device) -> u64 {
+        let asked = self.options.device_memory;
+        // A driver needs some of it for itself.
+        asked.unwrap_or(device.facts().memory / 10 * 9)
+    }
+
+    /// Bytes of a cluster on a device.
+    fn device_cluster(&self) -> u64 {
+        CLUSTER as u64 * self.ffn.of_device().neuron_bytes()
+    }
+
     /// The device as a tier of memory.
     fn tier(&self) -> Option<Tier> {
         let (device, verdict) = (self.options.device.as_ref()?, self.verdict?);
-        let facts = device.facts();
-        let asked = self.options.device_memory;
+        let (unified, cluster_len) = (device.facts().unified, self.device_cluster());
+        let at_once = match verdict.same_bits {
+            true => self.at_once(&self.room(LEAST_STREAMED, self.threads)),
+            false => 0,
+        };
+        let buffers = match unified {
+            true => 0,
+            false => 2 * at_once as u64 * cluster_len,
+        };
         Some(Tier {
-            unified: facts.unified,
-            // A driver needs some of it for itself.
-            memory: asked.unwrap_or(facts.memory / 10 * 9),
-            asked: asked.is_some(),
-            cluster_len: CLUSTER as u64 * self.ffn.of_device().neuron_bytes(),
+            unified,
+            memory: self.device_memory(device).saturating_sub(buffers),
+            asked: self.options.device_memory.is_some(),
+            cluster_len,
             launch: verdict.speed.launch,
             cluster: CLUSTER as f64 * verdict.speed.neuron,
             times: verdict.times(),
-            follows: facts.unified && verdict.same_bits,
-            at_once: self.room(LEAST_STREAMED, self.threads).streamed(),
+            same_bits: verdict.same_bits,
+            copy: verdict.copy,
+            at_once,
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }

@@ -148,6 +148,7 @@ pub struct Beside {
     pub ns: f64,
     /// Rows of the pass that it computes with all neurons instead.
     pub rows: usize,
-    /// Nanoseconds that the threads take to hand over neurons that it does not hold.
+    /// Nanoseconds that the threads take to hand over neurons that it does not hold, and wait for those that it
+    /// alone has.
     pub copying: f64,
 }

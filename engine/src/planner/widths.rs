@@ -19,17 +19,21 @@ const MOST: usize = 512;
 impl Planner {
     /// How many clusters of each layer the device computes with `threads` compute threads beside it. Nothing
     /// but its times decides where the CPU has what it leaves; otherwise, and where the times would decide on
-    /// a text, it is all that it holds.
+    /// a text, it is all that it holds. The same for the rows that it computes with all clusters.
     pub(crate) fn widths(&self, division: &Division, threads: usize) -> Widths {
-        let follows = self.tier.as_ref().is_some_and(|tier| tier.follows);
-        let Some(pass) = self.pass(division, threads).filter(|_| follows) else {
+        let tier = self.tier.as_ref().filter(|tier| tier.same_bits);
+        let (Some(tier), Some(pass)) = (tier, self.pass(division, threads)) else {
             return Widths::default();
         };
+        let all = self.shape.neurons.div_ceil(CLUSTER) as u32;
         let rows = std::iter::successors(Some(1usize), |&n| Some(2 * n));
         let of = |rows: usize| {
             let layers = 0..self.shape.layers;
             let clusters: Vec<u32> = layers
-                .map(|layer| self.best_for(&pass, division, layer, rows))
+                .map(|layer| match tier.follows() {
+                    true => self.best_for(&pass, division, layer, rows),
+                    false => all,
+                })
                 .collect();
             let streamed = self.streamed_of(&pass, division, &clusters, rows);
             Width {
@@ -75,7 +79,7 @@ impl Planner {
                 own + 1e9 * tier.seconds(neurons, rows)
             })
             .sum();
-        let streamed = |its: usize| self.streaming(tier, held, its);
+        let streamed = |its: usize| self.streaming(tier, held, [its, rows]);
         let own = |its: usize| {
             all(Beside {
                 ns: 0.0,
@@ -91,18 +95,38 @@ impl Planner {
         }
     }
 
-    /// A layer of which a device that holds so many clusters computes `rows` rows.
-    fn streaming(&self, tier: &Tier, held: usize, rows: usize) -> Beside {
+    /// A layer of which a device that holds so many clusters computes `its` of `all` rows. Where the CPU cannot
+    /// read what it holds, the CPU waits until that is computed.
+    fn streaming(&self, tier: &Tier, held: usize, [its, all]: [usize; 2]) -> Beside {
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
-        let pieces = clusters.div_ceil(tier.at_once.max(1));
-        let neurons = self.shape.neurons as f64 / pieces.max(1) as f64;
-        let seconds = pieces as f64 * tier.seconds(neurons as usize, rows);
-        let copied = clusters.saturating_sub(held) as f64 * tier.cluster_len as f64;
+        let (held, at_once) = (held.min(clusters), tier.at_once.max(1));
+        let rest = clusters - held;
+        let neurons = |clusters: usize| (clusters * CLUSTER).min(self.shape.neurons);
+        let of = |clusters: usize, least: f64| {
+            let pieces = clusters.div_ceil(at_once).max(1) as f64;
+            let piece = neurons(clusters) as f64 / pieces;
+            pieces * tier.seconds(piece as usize, its).max(least / pieces)
+        };
+        let seconds = |clusters: usize, least: f64| match clusters {
+            0 => 0.0,
+            _ => of(clusters, least),
+        };
+        let bytes = rest as f64 * tier.cluster_len as f64;
+        let of_held = seconds(held, 0.0);
+        let (waits, of_others) = match tier.unified || held == 0 {
+            true => (0.0, 0.0),
+            false => (of_held, tier.seconds(neurons(held), all - its)),
+        };
+        // Copies to a memory of its own go on beside its work, of which the later one counts.
+        let ns = 1e9 * (of_held + seconds(rest, bytes * tier.copy) + of_others);
         Beside {
-            neurons: 0,
-            ns: 1e9 * seconds,
-            rows,
-            copying: copied / COPIED_PER_NS,
+            neurons: match tier.unified {
+                true => 0,
+                false => neurons(held),
+            },
+            ns,
+            rows: its,
+            copying: bytes / COPIED_PER_NS + 1e9 * (waits + of_others),
         }
     }
 
@@ -140,7 +164,7 @@ impl Planner {
         let held = division.needs.device_clusters as f64 / layers as f64;
         let streamed = division.widths.streamed(rows);
         if streamed > 0 {
-            return self.streaming(tier, held as usize, streamed);
+            return self.streaming(tier, held as usize, [streamed, rows]);
         }
         let of = |layer: usize| match division.widths.clusters(layer, rows) {
             Some(best) => held.min(best.into()),
@@ -191,7 +215,7 @@ mod tests {
             cluster: CLUSTER as f64 * neuron[0],
             cpu_cluster: 100e-6,
             times: Samples([1, 8, 64].into_iter().zip(neuron).map(sample).collect()),
-            follows: true,
+            same_bits: true,
             ..Tier::default()
         });
         p
@@ -258,6 +282,28 @@ mod tests {
         );
     }
 
+    /// What the CPU cannot read of the device's memory the device computes for all rows, and copies take their time.
+    #[test]
+    fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
+        let its = |copy: f64, rows: usize| {
+            let mut p = beside([400e-9, 420e-9, 600e-9]);
+            p.tier.iter_mut().for_each(|tier| {
+                (tier.unified, tier.at_once, tier.copy) = (false, 8, copy);
+            });
+            let division = p.divide(p.full_budget()).unwrap();
+            let widths = p.widths(&division, p.threads);
+            let all = p.shape.neurons.div_ceil(CLUSTER) as u32;
+            assert_eq!(widths.clusters(3, 1), Some(all));
+            widths.streamed(rows)
+        };
+        let fast = its(0.05e-9, 512);
+        assert!(fast > 256 && fast <= 512 - RECENT, "{fast}");
+        assert_eq!(its(0.0, 16), 0);
+        // Copies that take as long as the CPU for all rows.
+        assert_eq!(its(1e-6, 512), 0);
+        assert!(its(1e-9, 512) <= fast);
+    }
+
     #[test]
     fn a_device_that_helps_prompts_only_holds_what_these_want() {
         let p = beside([1e-3, 1e-3, 100e-9]);
@@ -278,7 +324,10 @@ mod tests {
         assert!(a.0 >= 0.99 * b.0 && a.1 > 1.2 * b.1, "{a:?} {b:?}");
         // Where times must not decide, nothing of that.
         let mut apart = p.clone();
-        apart.tier.iter_mut().for_each(|tier| tier.follows = false);
+        apart
+            .tier
+            .iter_mut()
+            .for_each(|tier| tier.same_bits = false);
         let fixed = apart.divide(budget).unwrap();
         assert_eq!(fixed.widths, Widths::default());
         assert_eq!(fixed.needs.device_clusters, 0);

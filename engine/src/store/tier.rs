@@ -10,6 +10,8 @@
 //! them moves from pass to pass and nothing is copied. Otherwise the device computes all that it holds.
 //!
 //! In a prompt it may compute some rows with all clusters: those that it does not hold pass through two buffers.
+//! The CPU computes the other rows from the bytes that both share; what it cannot read of the device's memory
+//! the device computes for these rows too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,7 +160,8 @@ impl Tier {
         self.rows = rows.all();
         for bank in 0..self.prefix.len() {
             self.computed[bank] = match streams {
-                true => 0,
+                true if self.hosts[bank].is_some() => 0,
+                true => self.prefix[bank],
                 false => self.clusters_for(bank as u32, self.rows),
             };
         }
@@ -169,12 +172,9 @@ impl Tier {
         self.streams
     }
 
-    /// How many rows of a pass of `rows` rows it computes with all clusters; the CPU computes the others from the
-    /// same bytes.
+    /// How many rows of a pass of `rows` rows it computes with all clusters.
     pub fn streamed_rows(&self, rows: usize) -> usize {
-        let mut held = self.prefix.iter().zip(&self.hosts);
-        let shared = held.all(|(&clusters, host)| clusters == 0 || host.is_some());
-        match self.buffers.is_some() && shared && self.device.lost().is_none() {
+        match self.buffers.is_some() && self.device.lost().is_none() {
             true => self.widths.streamed(rows),
             false => 0,
         }
