@@ -113,9 +113,8 @@ impl Engine {
             parts.device.as_ref().map(|device| device.1),
         );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
-        let device = parts.device.take();
-        let device = device.map(|(lease, v)| Arc::new(InUse::new(lease, v.same_bits)));
-        let mut decoder = build(parts, c, &division, &device)?;
+        let device = parts.device.as_ref().map(|device| Arc::clone(&device.0));
+        let mut decoder = build(parts, c, &division)?;
         if let Some(device) = &device {
             decoder.place_attention(device, &pool, &options)?;
         }
@@ -523,12 +522,7 @@ fn tier(
 }
 
 /// Loads resident weights and allocates all buffers.
-fn build(
-    parts: Parts,
-    c: ModelConfig,
-    division: &Division,
-    device: &Option<Arc<InUse>>,
-) -> Result<Decoder, Error> {
+fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
     let (room, gates) = (of.room(division.chunk, of.options.threads), of.gates());
     let Parts {
@@ -540,8 +534,10 @@ fn build(
         source,
         planner,
         known,
+        device,
         ..
     } = parts;
+    let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
     let mut inputs = Embedding::of_layers(&layout, &c)?;
@@ -566,7 +562,7 @@ fn build(
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
-        tier: tier(device, &planner, division, &room, c.d_model as usize),
+        tier: tier(&device, &planner, division, &room, c.d_model as usize),
         layout,
         source,
         memory: &division.memory,
