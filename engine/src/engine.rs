@@ -23,7 +23,7 @@ use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Division, Plan, Planner};
-use crate::room::thread_floats;
+use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -54,9 +54,14 @@ pub struct Engine {
     /// The pass of [`Engine::forward`] and of a stepper.
     pub(crate) pass: Pass,
     text: Text,
-    options: Options,
+    pub(crate) options: Options,
     planner: Planner,
-    division: Division,
+    pub(crate) division: Division,
+    /// The division for decoding, while that of a prompt is in use.
+    pub(crate) usual: Option<Box<Division>>,
+    pub(crate) rooms: Rooms,
+    /// The longest chunk of a prompt that the memory was divided for.
+    pub(crate) longest: Option<LongChunk>,
     choice: Choice,
     /// Recall of the predictors in use, on the text they were evaluated on.
     recall: Option<f64>,
@@ -113,6 +118,7 @@ impl Engine {
             parts.device.as_ref().map(|device| device.1),
         );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
+        let rooms = parts.opened().rooms(&division);
         let device = parts.device.as_ref().map(|device| Arc::clone(&device.0));
         let mut decoder = build(parts, c, &division)?;
         if let Some(device) = &device {
@@ -126,6 +132,9 @@ impl Engine {
             options,
             planner,
             division,
+            usual: None,
+            rooms,
+            longest: None,
             choice,
             recall,
             verdict,
@@ -348,6 +357,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        self.end_prompt()?;
         let division = self
             .planner
             .divide_again(&self.division, bytes, self.division.batch)?;
@@ -386,9 +396,14 @@ impl Engine {
         &self.options
     }
 
-    /// Division of the budget.
+    /// The division for decoding.
+    pub(crate) fn settled(&self) -> &Division {
+        self.usual.as_deref().unwrap_or(&self.division)
+    }
+
+    /// Division of the budget, as it is for decoding.
     pub fn memory(&self) -> &MemoryPlan {
-        &self.division.memory
+        &self.settled().memory
     }
 
     /// The plan in use, with a forecast that takes some milliseconds.
@@ -396,7 +411,7 @@ impl Engine {
     /// # Errors
     /// As [`Planner::forecast`].
     pub fn plan(&self) -> Result<Plan, Error> {
-        self.planner.forecast(&self.division, self.options.threads)
+        self.planner.forecast(self.settled(), self.options.threads)
     }
 
     /// The planner.
@@ -406,7 +421,7 @@ impl Engine {
 
     /// Byte sizes behind the plan.
     pub fn needs(&self) -> &Needs {
-        &self.division.needs
+        &self.settled().needs
     }
 
     /// The sparsity mode in use (never `Auto`).
@@ -524,7 +539,7 @@ fn tier(
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
-    let (room, gates) = (of.room(division.chunk, of.options.threads), of.gates());
+    let Rooms { ffn: room, gates } = of.rooms(division);
     let Parts {
         options,
         stored,

@@ -39,6 +39,7 @@ mod open;
 mod options;
 mod pass;
 pub mod planner;
+mod prompts;
 mod room;
 mod rope;
 mod router;

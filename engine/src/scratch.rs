@@ -7,6 +7,7 @@ use crate::device::ProductRoom;
 use crate::kv::BLOCK;
 use crate::matrix::Matrix;
 use crate::router::Routes;
+use crate::thread_buffer::renew;
 
 /// Dimensions of the buffers.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +85,27 @@ impl Scratch {
             routes: Routes::new(c, chunk),
             logits: vec![0.0; room.batch * vocab],
         }
+    }
+
+    /// Buffers for other numbers of rows. Logits stay.
+    pub fn set_rows(&mut self, c: &ModelConfig, rows: usize) {
+        let [d, q, kv, _] = widths(c);
+        let all = [
+            (&mut self.normed, d),
+            (&mut self.out, d),
+            (&mut self.parallel, parallel(c)),
+            (&mut self.q, q),
+            (&mut self.k, kv),
+            (&mut self.v, kv),
+            (&mut self.attended, q),
+        ];
+        for (buffer, width) in all {
+            renew(buffer, rows * width);
+        }
+        // The old ones first, so that both never exist at once.
+        self.input = Activations::default();
+        self.input = Activations::with_capacity(d.max(q), rows);
+        self.routes = Routes::new(c, rows);
     }
 
     /// Bytes that [`Scratch::new`] allocates.

@@ -1,4 +1,4 @@
-//! Thread-local scratch buffers.
+//! Scratch buffers: of a thread, and such as change their length.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,4 +24,10 @@ pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R)
         }
         f(&mut buffer[..len])
     })
+}
+
+/// Replaces a buffer by zeros of another length. Frees the old one first, so that both never exist at once.
+pub(crate) fn renew(buffer: &mut Vec<f32>, len: usize) {
+    *buffer = Vec::new();
+    *buffer = vec![0.0; len];
 }

@@ -10,6 +10,7 @@ use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::Arena;
 use emberflow_storage::container::{Container, TensorEntry};
 
+use crate::device::products::Products;
 use crate::device::share::Sharing;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -209,6 +210,12 @@ impl Weights {
 
     fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
         self.layers.iter().flat_map(LayerWeights::projections)
+    }
+
+    /// What multiplies with a device, by matrix.
+    pub(crate) fn products(&self) -> impl Iterator<Item = &Products> {
+        let all = self.all_projections().chain([&self.head]);
+        all.filter_map(|matrix| Some(&*matrix.device()?.of))
     }
 
     /// The bytes of the attention matrices.

@@ -25,8 +25,41 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
         .tokens
 }
 
+/// Memory after each pass of a long prompt, whose chunks take room from the cache, and of the text after it.
+fn keeps_to_its_budget_in_a_long_prompt() {
+    let options = Options {
+        budget: Budget::FfnShare(0.3),
+        threads: 1,
+        context: 600,
+        io: "sim:emmc".parse().expect("a disk"),
+        ..Options::default()
+    };
+    let model = open_model(&ModelArg { model: None }).expect("the bundled model");
+    let mut engine = Engine::open(model, options).expect("open");
+    let budget = engine.memory().budget();
+    let prompt: Vec<u32> = (0..500).map(|i| 40 + (i * 31) % 900).collect();
+    let request = Request {
+        max_tokens: 8,
+        ignore_eos: true,
+        ..Request::default()
+    };
+    let mut look = |_| {
+        let rss = mem::rss().expect("rss");
+        assert!(rss <= budget, "{rss} bytes, {budget} allowed");
+        ControlFlow::Continue(())
+    };
+    let usual = engine.chunk();
+    for _ in 0..2 {
+        let mut sequence = engine.new_sequence().expect("a sequence");
+        let all = engine.generate(&mut sequence, &prompt, &request, &mut look);
+        assert_eq!(all.expect("generate").tokens.len(), 8);
+        assert!(engine.prompt_chunk() > usual && engine.chunk() == usual);
+    }
+}
+
 #[test]
 fn memory_follows_the_budget_and_the_text_does_not() {
+    keeps_to_its_budget_in_a_long_prompt();
     let model = open_model(&ModelArg { model: None }).expect("the bundled model");
     let options = Options {
         budget: Budget::FfnShare(1.0),

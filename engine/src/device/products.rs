@@ -26,6 +26,7 @@ use super::in_use::InUse;
 use super::{Block, DeviceError, HostBytes, Input, Ticket};
 use crate::counters::nanoseconds;
 use crate::split::{Curve, Pair, Product};
+use crate::thread_buffer::renew;
 use crate::trace;
 
 /// Most matrices that are multiplied by the same input.
@@ -157,6 +158,12 @@ impl Products {
             waited: AtomicU64::new(0),
             tracer,
         }
+    }
+
+    /// Memory for so many results.
+    pub fn set_results(&self, results: usize) {
+        let mut held = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        renew(&mut held, results);
     }
 
     /// How many of the rows the device takes, for so many tokens.

@@ -4,24 +4,37 @@
 //! predicted for, so the result does not depend on how a prompt is chunked.
 
 use emberflow_kernels::{Compute, Cpu};
-use emberflow_predictor::{Features, Predictor, Shared, keep_wanted};
+use emberflow_predictor::{Features, Predictor, Shared, SharedShape, keep_wanted};
 
 /// The predictors of all banks.
 pub(crate) struct Predictors {
     layers: Vec<Option<Box<dyn Predictor>>>,
     cuts: Vec<f32>,
+    shape: SharedShape,
     shared: Shared,
 }
 
 impl Predictors {
-    /// By bank: predictors, and thresholds on the magnitude of an activated gate. `shared` is
-    /// scratch for the largest.
-    pub fn new(layers: Vec<Option<Box<dyn Predictor>>>, cuts: Vec<f32>, shared: Shared) -> Self {
+    /// By bank: predictors, and thresholds on the magnitude of an activated gate. `shape` is what the
+    /// largest keeps of each of up to `rows` tokens.
+    pub fn new(
+        layers: Vec<Option<Box<dyn Predictor>>>,
+        cuts: Vec<f32>,
+        shape: SharedShape,
+        rows: usize,
+    ) -> Self {
         Self {
             layers,
             cuts,
-            shared,
+            shape,
+            shared: Shared::new(shape, rows),
         }
+    }
+
+    /// Memory for passes of up to `rows` tokens.
+    pub fn set_rows(&mut self, rows: usize) {
+        self.shared = Shared::default();
+        self.shared = Shared::new(self.shape, rows);
     }
 
     /// Number of banks.

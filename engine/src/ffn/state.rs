@@ -17,6 +17,7 @@ use crate::counters::Counters;
 use crate::device::{LEAST_STREAMED, Room};
 use crate::store::regions::CLUSTER;
 use crate::store::{Layout, NeuronStore};
+use crate::thread_buffer::renew;
 
 /// Bytes of partial sums before a reduction: those of one token of a 7B model.
 const PARTIAL_BYTES: usize = 4 << 20;
@@ -192,6 +193,23 @@ impl Ffn {
     pub fn with_tops(mut self, c: &ModelConfig, rows: usize) -> Self {
         self.tops = Tops::new(c, rows);
         self
+    }
+
+    /// Buffers for passes of up to as many rows as `room` has, which differs in nothing else.
+    pub fn set_room(&mut self, c: &ModelConfig, room: &FfnRoom) {
+        let (pairs, d, rows) = (room.pairs(), self.shape.format.d, room.rows);
+        renew(&mut self.pairs.gates, pairs);
+        self.pairs.wanted = Vec::new();
+        self.pairs.wanted = vec![0; pairs / 64];
+        self.gathered = Gathered::default();
+        self.gathered = Gathered::new(room.gathered(), d, self.predictors.is_some());
+        renew(&mut self.partials, room.partials(d));
+        self.recent = Recent::new(rows);
+        self.cutoffs = Vec::with_capacity(rows);
+        self.tops = Tops::new(c, rows);
+        if let Some(predictors) = &mut self.predictors {
+            predictors.set_rows(rows);
+        }
     }
 
     /// Bytes that [`Ffn::new`] allocates, without the predictors.

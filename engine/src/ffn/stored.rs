@@ -304,8 +304,7 @@ impl StoredPredictors {
                 layers
             }
         };
-        let shared = Shared::new(self.shape, chunk);
-        Ok(Predictors::new(layers, self.cuts, shared))
+        Ok(Predictors::new(layers, self.cuts, self.shape, chunk))
     }
 }
 

@@ -179,7 +179,10 @@ impl DeviceReport {
         let (facts, needs) = (device.facts(), engine.needs());
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
-        let prompt_share = engine.decoder.weights.prompt_on_device(engine.chunk());
+        let prompt_share = engine
+            .decoder
+            .weights
+            .prompt_on_device(engine.prompt_chunk());
         let (gates_share, gates_waited) = store.gates_on_device();
         let attended = engine.decoder.placed.device.as_ref();
         let waited = waited + attended.map_or(Duration::ZERO, OnDevice::waited);
@@ -187,7 +190,7 @@ impl DeviceReport {
         let cluster = needs.cluster * neuron;
         let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
-        let mut rows = vec![1, engine.options().batch, engine.chunk()];
+        let mut rows = vec![1, engine.options().batch, engine.prompt_chunk()];
         rows.dedup();
         let computed = rows.into_iter().map(|rows| Computed {
             rows,
@@ -202,8 +205,8 @@ impl DeviceReport {
             ffn_share: share(clusters),
             computed: computed.collect(),
             streamed: Streamed {
-                rows: store.streamed_rows(engine.chunk()),
-                chunk: engine.chunk(),
+                rows: engine.rows_streamed(),
+                chunk: engine.prompt_chunk(),
                 bytes: store.stream_clusters() as u64 * cluster,
             },
             bytes: clusters * cluster,

@@ -377,7 +377,7 @@ impl Cache {
 }
 
 impl Expected {
-    fn of(plan: &Plan) -> Self {
+    fn of(plan: &Plan, chunk: usize) -> Self {
         let decode = &plan.decode;
         Self {
             expected_tokens_per_s: decode.tokens_per_s,
@@ -387,7 +387,7 @@ impl Expected {
             expected_compute_ms: decode.compute_ms,
             expected_wait_ms: decode.wait_ms,
             limit: decode.limit,
-            chunk: plan.chunk,
+            chunk,
             measured: plan.basis.all_measured(),
             doubt: plan.basis.doubt(decode),
             by_first_tokens: 0,
@@ -402,7 +402,7 @@ impl Expected {
     /// missing, doubtful or far off.
     fn after(engine: &Engine, generation: &Generation) -> Result<Self, Error> {
         let plan = engine.plan()?;
-        let expected = Self::of(&plan);
+        let expected = Self::of(&plan, engine.prompt_chunk());
         let Some(seen) = Seen::of(generation, &plan.decode) else {
             return Ok(expected);
         };

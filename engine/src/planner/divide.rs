@@ -1,7 +1,10 @@
 //! Division of a budget. Pure arithmetic that takes microseconds, so it runs whenever a sequence
 //! joins or leaves and whenever the budget changes.
 
+use emberflow_storage::profile::Origin;
+
 use super::facts::{Planner, Scratched};
+use crate::ablation::Ablation;
 use crate::device::Widths;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
@@ -27,6 +30,9 @@ const GATE_STEPS: u64 = 8;
 /// How much slower decoding may become by the memory of a longer chunk of which a device computes most: as much
 /// again is less than prompts gain.
 const MOST_LOST: f64 = 1.08;
+
+/// How much faster whole clusters must promise to be than single neurons, of which a token reads fewer bytes.
+const READS_MORE: f64 = 1.1;
 
 /// Speedup that a device must promise.
 const WORTH_IT: f64 = 1.02;
@@ -218,12 +224,20 @@ impl Planner {
         }
     }
 
-    /// The ways in which neurons can be served, by the needs that lead to them: as a dense model's
-    /// are; and of experts with exact zeros, whole ones as well, or their Gate parts first. Which is
-    /// the fastest depends on how many neurons fire and on the device: Gate rows take a third of the
-    /// memory from experts that would be hits, and single neurons are short reads.
+    /// The ways in which neurons can be served, by the needs that lead to them: with resident Gate rows;
+    /// of models with exact zeros in whole clusters as well, as a dense model's are; and of experts with
+    /// exact zeros by their Gate parts first. Which is the fastest depends on how many neurons fire and on
+    /// the device: Gate rows take a third of the memory from clusters that would be hits, and single
+    /// neurons are short reads. Whatever is read, the text is the same.
     fn ways(&self) -> Vec<Needs> {
         let mut ways = vec![self.needs];
+        if self.needs.gates_divide && self.knows_enough() {
+            ways.push(Needs {
+                gates_help: false,
+                gates_divide: false,
+                ..self.needs
+            });
+        }
         if self.shape.visited < 1.0 && self.needs.gates_help && !self.needs.predicts {
             ways.extend([false, true].map(|two_phases| Needs {
                 gates_help: false,
@@ -232,6 +246,17 @@ impl Planner {
             }));
         }
         ways
+    }
+
+    /// Whether forecasts of single neurons and of whole clusters may be compared: storage, machine and firing
+    /// were measured. A device for dense work is divided for by itself.
+    fn knows_enough(&self) -> bool {
+        let storage = match self.device.origin() {
+            Origin::Measured | Origin::Simulated(_) => true,
+            Origin::Doubtful | Origin::Assumed(_) => false,
+        };
+        let measured = storage && self.rates.measured && self.firing.measured;
+        measured && self.ablation == Ablation::Full && self.tier.is_none()
     }
 
     /// The division of a budget with the highest expected speed, the first of equal ones.
@@ -254,7 +279,9 @@ impl Planner {
         let mut consider = |way: &Needs| {
             match divide(way) {
                 Ok(division) => {
-                    let speed = self.speed(&division, 1);
+                    let reads_more = self.needs.gates_divide && !way.gates_help;
+                    let least = if reads_more { READS_MORE } else { 1.0 };
+                    let speed = self.speed(&division, 1) / least;
                     if best.as_ref().is_none_or(|(other, _)| speed > *other) {
                         best = Some((speed, division));
                     }
@@ -304,16 +331,16 @@ impl Planner {
     }
 
     /// The largest budget of a way that keeps at most `share` (0 to 1) of the FFN's weights resident
-    /// and is then the fastest one. Where Gate rows may be resident in some layers alone, it is the
-    /// budget with all of them, or the smallest one if they do not fit.
+    /// and is then the fastest one. Where no way is, or there is one alone, it is the budget with all Gate
+    /// rows, or the smallest one if they do not fit.
     pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
         let kind = |n: &Needs| (n.gates_help, n.two_phases, n.gate_banks);
         let taken = |budget: u64| self.divide(budget).map_or(self.needs, |d| d.needs);
-        if self.needs.gates_divide {
+        let ways = self.ways();
+        if ways.len() == 1 {
             return self.needs.budget_for_share(share);
         }
-        let budgets = self
-            .ways()
+        let budgets = ways
             .into_iter()
             .map(|way| (way.budget_for_share(share), way));
         let settled = budgets.filter(|(budget, way)| kind(&taken(*budget)) == kind(way));
@@ -321,7 +348,7 @@ impl Planner {
         most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
 
-    fn divided(
+    pub(super) fn divided(
         &self,
         budget: u64,
         needs: Needs,
@@ -411,4 +438,34 @@ impl Planner {
 fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
     let neuron = (needs.gate_len + needs.rest_len) as f64;
     (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::Profile;
+
+    use crate::planner::firing::Firing;
+    use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
+
+    /// Many firing neurons are long reads of whole clusters; few are short reads. Without measurements
+    /// forecasts of the two are not compared.
+    #[test]
+    fn exact_models_stream_where_that_is_measured_to_be_faster() {
+        let often = vec![0.7; NEURONS];
+        let busy = Firing::measured((0..LAYERS).map(|_| &often[..]), Some(0.8), None);
+        let gates = |firing: &Firing, measured: bool| {
+            let mut p = planner(Profile::Ufs4, firing.clone());
+            p.rates.measured = measured;
+            let budget = p.needs.budget_for_share(0.6);
+            let division = p.divide(budget).unwrap();
+            let again = p.divide_again(&division, budget, 1).unwrap();
+            assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
+            let share = p.divide(p.budget_for_share(0.6)).unwrap();
+            assert!(share.memory.ffn_resident_share(&share.needs) <= 0.6);
+            division.memory.gates_resident()
+        };
+        assert!(!gates(&busy, true));
+        assert!(gates(&busy, false));
+        assert!(gates(&sparse(), true));
+    }
 }

@@ -10,6 +10,7 @@ use emberflow_storage::mem;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
 use super::cores;
+use super::divide::Division;
 use super::facts::{BATCHES, Planner, Scratched, Tier, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
@@ -24,7 +25,7 @@ use crate::kv::KvShape;
 use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::options::{DeviceAttention, Options, Phases};
-use crate::room::thread_floats;
+use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::store::regions::{CLUSTER, LEAST_BUFFERS};
@@ -153,6 +154,14 @@ impl Opened<'_> {
             threads,
             observe: self.options.observe,
             counts: self.options.count_fired,
+        }
+    }
+
+    /// Dimensions of all buffers.
+    pub(crate) fn rooms(&self, division: &Division) -> Rooms {
+        Rooms {
+            ffn: self.room(division.chunk, self.options.threads),
+            gates: self.gates(),
         }
     }
 

@@ -15,6 +15,7 @@ mod forecast;
 mod inputs;
 mod pass;
 mod plan;
+mod prompts;
 pub mod rates;
 mod reads;
 mod temperature;

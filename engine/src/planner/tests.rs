@@ -19,8 +19,8 @@ use crate::store::regions::CLUSTER;
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
-const NEURONS: usize = 14336;
-const LAYERS: usize = 32;
+pub(super) const NEURONS: usize = 14336;
+pub(super) const LAYERS: usize = 32;
 
 pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let q4 = DType::Q4;

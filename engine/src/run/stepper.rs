@@ -60,6 +60,8 @@ pub struct Stepper<'e> {
     yields: Arc<AtomicBool>,
     next: u64,
     turns: Turns,
+    /// The last request whose prompt the memory was to suit.
+    considered: Option<RequestId>,
 }
 
 impl<'e> Stepper<'e> {
@@ -75,6 +77,7 @@ impl<'e> Stepper<'e> {
             yields: Arc::new(AtomicBool::new(false)),
             next: 0,
             turns: Turns::new(),
+            considered: None,
         }
     }
 
@@ -180,8 +183,11 @@ impl<'e> Stepper<'e> {
     /// events.
     pub fn step(&mut self) -> Result<Stepped<'_>, Error> {
         self.events.clear();
-        if self.running.is_empty() && !self.unpark() && !self.choose() {
-            return Ok(Stepped::Idle);
+        if self.running.is_empty() && !self.unpark() {
+            self.suit_memory()?;
+            if !self.choose() {
+                return Ok(Stepped::Idle);
+            }
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
         let whole = self.engine.pass.layers.is_none();
@@ -226,6 +232,24 @@ impl<'e> Stepper<'e> {
     fn set_batch(&mut self) -> Result<(), Error> {
         let together = self.texts.len().min(self.turns.width());
         self.engine.set_batch(together)
+    }
+
+    /// Divides the memory for a prompt while it is the only request, and for decoding after that.
+    fn suit_memory(&mut self) -> Result<(), Error> {
+        if !self.parked.is_empty() {
+            return Ok(());
+        }
+        match self.texts.as_slice() {
+            [text] => match text.wants() {
+                Wants::Prompt(_) if self.considered == Some(text.id) => Ok(()),
+                Wants::Prompt(tokens) => {
+                    self.considered = Some(text.id);
+                    self.engine.begin_prompt(tokens)
+                }
+                Wants::Decode | Wants::Nothing => self.engine.end_prompt(),
+            },
+            _ => self.engine.end_prompt(),
+        }
     }
 
     /// Schedules the next pass. False if no request can run.

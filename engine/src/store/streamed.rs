@@ -2,7 +2,7 @@
 
 use super::neurons::NeuronStore;
 use super::tier::{StreamedFrom, Tier};
-use crate::device::{NeuronRows, Part, Ticket, Work};
+use crate::device::{NeuronRows, Part, ProductRoom, Room, Ticket, Widths, Work};
 use crate::error::Error;
 
 impl NeuronStore {
@@ -10,6 +10,25 @@ impl NeuronStore {
     pub fn streamed_rows(&self, rows: usize) -> usize {
         let tier = self.tier.as_ref();
         tier.map_or(0, |tier| tier.streamed_rows(rows))
+    }
+
+    /// Makes room on a device for passes of other lengths.
+    pub fn set_device_room(
+        &mut self,
+        room: &Room,
+        products: ProductRoom,
+        widths: &Widths,
+    ) -> Result<(), Error> {
+        let Some(tier) = self.tier.as_mut().filter(|tier| tier.lost().is_none()) else {
+            return Ok(());
+        };
+        tier.set_room(room, widths.clone())?;
+        let made = tier.device().dense().make_product_room(&products);
+        tier.device().or_lost(made)?;
+        if let Some(held) = &self.gate_products {
+            held.set_results(products.results);
+        }
+        Ok(())
     }
 
     /// Most clusters of a piece of such work.

@@ -149,6 +149,19 @@ impl Tier {
         })
     }
 
+    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
+    pub fn set_room(&mut self, room: &Room, widths: Widths) -> Result<(), Error> {
+        (self.widths, self.rows) = (widths, 0);
+        let made = self.device.dense().make_room(room);
+        self.device.or_lost(made)?;
+        Ok(())
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<InUse> {
+        &self.device
+    }
+
     /// Begins a layer of a pass of `rows` rows.
     pub fn begin(&mut self, rows: PassRows) {
         let streams = rows.streamed > 0;

@@ -1,0 +1,92 @@
+//! Division of the memory while a prompt is computed.
+
+use emberflow_storage::profile::Pattern;
+
+use super::divide::Division;
+use super::facts::{Planner, Scratched};
+use crate::memory::Needs;
+
+/// How much faster a prompt has to become for moving memory to and fro.
+const WORTH_IT: f64 = 1.1;
+
+/// Seconds that moving memory to and fro takes, whatever the model.
+const MOVING: f64 = 0.02;
+
+impl Planner {
+    /// The division that is expected to compute a prompt of `tokens` tokens fastest, with a longer chunk than
+    /// `usual` in the memory of the cache. What the cache loses is read again; that counts. `None` where
+    /// `usual` is as good.
+    pub(crate) fn for_prompt(&self, usual: &Division, tokens: usize) -> Option<Division> {
+        let longer = self.scratch.iter().map(|s: &Scratched| s.chunk);
+        let longer = longer.filter(|&chunk| chunk > usual.chunk && chunk < 2 * tokens);
+        let seconds = |d: &Division| {
+            let rows = d.chunk.min(tokens).max(2);
+            tokens as f64 / self.speed(d, rows).max(1e-9)
+        };
+        let all = longer.filter_map(|chunk| self.with_chunk(usual, chunk));
+        let timed = all.map(|d| (seconds(&d) + self.refill(usual, &d) + MOVING, d));
+        let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        (best * WORTH_IT < seconds(usual)).then_some(division)
+    }
+
+    /// A division of the same kind with another chunk.
+    fn with_chunk(&self, usual: &Division, chunk: usize) -> Option<Division> {
+        let needs = Needs {
+            process_peak: 0,
+            ..self.needs_with(&usual.needs, chunk)
+        };
+        let budget = usual.memory.budget();
+        let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
+        let (before, after) = (&usual.memory, &divided.memory);
+        let same = before.gate_banks == after.gate_banks
+            && before.embedding == after.embedding
+            && (before.slots > 0) == (after.slots > 0);
+        let widths = self.widths(&divided, self.threads);
+        same.then_some(Division { widths, ..divided })
+    }
+
+    /// Seconds to read what `prompt` takes from the cache of `usual`.
+    fn refill(&self, usual: &Division, prompt: &Division) -> f64 {
+        let held = |d: &Division, what| d.memory.ledger.held(what);
+        let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
+        let per_byte = |len: u64, of: f64| of / len.max(1) as f64 * 1e-9;
+        let s = &self.shape;
+        let neuron = match usual.memory.gate_banks {
+            0 => s.stride,
+            _ => s.rest_read,
+        };
+        let short = per_byte(neuron, self.device.read_ns(neuron, Pattern::Random));
+        let long = per_byte(
+            s.cluster_read,
+            self.stream.read_ns(s.cluster_read, Pattern::Sequential),
+        );
+        lost("cold") * short + lost("hot") * long
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::Profile;
+
+    use crate::planner::tests::{planner, sparse};
+
+    /// A longer chunk is worth its memory where reads are what a prompt waits for, and it has enough tokens.
+    #[test]
+    fn long_prompts_take_memory_from_the_cache_where_they_wait_for_reads() {
+        let chunk = |profile, share, tokens| {
+            let p = planner(profile, sparse());
+            let usual = p.divide(p.budget_for_share(share)).unwrap();
+            let found = p.for_prompt(&usual, tokens);
+            if let Some(d) = &found {
+                assert!(d.memory.ledger.used() <= usual.memory.budget());
+                assert!(d.chunk > usual.chunk && d.memory.slots < usual.memory.slots);
+                assert_eq!(d.memory.gate_banks, usual.memory.gate_banks);
+            }
+            (usual.chunk, found.map(|d| d.chunk))
+        };
+        let (usual, long) = chunk(Profile::Emmc, 0.45, 2000);
+        assert!(long.unwrap() >= 4 * usual, "{usual} {long:?}");
+        assert_eq!(chunk(Profile::Emmc, 0.45, usual / 2).1, None);
+        assert_eq!(chunk(Profile::Nvme, 1.0, 2000).1, None);
+    }
+}

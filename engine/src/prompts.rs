@@ -1,0 +1,118 @@
+//! Memory for a long prompt: its chunks may be longer than decoding leaves room for.
+//!
+//! ```text
+//! decoding  │ weights │ cache ················ │ buffers │
+//! a prompt  │ weights │ cache ·········│ buffers ······· │
+//! ```
+//!
+//! A pass reads each missing cluster once, so that a longer chunk reads less for a token, and a device is
+//! faster with more rows. Both divisions keep to the budget: what is freed is freed first.
+
+use emberflow_storage::io::trim_heap;
+
+use crate::decoder::Decoder;
+use crate::device::ProductRoom;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::ffn::FfnRoom;
+use crate::pass::Pass;
+use crate::planner::Division;
+use crate::room::LongChunk;
+use crate::rope::Ropes;
+use crate::scratch::product_room;
+use crate::streams;
+
+impl Engine {
+    /// The longest chunk of a prompt so far, or that of the plan.
+    pub fn prompt_chunk(&self) -> usize {
+        self.longest.map_or(self.chunk(), |longest| longest.rows)
+    }
+
+    /// How many of its rows a device computes with all neurons.
+    pub(crate) fn rows_streamed(&self) -> usize {
+        let usual = || self.decoder.ffn.store.streamed_rows(self.chunk());
+        self.longest.map_or_else(usual, |longest| longest.streamed)
+    }
+
+    /// Divides the memory for a prompt of which `tokens` tokens are left, if that is faster, until
+    /// [`Engine::end_prompt`]. No pass is under way.
+    ///
+    /// # Errors
+    /// Those of [`Engine::set_budget`].
+    pub(crate) fn begin_prompt(&mut self, tokens: usize) -> Result<(), Error> {
+        let fixed = self.config().form.streams.is_some() || self.options.observe;
+        if fixed || self.options.count_fired || self.usual.is_some() || tokens <= self.chunk() {
+            return Ok(());
+        }
+        let Some(division) = self.planner().for_prompt(&self.division, tokens) else {
+            return Ok(());
+        };
+        tracing::info!(tokens, chunk = division.chunk, "memory for a prompt");
+        self.decoder.ffn.store.set_plan(&division.memory)?;
+        let usual = std::mem::replace(&mut self.division, division);
+        self.usual = Some(Box::new(usual));
+        self.set_rows()
+    }
+
+    /// Divides the memory for decoding again.
+    ///
+    /// # Errors
+    /// As [`Engine::begin_prompt`].
+    pub(crate) fn end_prompt(&mut self) -> Result<(), Error> {
+        let Some(usual) = self.usual.take() else {
+            return Ok(());
+        };
+        let (budget, batch) = (self.division.memory.budget(), self.division.batch);
+        self.division = self.planner().divide_again(&usual, budget, batch)?;
+        self.set_rows()?;
+        // Freed heap memory would count beside the cache.
+        trim_heap();
+        self.decoder.ffn.store.set_plan(&self.division.memory)
+    }
+
+    /// Buffers for the division's chunk.
+    fn set_rows(&mut self) -> Result<(), Error> {
+        self.options.chunk = self.division.chunk;
+        let rows = self.most_rows();
+        let ffn = FfnRoom {
+            rows,
+            ..self.rooms.ffn
+        };
+        let (batch, context) = (self.options.batch, self.options.context);
+        let Self { decoder, pass, .. } = self;
+        let c = &decoder.config;
+        *pass = Pass::default();
+        *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
+        decoder.rope = Ropes::new(c, rows, context);
+        decoder.scratch.set_rows(c, rows);
+        decoder.ffn.set_room(c, &ffn);
+        let products = product_room(c, rows, batch, self.rooms.gates);
+        set_device_room(decoder, &ffn, products, &self.division)?;
+        let longest = LongChunk {
+            rows: self.chunk(),
+            streamed: self.decoder.ffn.store.streamed_rows(self.chunk()),
+        };
+        if longest.rows > self.longest.map_or(0, |longest| longest.rows) {
+            self.longest = Some(longest);
+        }
+        Ok(())
+    }
+}
+
+/// The same on a device, if there is one.
+fn set_device_room(
+    decoder: &mut Decoder,
+    room: &FfnRoom,
+    products: ProductRoom,
+    division: &Division,
+) -> Result<(), Error> {
+    let room = room.of_device(decoder.config.d_model as usize);
+    decoder
+        .ffn
+        .store
+        .set_device_room(&room, products, &division.widths)?;
+    for held in decoder.weights.products() {
+        held.set_results(products.results);
+    }
+    Ok(())
+}
