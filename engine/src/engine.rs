@@ -526,7 +526,7 @@ fn tier(
 ) -> Option<TierSetup> {
     let widths = planner.widths(division, room.threads);
     let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
-    let at_once = planner.tier.as_ref().map_or(0, |tier| tier.at_once);
+    let at_once = planner.stream_buffers(division);
     TierSetup::on(
         device,
         clusters,

@@ -3,7 +3,7 @@
 
 use emberflow_storage::profile::Origin;
 
-use super::facts::{Planner, Scratched};
+use super::facts::{Planner, Scratched, Tier};
 use crate::ablation::Ablation;
 use crate::device::Widths;
 use crate::error::Error;
@@ -115,7 +115,7 @@ impl Planner {
             ..division
         };
         let all = division.needs.clusters;
-        let room = (tier.memory / tier.cluster_len.max(1)).min(all);
+        let room = (self.room_for_neurons(tier, &division) / tier.cluster_len.max(1)).min(all);
         let with = |clusters: u64| {
             let needs = Needs {
                 device_clusters: clusters,
@@ -178,13 +178,31 @@ impl Planner {
         near.reduce(better).unwrap_or(plain).division
     }
 
+    /// Clusters of each of the two buffers that others pass through on their way through a device. In a memory of
+    /// its own they take room from neurons, so that there are none where no row of a chunk would use them.
+    pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
+        let rows = division.chunk.max(division.batch);
+        let used = |tier: &&Tier| tier.unified || division.widths.streamed(rows) > 0;
+        let tier = self.tier.as_ref().filter(used);
+        tier.map_or(0, |tier| tier.at_once)
+    }
+
+    /// Bytes of a device's memory that neurons may be held in.
+    fn room_for_neurons(&self, tier: &Tier, division: &Division) -> u64 {
+        let buffers = match tier.unified {
+            true => 0,
+            false => 2 * self.stream_buffers(division) as u64 * tier.cluster_len,
+        };
+        tier.memory.saturating_sub(buffers)
+    }
+
     /// Bytes of a device's memory that a division leaves for matrices that the host has too. Where it is the
     /// machine's, they take none of it.
     pub(crate) fn device_spare(&self, division: &Division) -> u64 {
         match &self.tier {
             Some(tier) if !tier.unified => {
                 let held = division.needs.device_clusters * tier.cluster_len;
-                tier.memory.saturating_sub(held)
+                self.room_for_neurons(tier, division).saturating_sub(held)
             }
             _ => u64::MAX,
         }

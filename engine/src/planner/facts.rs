@@ -34,7 +34,8 @@ pub(crate) struct Scratched {
 pub(crate) struct Tier {
     /// Its memory is the machine's.
     pub unified: bool,
-    /// Bytes that it may hold of neurons, and whether somebody asked for just that.
+    /// Bytes that it may hold of neurons, and whether somebody asked for just that. In a memory of its own the
+    /// buffers that others pass through are part of it, where there are any.
     pub memory: u64,
     /// See `memory`.
     pub asked: bool,

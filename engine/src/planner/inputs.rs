@@ -236,13 +236,9 @@ impl Opened<'_> {
             true => self.at_once(&self.room(LEAST_STREAMED, self.threads)),
             false => 0,
         };
-        let buffers = match unified {
-            true => 0,
-            false => 2 * at_once as u64 * cluster_len,
-        };
         Some(Tier {
             unified,
-            memory: self.device_memory(device).saturating_sub(buffers),
+            memory: self.device_memory(device),
             asked: self.options.device_memory.is_some(),
             cluster_len,
             launch: verdict.speed.launch,

@@ -304,6 +304,23 @@ mod tests {
         assert!(its(1e-9, 512) <= fast);
     }
 
+    /// Buffers take room from neurons in a memory of its own, where they are used.
+    #[test]
+    fn what_does_not_stream_leaves_its_memory_to_neurons() {
+        for (neuron, used) in [(1e-9, true), (1e-2, false)] {
+            let mut p = beside([neuron; 3]);
+            p.tier.iter_mut().for_each(|tier| {
+                (tier.unified, tier.at_once, tier.asked) = (false, 4, true);
+                tier.memory = 40 * tier.cluster_len;
+            });
+            let division = p.divide(p.full_budget()).unwrap();
+            let (held, buffers) = (division.needs.device_clusters, p.stream_buffers(&division));
+            let expected = if used { (32, 4) } else { (40, 0) };
+            assert_eq!((held, buffers), expected);
+            assert_eq!(p.device_spare(&division), 0);
+        }
+    }
+
     #[test]
     fn a_device_that_helps_prompts_only_holds_what_these_want() {
         let p = beside([1e-3, 1e-3, 100e-9]);
