@@ -3,6 +3,7 @@
 //! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
 //! the keys and values is the residual stream.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use emberflow_kernels::{Compute, Cpu};
@@ -10,11 +11,15 @@ use emberflow_models::config::{ModelConfig, Parallel};
 use emberflow_storage::clock::Moment;
 
 use crate::attention::AttentionLayer;
+use crate::attention::try_on::{Placed, Trying};
+use crate::device::InUse;
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
+use crate::kv::KvPool;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
+use crate::options::Options;
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -87,6 +92,8 @@ pub(crate) struct Decoder {
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
+    /// Where attention is computed.
+    pub placed: Placed,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -115,6 +122,31 @@ impl Decoder {
     /// Most rows of logits per call.
     pub fn most_logits(&self) -> usize {
         self.scratch.logits.len() / self.config.vocab as usize
+    }
+
+    /// Decides whether a device computes attention.
+    ///
+    /// # Errors
+    /// No room for a sequence.
+    pub fn place_attention(
+        &mut self,
+        device: &Arc<InUse>,
+        pool: &Arc<KvPool>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let trying = Trying {
+            device,
+            on: &self.on,
+            config: &self.config,
+            weights: &self.weights,
+            pool,
+            options,
+            rope: &mut self.rope,
+            scratch: &mut self.scratch,
+            tracer: self.ffn.store.tracer().clone(),
+        };
+        self.placed = trying.decide()?;
+        Ok(())
     }
 
     /// Runs a pass over `spans`, whose tokens are valid and fit their sequences, through all layers
@@ -311,6 +343,8 @@ impl Decoder {
             number,
             rope: self.rope.of(number),
             given: hooks.between.filter(|_| number == 0).and_then(|b| b.stored),
+            // An observer sees what lies between the projections.
+            device: (self.placed.device.as_ref()).filter(|_| hooks.attention.is_none()),
         };
         attention.run(on, spans, n, s);
         show_attention(hooks, c, number, n, s);

@@ -7,13 +7,14 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
+use crate::attention::try_on::Placed;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::share::Sharing;
 use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::ffn::{Ffn, FfnRoom};
 use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -118,8 +119,13 @@ impl Engine {
         );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
+        let device = parts.device.as_ref().map(|device| Arc::clone(&device.0));
+        let mut decoder = build(parts, c, &division)?;
+        if let Some(device) = &device {
+            decoder.place_attention(device, &pool, &options)?;
+        }
         Ok(Self {
-            decoder: build(parts, c, &division)?,
+            decoder,
             pool,
             pass,
             text,
@@ -540,15 +546,16 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         device,
         ..
     } = parts;
+    let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
     let mut inputs = Embedding::of_layers(&layout, &c)?;
     let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
-    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
-    let predictors = stored.map(load).transpose()?;
-    let device = device.map(|(lease, verdict)| Arc::new(InUse::new(lease, verdict.same_bits)));
+    let predictors = stored
+        .map(|s| s.load(&layout.container, &c, rows))
+        .transpose()?;
     let mut scratch = Scratch::new(&c, scratch_room(&options, rows));
     let mut sharing = device.as_ref().map(|device| Sharing {
         device,
@@ -559,13 +566,12 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         spare: planner.device_spare(division),
     });
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
-    let tier = tier(&device, &planner, division, &room, c.d_model as usize);
     let mut store = NeuronStore::open(StoreSetup {
         costs: planner.read_costs(&layout),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
-        tier,
+        tier: tier(&device, &planner, division, &room, c.d_model as usize),
         layout,
         source,
         memory: &division.memory,
@@ -585,6 +591,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
+        placed: Placed::without(),
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),

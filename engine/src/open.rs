@@ -1,6 +1,7 @@
 //! First stage of opening, before memory is allocated: sparsity mode, banks, planner.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
@@ -11,7 +12,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{Lease, Verdict, checked, multiplies};
+use crate::device::{InUse, Verdict, checked, multiplies};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -35,7 +36,7 @@ pub(crate) struct Parts {
     pub source: FileSource,
     pub planner: Planner,
     /// The device, if there is one, and how it compares with the CPU.
-    pub device: Option<(Lease, Verdict)>,
+    pub device: Option<(Arc<InUse>, Verdict)>,
     /// Activation statistics.
     pub known: Known,
     /// Most compute threads.
@@ -145,7 +146,7 @@ fn checked_device(
     shape: &FfnShape,
     layout: &Layout,
     c: &ModelConfig,
-) -> Result<Option<(Lease, Verdict)>, Error> {
+) -> Result<Option<(Arc<InUse>, Verdict)>, Error> {
     let Some(device) = &options.device else {
         return Ok(None);
     };
@@ -174,7 +175,8 @@ fn checked_device(
     for (dtype, cols) in multiplied(&layout.container, c) {
         lease.dense().prepare_products(dtype, cols)?;
     }
-    Ok(Some((lease, verdict)))
+    let used = InUse::new(lease, verdict.same_bits);
+    Ok(Some((Arc::new(used), verdict)))
 }
 
 /// Formats and widths of the matrices that a device may multiply: projections and head.

@@ -72,6 +72,19 @@ pub enum ReadAhead {
     Off,
 }
 
+/// Whether a device computes the attention of whole layers, projections included, for the next tokens of texts.
+/// Affects speed, not results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceAttention {
+    /// Where it is faster by measurement.
+    #[default]
+    Auto,
+    /// Wherever it can.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -122,6 +135,8 @@ pub struct Options {
     pub device: Option<Device>,
     /// See `device`.
     pub device_memory: Option<u64>,
+    /// Whether it computes attention.
+    pub device_attention: DeviceAttention,
     /// Root of the system's energy sensors: `/sys`.
     pub sysfs: PathBuf,
 }
@@ -160,6 +175,7 @@ impl Default for Options {
             reserve: 0,
             device: None,
             device_memory: None,
+            device_attention: DeviceAttention::Auto,
             sysfs: PathBuf::from("/sys"),
         }
     }

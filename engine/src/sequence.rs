@@ -95,8 +95,14 @@ impl Sequence {
     /// Replaces the contents by `count` positions of `token` without computing them, for
     /// benchmarks.
     pub(crate) fn pretend(&mut self, token: u32, count: usize) {
-        self.clear();
+        self.assume(token, count);
         self.kv.pretend(count);
+    }
+
+    /// The same, with whatever its pages hold.
+    pub(crate) fn assume(&mut self, token: u32, count: usize) {
+        self.clear();
+        self.kv.prepare(0, count);
         self.tokens.resize(count, token);
     }
 

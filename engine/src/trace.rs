@@ -68,6 +68,12 @@ pub static PRODUCTS: Kind = Kind {
     keys: ["tokens", "rows"],
 };
 
+/// Attention of a layer on a device, projections included, from submission to the last result.
+pub static ATTEND: Kind = Kind {
+    name: "attend",
+    keys: ["layer", "rows"],
+};
+
 /// A device's part of a layer's FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Block, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Facts, HostBytes,
-    Input, Lease, NeuronRows, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, list,
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, CpuDevice, Dense,
+    DenseShape, Device, DeviceChoice, DeviceError, Facts, HostBytes, Input, KvMemory, Lease,
+    NeuronRows, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, list,
 };
 
 /// The CPU as a device, and the OpenCL devices of this machine, so fast that they get all that they hold.
@@ -69,6 +70,14 @@ pub enum Fault {
     Multiply,
     /// See `Multiply`.
     TakeProducts,
+    /// It ends at the attention of a layer, once armed: while it is begun, or while it is waited for.
+    Attend,
+    /// See `Attend`.
+    TakeAttention,
+    /// Its attention is wrong, or a little off.
+    WrongAttention,
+    /// See `WrongAttention`.
+    OffAttention,
 }
 
 /// A device with a fault. It says that its work in the check at the start took a nanosecond.
@@ -80,7 +89,7 @@ pub struct Faulty {
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
     rows: usize,
-    /// Products until a fault.
+    /// Products, or layers of attention, until a fault.
     left: Arc<AtomicUsize>,
 }
 
@@ -218,8 +227,72 @@ impl Dense for Faulty {
         self.inner.dense().make_product_room(room)
     }
 
+    fn prepare_attention(
+        &mut self,
+        shape: &AttentionShape,
+        room: &AttentionRoom,
+        memory: &KvMemory,
+    ) -> Result<(), DeviceError> {
+        let mut inner = self.inner.dense();
+        inner.prepare_attention(shape, room, memory)
+    }
+
+    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
+        self.inner.dense().share_attention(layer)
+    }
+
+    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
+        match self.fault {
+            Fault::Attend | Fault::TakeAttention => {
+                let left = self.left.fetch_sub(1, Ordering::Relaxed);
+                match self.fault {
+                    Fault::Attend if left == 0 => Err(self.lost()),
+                    _ => self.inner.dense().attend(work),
+                }
+            }
+            _ => self.inner.dense().attend(work),
+        }
+    }
+
+    fn take_attention(
+        &mut self,
+        ticket: Ticket,
+        to: Attended<'_>,
+    ) -> Result<Duration, DeviceError> {
+        let Attended { out, keys, values } = to;
+        let to = Attended {
+            out: &mut *out,
+            keys: &mut *keys,
+            values: &mut *values,
+        };
+        let took = self.inner.dense().take_attention(ticket, to)?;
+        let left = self.left.load(Ordering::Relaxed);
+        match self.fault {
+            // What it had computed by then may be anywhere.
+            Fault::TakeAttention if left == usize::MAX => {
+                for all in [out, keys, values] {
+                    all.fill(f32::NAN);
+                }
+                Err(self.lost())
+            }
+            Fault::WrongAttention => {
+                values.iter_mut().for_each(|v| *v *= 1.01);
+                Ok(took)
+            }
+            Fault::OffAttention => {
+                out.iter_mut().for_each(|v| *v *= 1.000_001);
+                Ok(took)
+            }
+            _ => Ok(took),
+        }
+    }
+
     fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let left = self.left.fetch_sub(1, Ordering::Relaxed);
+        let counts = !matches!(self.fault, Fault::Attend | Fault::TakeAttention);
+        let left = match counts {
+            true => self.left.fetch_sub(1, Ordering::Relaxed),
+            false => usize::MAX,
+        };
         match self.fault {
             Fault::Multiply if left == 0 => Err(self.lost()),
             _ => self.inner.dense().multiply(blocks, input),

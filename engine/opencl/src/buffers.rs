@@ -1,5 +1,6 @@
 //! Memory of an OpenCL device, and the host memory that it is copied from and to.
 
+use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 
 use opencl_sys::{CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR};
@@ -38,6 +39,16 @@ impl<T: Copy> Memory<T> {
         Arg::Mem(&self.mem)
     }
 
+    /// The handle, to map it.
+    pub fn mem(&self) -> &Mem {
+        &self.mem
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Whether so many elements are there.
     pub fn fits(&self, at: usize, len: usize) -> Result<(), Code> {
         match at.checked_add(len).is_some_and(|end| end <= self.len) {
@@ -45,6 +56,12 @@ impl<T: Copy> Memory<T> {
             false => Err(INVALID),
         }
     }
+}
+
+/// Bytes as cells.
+fn cells(bytes: &[u8]) -> &[UnsafeCell<u8>] {
+    // SAFETY: the same memory, of which a cell claims less.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
 }
 
 impl Bytes {
@@ -60,9 +77,18 @@ impl Bytes {
     /// The memory of `host` itself, which has to outlive it and is not changed meanwhile.
     pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, Code> {
         let bytes: &[u8] = (**host).as_ref();
-        let flags = CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR;
         // SAFETY: the caller keeps `host` alive as long as the buffer; kernels only read it, and nobody
         // else may write behind a shared reference.
+        unsafe { Self::of_cells(context, cells(bytes)) }
+    }
+
+    /// The memory of `bytes` itself.
+    ///
+    /// # Safety
+    /// It outlives the buffer, kernels only read it, and nobody changes what they read meanwhile.
+    pub unsafe fn of_cells(context: &Context, bytes: &[UnsafeCell<u8>]) -> Result<Self, Code> {
+        let flags = CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR;
+        // SAFETY: passed on from the caller.
         let mem = unsafe { context.memory_of(flags, bytes)? };
         Ok(Self {
             mem,
@@ -72,12 +98,17 @@ impl Bytes {
     }
 }
 
-/// Begins to copy the first elements of a buffer to `to`; done when the event is.
-pub(super) fn read(queue: &Queue, from: &Memory<f32>, to: &mut [f32]) -> Result<Event, Code> {
-    from.fits(0, to.len())?;
+/// Begins to copy elements of a buffer, from number `at` on, to `to`; done when the event is.
+pub(super) fn read(
+    queue: &Queue,
+    from: &Memory<f32>,
+    at: usize,
+    to: &mut [f32],
+) -> Result<Event, Code> {
+    from.fits(at, to.len())?;
     // SAFETY: the length fits; `to` is staging memory, which is neither touched nor freed before the
     // work is taken.
-    unsafe { queue.read(&from.mem, to) }
+    unsafe { queue.read(&from.mem, at * size_of::<f32>(), to) }
 }
 
 /// Copies `from` to byte `at`, and waits for it.
@@ -172,10 +203,10 @@ impl Scratch {
         // SAFETY: both lengths fit, and neither vector is touched or freed before the work is
         // taken: it is waited for by `take` and `prepare`, and the queue is dropped before them.
         unsafe {
-            let counted = queue.read(&self.fired.mem, count)?;
+            let counted = queue.read(&self.fired.mem, 0, count)?;
             match answer.is_empty() {
                 true => Ok(counted),
-                false => queue.read(&self.sums.mem, answer),
+                false => queue.read(&self.sums.mem, 0, answer),
             }
         }
     }

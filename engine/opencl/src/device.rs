@@ -7,6 +7,7 @@ use opencl_sys::{
     CL_DRIVER_VERSION, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
 };
 
+use crate::attention::Attention;
 use crate::buffers::Scratch;
 use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
 use crate::library::Code;
@@ -15,8 +16,8 @@ use crate::products::{Place, Products};
 use crate::staging::Streamed;
 use crate::work::{INVALID, SOURCE, TILE, Underway, driver, no_work, with_tile};
 use crate::{
-    Block, Error, GROUP_SIZES, HostBytes, Listed, MatrixSpec, Room, Spec, Sums, Taken, USUAL_GROUP,
-    Work,
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Error, GROUP_SIZES,
+    HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Sums, Taken, USUAL_GROUP, Work,
 };
 
 /// Flags of the kernel `hidden_values`.
@@ -71,6 +72,7 @@ pub struct Device {
     prepared: Option<Prepared>,
     parts: Vec<Part>,
     products: Products,
+    attention: Option<Attention>,
     context: Context,
     found: Found,
     facts: Listed,
@@ -103,6 +105,7 @@ impl Device {
             prepared: None,
             parts: Vec::new(),
             products: Products::default(),
+            attention: None,
             context,
             facts,
             found: device,
@@ -195,6 +198,7 @@ impl Device {
         let _ = self.queue.finish();
         self.underway = None;
         self.parts.clear();
+        self.attention = None;
         self.products.clear();
     }
 
@@ -375,6 +379,76 @@ impl Device {
             Some(answer) if answer.len() == out.len() => out.copy_from_slice(answer),
             _ => return Err(Error("was asked for other products".into())),
         }
+        Ok(underway.nanoseconds())
+    }
+
+    /// Makes kernels and buffers for attention over pages that lie in `memory`. Only where the device has the
+    /// machine's memory.
+    ///
+    /// # Errors
+    /// The driver's: its compiler's log, or no memory.
+    pub fn prepare_attention(
+        &mut self,
+        spec: &AttentionSpec,
+        room: AttentionRoom,
+        memory: HostMemory,
+    ) -> Result<(), Error> {
+        if !self.facts.unified {
+            return Err(Error("has a memory of its own".into()));
+        }
+        driver("finish", self.queue.finish())?;
+        (self.underway, self.attention) = (None, None);
+        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        self.attention = Some(Attention::new(&place, spec, room, memory)?);
+        Ok(())
+    }
+
+    /// Makes a layer's attention known; its number.
+    ///
+    /// # Errors
+    /// The driver's, or vectors of other lengths.
+    pub fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, Error> {
+        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        attention.share(&place, layer)
+    }
+
+    /// Begins attention of a layer.
+    ///
+    /// # Errors
+    /// More than the buffers hold, pages that lie elsewhere, or the driver's.
+    pub fn attend(&mut self, work: &Attend<'_>) -> Result<(), Error> {
+        if self.underway.is_some() {
+            return Err(Error("is busy".into()));
+        }
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        match attention.begin(&self.queue, &mut self.products, work) {
+            Ok(begun) => {
+                self.underway = Some(begun);
+                Ok(())
+            }
+            Err(code) => {
+                // Some of it may have begun, and read pages.
+                let _ = self.queue.finish();
+                attention.give_up();
+                driver("attend", Err(code))
+            }
+        }
+    }
+
+    /// Waits for attention under way, and copies its results. Returns the nanoseconds that it took.
+    ///
+    /// # Errors
+    /// The driver's, or no such work.
+    pub fn take_attention(&mut self, to: Attended<'_>) -> Result<u64, Error> {
+        let underway = self.underway.take().ok_or_else(no_work)?;
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        if let Err(code) = underway.done.wait() {
+            let _ = self.queue.finish();
+            attention.give_up();
+            return driver("attend", Err(code));
+        }
+        attention.take(to)?;
         Ok(underway.nanoseconds())
     }
 }

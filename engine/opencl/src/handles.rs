@@ -1,5 +1,6 @@
 //! OpenCL's objects: each is released when it is dropped.
 
+use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
@@ -239,9 +240,13 @@ impl Context {
     /// Memory that is `host` itself where the flags say so.
     ///
     /// # Safety
-    /// With a flag to use host memory, `host` outlives the memory and is not changed meanwhile, and
-    /// kernels only read it.
-    pub unsafe fn memory_of(&self, flags: cl_mem_flags, host: &[u8]) -> Result<Mem, Code> {
+    /// With a flag to use host memory, `host` outlives the memory, kernels only read it, and nobody changes what
+    /// they read meanwhile.
+    pub unsafe fn memory_of(
+        &self,
+        flags: cl_mem_flags,
+        host: &[UnsafeCell<u8>],
+    ) -> Result<Mem, Code> {
         let (mut code, at) = (0, host.as_ptr().cast_mut().cast());
         // SAFETY: `at` has so many bytes; the rest is the caller's promise.
         let raw =
@@ -249,6 +254,12 @@ impl Context {
         Mem::made(raw, code, self.of)
     }
 }
+
+/// Memory that is the host's until [`Queue::take_back`] hands it to the device.
+pub(super) struct Lent(*mut u8);
+
+// SAFETY: an address, which only OpenCL is given again.
+unsafe impl Send for Lent {}
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -305,16 +316,17 @@ impl Kernel {
 }
 
 impl Queue {
-    /// Begins to copy the first bytes of `from` to `to`; done when the event is.
+    /// Begins to copy bytes of `from`, from byte `at` on, to `to`; done when the event is.
     ///
     /// # Safety
     /// `from` is that long, and `to` is neither touched nor freed before.
-    pub unsafe fn read<T: Copy>(&self, from: &Mem, to: &mut [T]) -> Result<Event, Code> {
+    pub unsafe fn read<T: Copy>(&self, from: &Mem, at: usize, to: &mut [T]) -> Result<Event, Code> {
         let (of, mut event) = (self.of, null_mut());
         let (len, to) = (size_of_val(to), to.as_mut_ptr().cast());
         // SAFETY: `to` has so many bytes; the rest is the caller's promise.
         let code = unsafe {
-            (of.clEnqueueReadBuffer)(self.raw, from.raw, 0, 0, len, to, 0, null(), &raw mut event)
+            let (raw, none, event) = (from.raw, null(), &raw mut event);
+            (of.clEnqueueReadBuffer)(self.raw, raw, 0, at, len, to, 0, none, event)
         };
         Event::made(event, code, of)
     }
@@ -390,6 +402,23 @@ impl Queue {
             )
         };
         Code::check(code).map(|()| at.cast())
+    }
+
+    /// Begins to hand the first `len` bytes of memory to the host; done when the event is.
+    pub fn lend(&self, mem: &Mem, len: usize) -> Result<(Lent, Event), Code> {
+        let (of, mut event, mut code) = (self.of, null_mut(), 0);
+        let flags = CL_MAP_READ | CL_MAP_WRITE;
+        // SAFETY: memory of this length; nothing to wait for.
+        let at = unsafe {
+            let (none, event, code) = (null(), &raw mut event, &raw mut code);
+            (of.clEnqueueMapBuffer)(self.raw, mem.raw, 0, flags, 0, len, 0, none, event, code)
+        };
+        Ok((Lent(at.cast()), Event::made(event, code, of)?))
+    }
+
+    /// Ends what [`Queue::lend`] began, before what is begun after this.
+    pub fn take_back(&self, mem: &Mem, lent: Lent) -> Result<(), Code> {
+        self.unmap(mem, lent.0)
     }
 
     /// Ends what [`Queue::map`] began.

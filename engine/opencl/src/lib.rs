@@ -1,5 +1,5 @@
 //! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
-//! a bank and products of matrices (`kernels.cl`). It knows bytes and numbers; what they mean is the engine's matter.
+//! a bank, products of matrices (`kernels.cl`) and attention (`attention.cl`). It knows bytes and numbers; what they mean is the engine's matter.
 //!
 //! The OpenCL library is looked for when a device is asked for (`library.rs`): no build and no other
 //! use of the program needs it, and all targets use the same code. Static programs cannot load one;
@@ -14,6 +14,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+mod attention;
 mod buffers;
 mod device;
 mod handles;
@@ -23,14 +24,20 @@ mod products;
 mod staging;
 mod work;
 
+pub use attention::{
+    Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
+};
 pub use device::{Device, list};
 
 /// Tells versions of the kernels from each other: a hash of their source.
-pub const KERNELS: u64 = hash(work::SOURCE.as_bytes());
+pub const KERNELS: u64 = hash(
+    hash(0xcbf2_9ce4_8422_2325, work::SOURCE.as_bytes()),
+    work::ATTENTION.as_bytes(),
+);
 
-/// FNV-1a.
-const fn hash(bytes: &[u8]) -> u64 {
-    let (mut hash, mut i) = (0xcbf2_9ce4_8422_2325u64, 0);
+/// FNV-1a, from a hash on.
+const fn hash(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut i = 0;
     while i < bytes.len() {
         hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0100_0000_01b3);
         i += 1;

@@ -1,7 +1,7 @@
 //! Products of matrices that the host holds too.
 
 use crate::buffers::{Bytes, Memory, begin, read, write};
-use crate::handles::{Arg, Context, Found, Kernel, Queue};
+use crate::handles::{Arg, Context, Event, Found, Kernel, Queue};
 use crate::library::Code;
 use crate::work::{INVALID, SOURCE, TILE, Underway, driver, with_tile};
 use crate::{Block, Error, HostBytes, MatrixSpec, USUAL_GROUP};
@@ -143,6 +143,21 @@ impl Products {
         self.room.as_ref()?.answer.get(..len)
     }
 
+    /// Begins products of all rows of a matrix with tokens that are on the device.
+    pub fn chained(
+        &mut self,
+        queue: &Queue,
+        matrix: usize,
+        rows: usize,
+        with: Tokens<'_>,
+    ) -> Result<Event, Code> {
+        let block = Block {
+            matrix,
+            rows: 0..rows,
+        };
+        enqueue(queue, &self.matrices, &mut self.kernels, &block, with)
+    }
+
     /// Begins products of blocks with `tokens` tokens, whose input is `x`.
     pub fn begin(
         &mut self,
@@ -159,44 +174,24 @@ impl Products {
         let room = room.as_mut().ok_or(INVALID)?;
         let len: usize = blocks.iter().map(|block| block.rows.len() * tokens).sum();
         room.y.fits(0, len)?;
+        for block in blocks {
+            let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
+            let spec = &kernels[matrix.ok_or(INVALID)?.kernel].spec;
+            if x.len() != spec.token_bytes * tokens {
+                return Err(INVALID);
+            }
+        }
         room.of_x.clear();
         room.of_x.extend_from_slice(x);
         begin(queue, &mut room.x, &room.of_x)?;
         let (mut at, mut begun) = (0, None);
         for block in blocks {
-            let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
-            let matrix = matrix.ok_or(INVALID)?;
-            let Of {
-                spec,
-                kernel,
-                group,
-            } = &mut kernels[matrix.kernel];
-            let rows = block.rows.len();
-            matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
-            if x.len() != spec.token_bytes * tokens {
-                return Err(INVALID);
-            }
-            let [first, count, place] = [block.rows.start, rows, at].map(|n| n as i32);
-            let args = [
-                matrix.bytes.arg(),
-                room.x.arg(),
-                room.y.arg(),
-                Arg::Int(first),
-                Arg::Int(count),
-                Arg::Int(place),
-                Arg::Int(tokens as i32),
-            ];
-            let sizes: [&[usize]; 2] = [
-                &[rows.next_multiple_of(*group), tokens.div_ceil(TILE)],
-                &[*group, 1],
-            ];
-            // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix,
-            // tokens within the input and results within their buffer, as was just checked.
-            let event = unsafe { kernel.run(queue, &args, sizes)? };
+            let (x, y) = (&room.x, &room.y);
+            let event = enqueue(queue, matrices, kernels, block, Tokens { x, tokens, y, at })?;
             begun.get_or_insert(event);
-            at += rows * tokens;
+            at += block.rows.len() * tokens;
         }
-        let done = read(queue, &room.y, &mut room.answer[..len])?;
+        let done = read(queue, &room.y, 0, &mut room.answer[..len])?;
         queue.flush()?;
         Ok(Underway {
             sums: len,
@@ -204,4 +199,51 @@ impl Products {
             done,
         })
     }
+}
+
+/// Where the input of products is, and where they go.
+pub(super) struct Tokens<'a> {
+    pub x: &'a Bytes,
+    pub tokens: usize,
+    pub y: &'a Memory<f32>,
+    /// The first result's place.
+    pub at: usize,
+}
+
+/// Begins products of a block.
+fn enqueue(
+    queue: &Queue,
+    matrices: &[Option<Matrix>],
+    kernels: &mut [Of],
+    block: &Block,
+    with: Tokens<'_>,
+) -> Result<Event, Code> {
+    let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
+    let matrix = matrix.ok_or(INVALID)?;
+    let Of {
+        spec,
+        kernel,
+        group,
+    } = &mut kernels[matrix.kernel];
+    let (rows, tokens) = (block.rows.len(), with.tokens);
+    matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
+    with.x.fits(0, spec.token_bytes * tokens)?;
+    with.y.fits(with.at, rows * tokens)?;
+    let [first, count, place] = [block.rows.start, rows, with.at].map(|n| n as i32);
+    let args = [
+        matrix.bytes.arg(),
+        with.x.arg(),
+        with.y.arg(),
+        Arg::Int(first),
+        Arg::Int(count),
+        Arg::Int(place),
+        Arg::Int(tokens as i32),
+    ];
+    let sizes: [&[usize]; 2] = [
+        &[rows.next_multiple_of(*group), tokens.div_ceil(TILE)],
+        &[*group, 1],
+    ];
+    // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix, tokens within
+    // the input and results within their buffer, as was just checked.
+    unsafe { kernel.run(queue, &args, sizes) }
 }

@@ -4,8 +4,11 @@ use crate::Error;
 use crate::handles::Event;
 use crate::library::Code;
 
-/// The kernels.
-pub(super) const SOURCE: &str = include_str!("kernels.cl");
+/// The kernels of FFNs and products.
+pub(super) const SOURCE: &str = concat!(include_str!("common.cl"), include_str!("kernels.cl"));
+
+/// The kernels of attention.
+pub(super) const ATTENTION: &str = concat!(include_str!("common.cl"), include_str!("attention.cl"));
 
 /// Most tokens of an item, which share the reading of a row.
 pub(super) const TILE: usize = 4;

@@ -88,7 +88,7 @@ impl Speed {
 }
 
 /// Seeded numbers.
-pub(super) struct Numbers(u64);
+pub(crate) struct Numbers(u64);
 
 impl Numbers {
     pub fn new(seed: u64) -> Self {
@@ -559,7 +559,7 @@ fn fastest(
 }
 
 /// How far results are from those expected, as a share of the largest: 0 if every bit is the same.
-pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
+pub(crate) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0f32, |most, v| most.max(v.abs()));
     let both = expected.iter().zip(found);
     let apart = both.filter(|(a, b)| a.to_bits() != b.to_bits() && a != b);
@@ -581,7 +581,7 @@ fn is_wrong(deviation: f32) -> bool {
 }
 
 /// How wrong a device's results are, if they are; see [`deviation`].
-pub(super) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
+pub(crate) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
     is_wrong(deviation).then(|| {
         format!(
             "they differ from the CPU's by {deviation:.1e} of the largest (driver {})",

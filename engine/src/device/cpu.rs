@@ -7,10 +7,15 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
-use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
+use emberflow_kernels::{Activations, Cpu, Row};
 use emberflow_storage::clock::Moment;
 use emberflow_storage::io::prefer_huge_pages;
 
+use super::attend::{
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
+};
+use super::cpu_attention as attention;
+use super::on_cpu::{copied, products};
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
     Room, SharedMatrix, Sums, Taken, Ticket, Work,
@@ -99,6 +104,9 @@ pub struct CpuDevice {
     parts: Vec<Arc<Rows>>,
     tickets: u64,
     matrices: Vec<Option<SharedMatrix>>,
+    /// What attention is like, and its layers.
+    attention: Option<AttentionShape>,
+    layers: Vec<Arc<attention::Layer>>,
     underway: Option<Receiver<Answer>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
@@ -120,6 +128,8 @@ impl CpuDevice {
             parts: Vec::new(),
             tickets: 0,
             matrices: Vec::new(),
+            attention: None,
+            layers: Vec::new(),
             underway: None,
             total: Vec::new(),
         }
@@ -204,6 +214,8 @@ impl Dense for CpuDevice {
         self.parts.clear();
         self.matrices.clear();
         self.total = Vec::new();
+        self.attention = None;
+        self.layers.clear();
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
@@ -300,6 +312,52 @@ impl Dense for CpuDevice {
         Ok(self.take(ticket, out)?.took)
     }
 
+    fn prepare_attention(
+        &mut self,
+        shape: &AttentionShape,
+        _room: &AttentionRoom,
+        _memory: &KvMemory,
+    ) -> Result<(), DeviceError> {
+        self.attention = Some(*shape);
+        self.layers.clear();
+        Ok(())
+    }
+
+    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
+        let matrix = |number: usize| self.matrices.get(number).cloned().flatten();
+        let all: Option<Vec<_>> = layer.matrices.into_iter().map(matrix).collect();
+        let matrices = all.and_then(|all| all.try_into().ok());
+        let matrices = matrices.ok_or_else(|| self.failed("has no such matrix"))?;
+        let of = layer;
+        self.layers
+            .push(Arc::new(attention::Layer { of, matrices }));
+        Ok(self.layers.len() - 1)
+    }
+
+    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
+        let layer = self.layers.get(work.layer).cloned();
+        let both = self.attention.zip(layer);
+        let (shape, layer) = both.ok_or_else(|| self.failed("has no such layer"))?;
+        let task = attention::Task::new(shape, layer, work);
+        self.begin(move || {
+            let submitted = task.submitted;
+            let sums = task.answer();
+            let (fired, took) = (0, submitted.elapsed());
+            Answer::plain(sums, Taken { fired, took })
+        })
+    }
+
+    fn take_attention(
+        &mut self,
+        ticket: Ticket,
+        to: Attended<'_>,
+    ) -> Result<Duration, DeviceError> {
+        let mut all = vec![0.0; to.out.len() + to.keys.len() + to.values.len()];
+        let took = self.take(ticket, &mut all)?.took;
+        by_parts(&all, to);
+        Ok(took)
+    }
+
     fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
         let underway = self.underway.take();
         let underway = underway.ok_or_else(|| self.failed("has no such work"))?;
@@ -337,16 +395,6 @@ fn floats(grouped: bool, x: &[f32]) -> Vec<f32> {
     if grouped { Vec::new() } else { x.to_vec() }
 }
 
-/// Activations of their own.
-fn copied(of: ActivationsRef<'_>) -> Activations {
-    let mut copy = Activations::default();
-    copy.clear(of.n());
-    for row in 0..of.tokens() {
-        copy.push(of, row);
-    }
-    copy
-}
-
 /// Products to be computed.
 struct Multiply {
     blocks: Vec<(SharedMatrix, Range<usize>)>,
@@ -358,20 +406,12 @@ struct Multiply {
 impl Multiply {
     /// Computes them, one row and token after the other.
     fn answer(&self) -> Answer {
-        let (cpu, tokens) = (Cpu::detect(), self.quantized.tokens());
+        let cpu = Cpu::detect();
         let all: usize = self.blocks.iter().map(|(_, rows)| rows.len()).sum();
-        let mut sums = Vec::with_capacity(all * tokens);
+        let mut sums = Vec::with_capacity(all * self.quantized.tokens());
         for (matrix, rows) in &self.blocks {
-            let len = matrix.dtype.row_bytes(matrix.cols);
-            let bytes: &[u8] = (*matrix.bytes).as_ref();
-            let pairs = (0..tokens).flat_map(|token| rows.clone().map(move |row| (token, row)));
-            sums.extend(pairs.map(|(token, row)| {
-                let row = Row::inline(matrix.dtype, matrix.cols, &bytes[row * len..][..len]);
-                match matrix.dtype.is_grouped() {
-                    true => cpu.dot_q(row, self.quantized.token(token)),
-                    false => cpu.dot(row, &self.x[token * matrix.cols..][..matrix.cols]),
-                }
-            }));
+            let rows = rows.clone();
+            sums.append(&mut products(cpu, matrix, rows, &self.x, &self.quantized));
         }
         let (fired, took) = (0, self.submitted.elapsed());
         Answer::plain(sums, Taken { fired, took })

@@ -11,6 +11,7 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
+use super::attend::AttentionShape;
 use super::check::{self, wrong};
 use super::products::Samples;
 use super::{DenseShape, DeviceError, Facts, GROUP_SIZES, Lease, Verdict};
@@ -31,6 +32,19 @@ pub enum Found {
     Sums(Verdict),
     /// Products of matrices.
     Products(Times),
+    /// Attention of whole layers.
+    Attention(AttentionTimes),
+}
+
+/// Times of attention by rows: a weight is a position.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttentionTimes {
+    /// Every bit is the CPU's; otherwise attention stays there.
+    pub same_bits: bool,
+    /// The CPU's, with the products that the device takes from it.
+    pub(crate) cpu: Samples,
+    /// The device's.
+    pub(crate) device: Samples,
 }
 
 /// Times of products.
@@ -119,6 +133,45 @@ impl OfProducts {
     }
 }
 
+/// Attention that is compared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfAttention {
+    pub shape: AttentionShape,
+    /// Of Q and of O.
+    pub formats: [DType; 2],
+    /// Most rows.
+    pub rows: usize,
+    /// Most positions.
+    pub positions: usize,
+    /// Of the CPU.
+    pub threads: usize,
+}
+
+impl OfAttention {
+    fn name(&self) -> String {
+        let Self {
+            shape: s,
+            formats: [q, o],
+            ..
+        } = self;
+        format!(
+            "attention of {q} and {o}, {} with {} and {} heads of {}, {} rotated, {} in pages of {}{}, up to {} \
+             rows and {} positions, {} threads",
+            s.d,
+            s.heads,
+            s.kv_heads,
+            s.head_dim,
+            2 * s.rotary,
+            s.kv,
+            s.page,
+            if s.clip.is_some() { ", clamped" } else { "" },
+            self.rows,
+            self.positions,
+            self.threads
+        )
+    }
+}
+
 impl Found {
     /// Whether such numbers can be.
     fn is_sound(&self) -> bool {
@@ -143,6 +196,7 @@ impl Found {
                 let sound = || samples(&times.cpu) && samples(&times.device);
                 group(&times.group) && (!times.same_bits || sound())
             }
+            Self::Attention(times) => samples(&times.cpu) && samples(&times.device),
         }
     }
 }
@@ -283,6 +337,32 @@ impl Lease {
         match kept.find(&facts, &of.name())? {
             Some(Found::Products(times)) => Ok(Some(times)),
             _ => Ok(None),
+        }
+    }
+
+    /// The kept times of attention.
+    ///
+    /// # Errors
+    /// It was wrong.
+    pub(crate) fn known_attention(
+        &self,
+        of: &OfAttention,
+    ) -> Result<Option<AttentionTimes>, DeviceError> {
+        let Some(kept) = self.kept() else {
+            return Ok(None);
+        };
+        let facts = self.dense().facts().clone();
+        match kept.find(&facts, &of.name())? {
+            Some(Found::Attention(times)) => Ok(Some(times)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Keeps what was found out about attention.
+    pub(crate) fn keep_attention(&self, of: &OfAttention, found: Found) {
+        if let Some(kept) = self.kept() {
+            let facts = self.dense().facts().clone();
+            kept.put(&facts, &of.name(), found);
         }
     }
 

@@ -11,11 +11,16 @@
 //! device whose arithmetic has the CPU's bits, the text has them too. [`check`] decides that with
 //! the CPU as reference, at every start, for the very kernels that will run.
 
+pub(crate) mod attend;
+#[cfg(test)]
+mod attention_tests;
 pub mod check;
 mod choice;
 mod cpu;
+mod cpu_attention;
 mod in_use;
 mod kept;
+mod on_cpu;
 mod opencl;
 pub(crate) mod products;
 pub(crate) mod share;
@@ -36,12 +41,15 @@ pub use emberflow_opencl::{Block, HostBytes, Sums};
 pub(crate) use emberflow_opencl::{GROUP_SIZES, USUAL_GROUP};
 use serde::{Deserialize, Serialize};
 
+pub use self::attend::{
+    Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory,
+};
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
-pub(crate) use self::kept::OfProducts;
-pub use self::kept::{Entry, Found, Kept, Times, checked};
+pub use self::kept::{AttentionTimes, Entry, Found, Kept, Times, checked};
+pub(crate) use self::kept::{OfAttention, OfProducts};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub use self::sim::{SimDevice, Simulated};
 pub(crate) use self::widths::LEAST_STREAMED;
@@ -371,12 +379,61 @@ pub trait Dense: Send {
     /// The driver's.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
+    /// Makes kernels and buffers for attention over pages of keys and values that lie in `memory`, which the
+    /// device reads as the host does.
+    ///
+    /// # Errors
+    /// The driver's, or a device that does not compute attention.
+    fn prepare_attention(
+        &mut self,
+        _shape: &AttentionShape,
+        _room: &AttentionRoom,
+        _memory: &KvMemory,
+    ) -> Result<(), DeviceError> {
+        Err(no_attention(self.facts()))
+    }
+
+    /// Makes the attention of a layer known, whose matrices are shared; its number.
+    ///
+    /// # Errors
+    /// As [`Dense::prepare_attention`].
+    fn share_attention(&mut self, _layer: AttentionLayer) -> Result<usize, DeviceError> {
+        Err(no_attention(self.facts()))
+    }
+
+    /// Begins the attention of a layer, as [`Dense::submit`].
+    ///
+    /// # Errors
+    /// The driver's.
+    fn attend(&mut self, _work: &Attend<'_>) -> Result<Ticket, DeviceError> {
+        Err(no_attention(self.facts()))
+    }
+
+    /// Waits for it, and copies its results. Returns the time from submission to the last of them.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn take_attention(
+        &mut self,
+        _ticket: Ticket,
+        _to: Attended<'_>,
+    ) -> Result<Duration, DeviceError> {
+        Err(no_attention(self.facts()))
+    }
+
     /// Waits for it, and copies the sums to `out`: `[clusters × rows × d]`, or of a total `[rows × d]`, and
     /// nothing of one that goes on.
     ///
     /// # Errors
     /// The driver's.
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError>;
+}
+
+fn no_attention(of: &Facts) -> DeviceError {
+    DeviceError {
+        device: of.name.clone(),
+        what: "does not compute attention".into(),
+    }
 }
 
 /// An open device, for one engine at a time.

@@ -1,6 +1,7 @@
 //! OpenCL devices.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use emberflow_kernels::DType;
@@ -8,11 +9,16 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::io::prefer_huge_pages;
 
+use super::attend::{Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory};
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, Groups, HostBytes, Input, NeuronRows, Part,
     ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
 };
+use crate::kv::BLOCK;
 use crate::store::regions::CLUSTER;
+
+/// Divisions and square roots are rounded correctly.
+const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 
 /// What a device is.
 pub(super) fn facts(of: &cl::Listed) -> Facts {
@@ -41,6 +47,8 @@ pub(super) struct OpenCl {
     banks: Vec<Bank>,
     /// Whether each shared matrix is multiplied by activations in 8 bits.
     grouped: Vec<bool>,
+    /// The same of the projections of each layer's attention.
+    layers: Vec<bool>,
     tickets: u64,
 }
 
@@ -76,6 +84,7 @@ impl OpenCl {
             shape: None,
             banks: Vec::new(),
             grouped: Vec::new(),
+            layers: Vec::new(),
             tickets: 0,
         })
     }
@@ -115,6 +124,41 @@ impl OpenCl {
         })
     }
 
+    /// The same of the kernels of attention.
+    fn attention(&self, of: &AttentionShape) -> cl::AttentionSpec {
+        let bits = |x: f32| format!("as_float({}u)", x.to_bits());
+        let mut options = format!(
+            "-w -cl-std=CL1.2 -D HEADS={} -D KV_HEADS={} -D HEAD_DIM={} -D ROTARY={} -D PAGE={} -D ELEMENT={} \
+             -D BLOCK={BLOCK} -D EPS={} -D SCALE={}",
+            of.heads,
+            of.kv_heads,
+            of.head_dim,
+            of.rotary,
+            of.page,
+            of.kv.row_bytes(1),
+            bits(of.eps),
+            bits(of.scale),
+        );
+        if let Some(clip) = of.clip {
+            // Writing to a string cannot fail.
+            let _ = write!(options, " -D CLIP={}", bits(clip));
+        }
+        if self.device.facts().divides {
+            options.push_str(DIVIDES);
+        }
+        cl::AttentionSpec {
+            options,
+            d: of.d,
+            heads: of.heads,
+            kv_heads: of.kv_heads,
+            head_dim: of.head_dim,
+            rotary: of.rotary,
+            block: BLOCK,
+            page: of.page,
+            layer_bytes: of.layer_bytes(),
+        }
+    }
+
     /// The definitions that the kernels ask for.
     fn options(&self, shape: &DenseShape, dtype: &str) -> String {
         let activation = match shape.kind.activation {
@@ -138,10 +182,7 @@ impl OpenCl {
         for (set, name) in [
             (shape.kind.ungated, " -D UNGATED"),
             (shape.kind.relu_on_up, " -D RELU_ON_UP"),
-            (
-                self.device.facts().divides,
-                " -cl-fp32-correctly-rounded-divide-sqrt",
-            ),
+            (self.device.facts().divides, DIVIDES),
         ] {
             if set {
                 options.push_str(name);
@@ -201,6 +242,7 @@ impl Dense for OpenCl {
     fn clear(&mut self) {
         self.banks.clear();
         self.grouped.clear();
+        self.layers.clear();
         self.device.clear();
     }
 
@@ -337,5 +379,51 @@ impl Dense for OpenCl {
             fired: taken.fired,
             took: Duration::from_nanos(taken.nanoseconds),
         })
+    }
+
+    fn prepare_attention(
+        &mut self,
+        shape: &AttentionShape,
+        room: &AttentionRoom,
+        memory: &KvMemory,
+    ) -> Result<(), DeviceError> {
+        let spec = self.attention(shape);
+        let memory: cl::HostMemory = Arc::clone(&memory.0) as _;
+        let prepared = self.device.prepare_attention(&spec, *room, memory);
+        prepared.map_err(|e| self.failed(e))
+    }
+
+    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
+        let grouped = self.grouped.get(layer.matrices[0]).copied();
+        let shared = self.device.share_attention(layer);
+        let number = shared.map_err(|e| self.failed(e))?;
+        // Q, K and V take the same input.
+        self.layers.push(grouped == Some(true));
+        Ok(number)
+    }
+
+    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
+        let x = match self.layers.get(work.layer) {
+            Some(true) => work.input.quantized.bytes(),
+            _ => bytemuck::cast_slice(work.input.x),
+        };
+        let begun = self.device.attend(&cl::Attend {
+            layer: work.layer,
+            x,
+            angles: work.angles,
+            rows: work.rows,
+        });
+        begun.map_err(|e| self.failed(e))?;
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
+    }
+
+    fn take_attention(
+        &mut self,
+        _ticket: Ticket,
+        to: Attended<'_>,
+    ) -> Result<Duration, DeviceError> {
+        let took = self.device.take_attention(to);
+        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
     }
 }

@@ -10,7 +10,7 @@ use emberflow_storage::trace::Tracer;
 
 use super::check::{FASTER, Numbers, accept, deviation, wrong};
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
-use super::{Block, Found, InUse, OfProducts, Times, USUAL_GROUP, multiplies};
+use super::{Block, Found, InUse, OfProducts, Times, USUAL_GROUP, multiplies, token_bytes};
 use crate::error::Error;
 use crate::input::Input;
 use crate::matrix::Matrix;
@@ -128,7 +128,8 @@ impl Sharing<'_> {
     fn compared(&self, kind: &Kind<'_>) -> OfProducts {
         let rows = kind.matrices.iter().map(|(m, _)| m.rows()).max();
         let rows = rows.unwrap_or(0);
-        let room = self.room.results / rows.max(1);
+        let input = self.room.input / token_bytes(kind.dtype, kind.cols).max(1);
+        let room = (self.room.results / rows.max(1)).min(input);
         let tokens = TOKENS.into_iter().rfind(|&n| n <= room);
         OfProducts {
             dtype: kind.dtype,

@@ -4,6 +4,7 @@
 //! ```text
 //! alone      Gate + Up + Down by the processor's curve + synchronisation
 //! beside     the same, but not faster than the memory that a busy CPU leaves
+//! attention  the products by the curve, keys and values by the memory's speed, one synchronisation
 //! arrival    while the CPU computes its own clusters work goes on at the second rate, then at the first
 //! ```
 //!
@@ -15,12 +16,15 @@ use std::time::Duration;
 
 use emberflow_storage::clock::{self, Moment};
 
+use super::attend::{
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
+};
 use super::cpu::put;
 use super::{
     Block, CpuDevice, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part,
     ProductRoom, Room, SharedMatrix, Taken, Ticket, Work,
 };
-use crate::split::snapdragon::{GPU, MEMORY, MEMORY_OF_CPU, NPU, SYNC};
+use crate::split::snapdragon::{GPU, MEMORY, MEMORY_OF_CPU, MEMORY_OF_ONE, NPU, SYNC};
 use crate::split::{Curve, Measured, Product};
 use crate::store::regions::CLUSTER;
 
@@ -107,6 +111,10 @@ pub struct SimDevice {
     sums: Vec<f32>,
     matrices: Vec<Option<SharedMatrix>>,
     products: Vec<f32>,
+    attention: Option<AttentionShape>,
+    /// Their matrices and windows.
+    layers: Vec<([usize; 4], usize)>,
+    attended: Vec<f32>,
     underway: Option<Underway>,
 }
 
@@ -128,6 +136,9 @@ impl SimDevice {
             sums: Vec::new(),
             matrices: Vec::new(),
             products: Vec::new(),
+            attention: None,
+            layers: Vec::new(),
+            attended: Vec::new(),
             underway: None,
         }
     }
@@ -177,6 +188,8 @@ impl Dense for SimDevice {
         self.parts.clear();
         self.matrices.clear();
         (self.sums, self.products) = (Vec::new(), Vec::new());
+        self.attention = None;
+        self.layers.clear();
         self.cpu.clear();
     }
 
@@ -284,6 +297,74 @@ impl Dense for SimDevice {
         });
         drop(pause);
         Ok(ticket)
+    }
+
+    fn prepare_attention(
+        &mut self,
+        shape: &AttentionShape,
+        room: &AttentionRoom,
+        memory: &KvMemory,
+    ) -> Result<(), DeviceError> {
+        self.attention = Some(*shape);
+        self.layers.clear();
+        self.attended = vec![0.0; room.rows * (shape.d + 2 * shape.kv_width())];
+        self.cpu.prepare_attention(shape, room, memory)
+    }
+
+    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
+        self.layers.push((layer.matrices, layer.window));
+        self.cpu.share_attention(layer)
+    }
+
+    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
+        let submitted = Moment::now();
+        let pause = clock::pause();
+        let (Some(shape), Some(&(matrices, window))) =
+            (self.attention, self.layers.get(work.layer))
+        else {
+            return Err(self.failed("has no such layer"));
+        };
+        let n = work.rows.len();
+        let (out, kv) = (n * shape.d, n * shape.kv_width());
+        let ticket = self.cpu.attend(work)?;
+        let taken = match self.attended.get_mut(..out + 2 * kv) {
+            Some(attended) => self.cpu.take(ticket, attended),
+            None => Err(self.failed("has no room for so many rows")),
+        };
+        taken?;
+        let matrices = matrices.map(|number| self.matrices.get(number).cloned().flatten());
+        let matrices = || matrices.iter().flatten();
+        let products = matrices().map(|m| Product {
+            rows: m.rows,
+            cols: m.cols,
+            n,
+        });
+        let weights: usize = matrices().map(|m| m.rows * m.dtype.row_bytes(m.cols)).sum();
+        let read = |row: &super::AttendRow| shape.read_bytes(row.position, window);
+        let read: f64 = work.rows.iter().map(read).sum();
+        let [alone, beside] = self.of.times(products, weights as f64);
+        self.underway = Some(Underway {
+            submitted,
+            fired: 0,
+            alone: alone + read / MEMORY_OF_ONE,
+            beside: beside + read / (MEMORY - MEMORY_OF_CPU),
+        });
+        drop(pause);
+        Ok(ticket)
+    }
+
+    fn take_attention(
+        &mut self,
+        _ticket: Ticket,
+        to: Attended<'_>,
+    ) -> Result<Duration, DeviceError> {
+        let len = to.out.len() + to.keys.len() + to.values.len();
+        let all = self.attended.get(..len);
+        by_parts(
+            all.ok_or_else(|| self.failed("was asked for other rows"))?,
+            to,
+        );
+        Ok(self.arrive()?.took)
     }
 
     fn take_products(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {

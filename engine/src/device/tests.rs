@@ -7,7 +7,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use super::{DenseShape, Device, DeviceChoice, Groups, Kept, check, checked, list};
 
 /// All devices of this machine.
-fn devices() -> Vec<Device> {
+pub(super) fn devices() -> Vec<Device> {
     let count = list().len();
     assert!(
         count > 0 || std::env::var_os("EMBERFLOW_NEEDS_OPENCL").is_none(),

@@ -19,3 +19,9 @@ impl Page {
         self.0.as_mut_slice()
     }
 }
+
+impl AsRef<[u8]> for Page {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}

@@ -5,7 +5,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use emberflow_opencl::HostBytes;
+use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
 
 use super::layer::{LayerKv, PageWriter};
 use super::page::Page;
@@ -25,6 +26,7 @@ struct Free {
 pub(crate) struct KvPool {
     shape: KvShape,
     total: usize,
+    memory: ArenaPages,
     free: Mutex<Free>,
 }
 
@@ -39,6 +41,7 @@ impl KvPool {
         let slots = u32::try_from(total).unwrap_or(u32::MAX);
         let mut arena = Arena::new(slots.max(1), shape.page_bytes().max(1), 1, options)
             .map_err(emberflow_storage::Error::from)?;
+        let memory = arena.pages();
         let taken = std::iter::from_fn(|| arena.take()).take(total);
         let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
         // Low addresses first.
@@ -46,6 +49,7 @@ impl KvPool {
         Ok(Arc::new(Self {
             shape,
             total,
+            memory,
             free: Mutex::new(Free {
                 uncharged: pages.len(),
                 pages,
@@ -56,6 +60,11 @@ impl KvPool {
     /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    /// The memory of all pages.
+    pub fn memory(&self) -> &ArenaPages {
+        &self.memory
     }
 
     /// An empty sequence with pages reserved for `positions` positions.
@@ -187,6 +196,12 @@ impl KvPages {
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
         LayerKv::new(self.pool.shape, &self.pages, layer)
+    }
+
+    /// The pages of the first `len` positions, for a device to read. Nobody writes them while a handle lives.
+    pub fn shared(&self, len: usize) -> Vec<HostBytes> {
+        let pages = self.pages.iter().take(self.pool.shape.pages(len));
+        pages.map(|page| Arc::clone(page) as HostBytes).collect()
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.

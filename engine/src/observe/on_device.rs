@@ -1,7 +1,10 @@
 //! What a device held and did.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
+use crate::attention::on_device::OnDevice;
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
@@ -48,12 +51,99 @@ pub struct DeviceReport {
     pub no_products: Option<&'static str>,
     /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
     pub gates_share: f64,
+    /// The attention of whole layers as one piece of work, for the next tokens of texts.
+    pub attention: AttentionReport,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
     /// Milliseconds that the compute threads waited for it.
     pub wait_ms: f64,
     /// Why it was given up, if it was.
     pub lost: Option<String>,
+}
+
+/// Attention of whole layers on a device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AttentionReport {
+    /// Layers that it has computed, those of the check at the start not counted.
+    pub layers: u64,
+    /// What it computes by the rows of a pass, and why: empty where it knows no attention.
+    pub by_rows: Vec<AttentionByRows>,
+    /// Why it computes none, if it does not.
+    pub none: Option<String>,
+}
+
+/// Attention on a device for some rows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct AttentionByRows {
+    /// Rows of the pass, each of a text of its own.
+    pub rows: usize,
+    /// From how many positions on it is used; `null` for never.
+    pub from_positions: Option<usize>,
+    /// Microseconds of a layer behind one position and behind all that the context has room for: the
+    /// processor's, with the products that the device takes from it. 0 where nothing was measured.
+    pub cpu_us: [f64; 2],
+    /// The device's alone.
+    pub device_us: [f64; 2],
+}
+
+impl AttentionReport {
+    fn of(engine: &Engine) -> Self {
+        let placed = &engine.decoder.placed;
+        let Some(device) = &placed.device else {
+            return Self {
+                layers: 0,
+                by_rows: Vec::new(),
+                none: placed.why.clone(),
+            };
+        };
+        let context = engine.options().context;
+        let mut rows = vec![1, device.rows];
+        rows.dedup();
+        let by_rows = rows.into_iter().map(|rows| {
+            let at = |positions| match &device.times {
+                Some(times) => times.seconds(rows, positions).map(|s| s * 1e6),
+                None => [0.0; 2],
+            };
+            let [first, last] = [at(1), at(context)];
+            AttentionByRows {
+                rows,
+                from_positions: device.from(rows, context),
+                cpu_us: [first[0], last[0]],
+                device_us: [first[1], last[1]],
+            }
+        });
+        let by_rows: Vec<_> = by_rows.collect();
+        let never = by_rows.iter().all(|of| of.from_positions.is_none());
+        Self {
+            layers: device.done(),
+            by_rows,
+            none: never.then(|| "by measurement the processor is faster".to_owned()),
+        }
+    }
+
+    /// In words.
+    fn words(&self) -> String {
+        let of = |of: &AttentionByRows| {
+            let times = format!(
+                "{:.0} to {:.0} us a layer, the processor's {:.0} to {:.0}",
+                of.device_us[0], of.device_us[1], of.cpu_us[0], of.cpu_us[1]
+            );
+            let from = match of.from_positions {
+                None => "never".to_owned(),
+                Some(1) => "always".to_owned(),
+                Some(from) => format!("from {from} positions on"),
+            };
+            format!("for {} rows {from} ({times})", of.rows)
+        };
+        match (&self.none, self.by_rows.is_empty()) {
+            (Some(why), true) => format!("attention stays on the processor: {why}"),
+            (None, true) => "attention stays on the processor".to_owned(),
+            _ => {
+                let all: Vec<String> = self.by_rows.iter().map(of).collect();
+                format!("attention of whole layers {}", all.join(", "))
+            }
+        }
+    }
 }
 
 /// What a device computes in a pass.
@@ -94,6 +184,8 @@ impl DeviceReport {
             .weights
             .prompt_on_device(engine.prompt_chunk());
         let (gates_share, gates_waited) = store.gates_on_device();
+        let attended = engine.decoder.placed.device.as_ref();
+        let waited = waited + attended.map_or(Duration::ZERO, OnDevice::waited);
         let neuron = needs.gate_len + needs.rest_len;
         let cluster = needs.cluster * neuron;
         let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
@@ -136,6 +228,7 @@ impl DeviceReport {
                 }
             },
             gates_share,
+            attention: AttentionReport::of(engine),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
@@ -186,8 +279,9 @@ impl DeviceReport {
             ),
         };
         let held = format!(
-            "{held}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
+            "{held}; {prompts}; {products}; {:.0} % of resident gates; {}; waited for {:.1} ms",
             100.0 * self.gates_share,
+            self.attention.words(),
             self.wait_ms
         );
         format!("{}: {held}; {numerics}", self.name)

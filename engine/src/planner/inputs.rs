@@ -16,6 +16,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
+use crate::device::attend::{AttentionShape, unsupported};
 use crate::device::{Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
@@ -23,7 +24,7 @@ use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
 use crate::kv::KvShape;
 use crate::memory::Needs;
 use crate::meta::Quant;
-use crate::options::{Options, Phases};
+use crate::options::{DeviceAttention, Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -188,9 +189,21 @@ impl Opened<'_> {
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
-            room + products.bytes(unified) + streamed
+            room + products.bytes(unified) + streamed + self.attention_room(unified)
         };
         device.map_or(0, of)
+    }
+
+    /// Host memory for the attention of layers on a device.
+    fn attention_room(&self, unified: bool) -> u64 {
+        let (c, options) = (self.config, self.options);
+        let same_bits = self.verdict.is_some_and(|v| v.same_bits);
+        let wanted = options.device_attention != DeviceAttention::Off;
+        if !(unified && same_bits && wanted && unsupported(c).is_none()) {
+            return 0;
+        }
+        let shape = AttentionShape::of(c, self.kv());
+        shape.room_bytes(&shape.room(options.batch, options.context))
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its

@@ -74,6 +74,9 @@ pub const MEMORY: f64 = 59.6e9;
 /// See [`MEMORY`].
 pub const MEMORY_OF_CPU: f64 = 43.9e9;
 
+/// Bytes a second that its GPU reaches alone (HeteroInfer §3.3: one processor gets 40 to 45 GB/s, the GPU 43.3).
+pub const MEMORY_OF_ONE: f64 = 43.3e9;
+
 /// Both with the fast synchronisation.
 pub const PAIR: Pair<'static> = Pair {
     first: &GPU,

@@ -146,6 +146,7 @@ fn kept_json(entry: &Entry) -> Value {
             None,
         ),
         Found::Products(times) => (Some(times.same_bits), vec![times.group], None),
+        Found::Attention(times) => (Some(times.same_bits), Vec::new(), None),
     };
     json!({ "kernels": entry.kernels, "same_bits": same_bits, "work_groups": groups, "wrong": wrong })
 }

@@ -1,0 +1,214 @@
+//! Attention of whole layers on a device changes no bit: whatever the family, the format of keys and values, the
+//! length of a text, prompts, batches; and when the device fails in the middle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use emberflow_engine::device::Device;
+use emberflow_engine::{DeviceAttention, Engine, Logits, Model, Options, Span};
+use emberflow_kernels::DType;
+use emberflow_tests::devices::{Fault, Faulty, plain_devices};
+use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy};
+
+fn text(len: u32, vocab: u32) -> Vec<u32> {
+    (0..len).map(|i| (40 + i * 31) % vocab).collect()
+}
+
+/// With all the attention that a device can compute.
+fn forced(device: Device, options: Options) -> Options {
+    Options {
+        device: Some(device),
+        device_memory: Some(0),
+        device_attention: DeviceAttention::On,
+        ..options
+    }
+}
+
+/// Logits of every position: a prompt of `prompt` tokens in chunks, then one token at a time.
+fn decoded(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<u32> {
+    let mut sequence = engine.new_sequence().unwrap();
+    let mut out = Vec::new();
+    let (prompt, rest) = tokens.split_at(prompt);
+    for part in prompt.chunks(16).chain(rest.chunks(1)) {
+        let mut sink = |_: usize, logits: &[f32]| out.extend_from_slice(logits);
+        engine
+            .forward(&mut sequence, part, Logits::Each(&mut sink))
+            .unwrap();
+    }
+    bits(&out)
+}
+
+#[test]
+fn families_and_lengths_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("llama3", DType::Q4, DType::F16),
+        // Norms of heads.
+        ("qwen3", DType::Q8, DType::F16),
+        // Norms, windows in some layers, which rotate otherwise.
+        ("gemma3_layers", DType::F32, DType::F32),
+        // Windows in all layers.
+        ("mistral", DType::Q4, DType::F32),
+        // Biases, of O too, and windows.
+        ("qwen2", DType::F16, DType::F16),
+        ("starcoder2_bias", DType::BF16, DType::F16),
+        // No rotation; in some layers.
+        ("opt_sparse", DType::Q4, DType::F16),
+        ("smollm3", DType::Q4, DType::F32),
+    ];
+    for (name, dtype, kv) in cases {
+        let path = packed(&fixtures().join("models").join(name), dir.path(), dtype);
+        let options = || Options {
+            kv,
+            chunk: 16,
+            ..roomy(400)
+        };
+        let mut plain = open(&path, options());
+        let tokens = text(330, plain.config().vocab);
+        let expected = bits(&all_logits(&mut plain, &tokens, 16));
+        for device in plain_devices() {
+            let mut engine = open(&path, forced(device, options()));
+            // The last of several blocks and pages.
+            for prompt in [250, 310] {
+                let found = decoded(&mut engine, &tokens, prompt);
+                assert!(found == expected, "{name}: {:?}", engine.device());
+            }
+            let report = engine.device().unwrap();
+            let layers = u64::from(engine.config().layers);
+            assert_eq!(report.attention.layers, 100 * layers, "{name}: {report:?}");
+            assert_eq!(report.attention.none, None);
+        }
+    }
+}
+
+/// Texts that share pages, and come and go.
+#[test]
+fn batches_are_what_each_text_is_alone() {
+    let options = || Options {
+        batch: 4,
+        chunk: 32,
+        context: 120,
+        ..roomy(120)
+    };
+    let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
+    let mut plain = demo(options());
+    let (start, vocab) = (text(40, 900), plain.config().vocab as usize);
+    let of = |n: u32| {
+        let own = (0..6).map(move |i| 100 + (n * 37 + i * 11) % 700);
+        start.iter().copied().chain(own).collect::<Vec<u32>>()
+    };
+    let texts: Vec<Vec<u32>> = (0..4).map(of).collect();
+    let expected: Vec<_> = (texts.iter())
+        .map(|text| bits(&all_logits(&mut plain, text, 16)))
+        .collect();
+    for device in plain_devices() {
+        let mut engine = demo(forced(device, options()));
+        let mut first = engine.new_sequence().unwrap();
+        for part in start.chunks(32) {
+            engine.forward(&mut first, part, Logits::None).unwrap();
+        }
+        let forks = (0..3).map(|_| first.fork().unwrap());
+        let mut sequences: Vec<_> = forks.collect();
+        sequences.insert(0, first);
+        for (step, live) in [4, 4, 2, 3, 1].into_iter().enumerate() {
+            let at = |text: usize, sequences: &[emberflow_engine::Sequence]| {
+                let place = sequences[text].len();
+                (place, [texts[text][place]])
+            };
+            let tokens: Vec<_> = (0..live).map(|text| at(text, &sequences)).collect();
+            let mut spans: Vec<_> = (sequences.iter_mut().zip(&tokens))
+                .map(|(sequence, (_, tokens))| Span { sequence, tokens })
+                .collect();
+            let mut found = Vec::new();
+            let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
+            engine
+                .forward_batch(&mut spans, Logits::Each(&mut sink))
+                .unwrap();
+            for (text, found) in bits(&found).chunks(vocab).enumerate() {
+                let expected = &expected[text][tokens[text].0 * vocab..][..vocab];
+                assert!(found == expected, "text {text} of {live}, step {step}");
+            }
+        }
+        let report = engine.device().unwrap();
+        assert_eq!(
+            report.attention.layers,
+            5 * u64::from(engine.config().layers)
+        );
+    }
+}
+
+/// The CPU computes the layer again, with the same keys and values.
+#[test]
+fn a_device_lost_in_the_middle_of_attention_changes_no_bit() {
+    let options = || Options {
+        chunk: 16,
+        ..roomy(120)
+    };
+    let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
+    let tokens = text(60, 900);
+    let expected = bits(&all_logits(&mut demo(options()), &tokens, 16));
+    for device in plain_devices() {
+        for (fault, lost_at) in [
+            (Fault::Attend, 0),
+            (Fault::Attend, 7),
+            (Fault::TakeAttention, 0),
+            (Fault::TakeAttention, 12),
+        ] {
+            let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
+            let faulty = Faulty::armed_by(&device, fault, Arc::clone(&left));
+            let mut engine = demo(forced(faulty, options()));
+            left.store(lost_at, Ordering::Relaxed);
+            for _ in 0..2 {
+                let found = decoded(&mut engine, &tokens, 40);
+                assert!(found == expected, "{fault:?} at {lost_at}");
+            }
+            let report = engine.device().unwrap();
+            assert!(report.lost.unwrap().contains("was reset"));
+            assert_eq!(report.attention.layers, lost_at as u64);
+        }
+    }
+}
+
+/// Attention stays on the CPU, and the report says why: wrong results and other bits, a memory of its own, what no
+/// device knows, and where it was asked for.
+#[test]
+fn what_a_device_does_not_compute_is_told() {
+    let options = || Options {
+        chunk: 16,
+        ..roomy(64)
+    };
+    let tokens = text(30, 300);
+    let told = |path: &std::path::Path, options: Options| {
+        let mut engine = open(path, options);
+        let found = decoded(&mut engine, &tokens, 10);
+        let report = engine.device().unwrap();
+        assert_eq!((report.attention.layers, &report.lost), (0, &None));
+        (found, report.attention.none.unwrap())
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let pack = |name: &str| packed(&fixtures().join("models").join(name), dir.path(), DType::Q4);
+    let cpu = || plain_devices().swap_remove(0);
+    let armed = |fault| Faulty::armed_by(&cpu(), fault, emberflow_tests::devices::never());
+    let llama = pack("llama2");
+    let expected = bits(&all_logits(&mut open(&llama, options()), &tokens, 16));
+    for (device, why) in [
+        (armed(Fault::WrongAttention), "wrong results"),
+        (armed(Fault::OffAttention), "not the processor's"),
+        (armed(Fault::Off), "not the processor's"),
+        (Faulty::discrete(Fault::Never), "memory of its own"),
+    ] {
+        let off = matches!(why, "not the processor's");
+        let (found, told) = told(&llama, forced(device, options()));
+        assert!(told.contains(why), "{told}");
+        assert!(found == expected || off, "{why}");
+    }
+    let off = Options {
+        device_attention: DeviceAttention::Off,
+        ..forced(cpu(), options())
+    };
+    assert!(told(&llama, off).1.contains("--device-attention off"));
+    for (name, why) in [("gemma2", "caps"), ("olmo2", "norms over all heads")] {
+        let (_, told) = told(&pack(name), forced(cpu(), options()));
+        assert!(told.contains(why), "{name}: {told}");
+    }
+}
