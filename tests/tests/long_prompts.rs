@@ -163,7 +163,7 @@ fn devices_follow_and_change_no_bit() {
         let mut engine = open(Options {
             device: Some(device),
             device_memory: Some(256 << 10),
-            budget: Budget::FfnShare(0.6),
+            budget: Budget::FfnShare(0.75),
             ..options()
         });
         for _ in 0..2 {
