@@ -42,8 +42,8 @@ impl Planner {
 
     /// A division of the same kind for a long prompt, where it would have longer chunks.
     pub(super) fn long(&self, division: &Division) -> Option<Division> {
-        let chunks = self.scratch.iter().map(|s| s.chunk);
-        let long = chunks.filter(|&chunk| chunk <= LONG).next_back();
+        let mut chunks = self.scratch.iter().map(|s| s.chunk);
+        let long = chunks.rfind(|&chunk| chunk <= LONG);
         let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
         self.with_chunk(division, long?)
     }
