@@ -357,10 +357,9 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        let batch = self.division.batch;
+        let division = self.planner.divide_again(self.settled(), bytes, batch)?;
         self.end_prompt()?;
-        let division = self
-            .planner
-            .divide_again(&self.division, bytes, self.division.batch)?;
         let hold = division.memory.embedding;
         let Decoder {
             embedding,
@@ -526,7 +525,8 @@ fn tier(
 ) -> Option<TierSetup> {
     let widths = planner.widths(division, room.threads);
     let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
-    let at_once = planner.stream_buffers(division);
+    let most = (2 * room.threads).min(room.clusters);
+    let at_once = planner.stream_buffers(division).min(most);
     TierSetup::on(device, clusters, widths, pieces, at_once)
 }
 

@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::ffn::FfnRoom;
 use crate::pass::Pass;
 use crate::planner::Division;
-use crate::room::LongChunk;
+use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
 use crate::scratch::product_room;
-use crate::streams;
+use crate::{streams, thread_buffer};
 
 impl Engine {
     /// The longest chunk of a prompt so far, or that of the plan.
@@ -81,6 +81,7 @@ impl Engine {
         let (batch, context) = (self.options.batch, self.options.context);
         let Self { decoder, pass, .. } = self;
         let c = &decoder.config;
+        thread_buffer::set_len(thread_floats(c, rows));
         *pass = Pass::default();
         *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
         decoder.rope = Ropes::new(c, rows, context);

@@ -136,6 +136,28 @@ fn a_second_request_ends_the_division_for_the_first() {
     }
 }
 
+/// Whether its prompt was computed or not, a request leaves the memory as it found it.
+#[test]
+fn what_ends_in_its_prompt_gives_memory_back() {
+    let mut engine = open(options());
+    let (long, usual) = (prompt(&engine, PROMPT), engine.chunk());
+    let mut sequence = engine.new_sequence().expect("a sequence");
+    let mut stop = |_| ControlFlow::Break(());
+    let ended = engine.generate(&mut sequence, &long, &request(), &mut stop);
+    assert!(ended.expect("generate").tokens.is_empty());
+    drop(sequence);
+    assert!(engine.prompt_chunk() > usual && engine.chunk() == usual);
+    let one = Request {
+        max_tokens: 1,
+        ..request()
+    };
+    let mut sequence = engine.new_sequence().expect("a sequence");
+    let mut on = |_| ControlFlow::Continue(());
+    let ended = engine.generate(&mut sequence, &long, &one, &mut on);
+    assert_eq!(ended.expect("generate").tokens.len(), 1);
+    assert_eq!(engine.chunk(), usual);
+}
+
 #[test]
 fn a_budget_that_changes_in_the_middle_is_kept() {
     let mut engine = open(options());

@@ -29,7 +29,7 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
 fn keeps_to_its_budget_in_a_long_prompt() {
     let options = Options {
         budget: Budget::FfnShare(0.3),
-        threads: 1,
+        threads: 4,
         context: 600,
         io: "sim:emmc".parse().expect("a disk"),
         ..Options::default()

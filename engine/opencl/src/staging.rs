@@ -119,15 +119,14 @@ impl Streamed {
         }
         let mut begin = || -> Result<Event, Code> {
             self.staging.fill(at, bytes)?;
-            let copy = self.staging.copy(&self.bytes, at, bytes.len())?;
-            self.staging.queue.flush()?;
-            Ok(copy)
+            self.staging.copy(&self.bytes, at, bytes.len())
         };
         let copy = driver("copy weights", begin())?;
+        // Known before anything can fail, so that nothing is written where a copy may be under way.
         self.copied.push(to);
         let before = self.last.replace(copy);
         self.first = self.first.take().or(before);
-        Ok(())
+        driver("copy weights", self.staging.queue.flush())
     }
 
     /// Has `queue` go on once all copies have ended.

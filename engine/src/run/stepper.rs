@@ -246,9 +246,9 @@ impl<'e> Stepper<'e> {
                     self.considered = Some(text.id);
                     self.engine.begin_prompt(tokens)
                 }
-                Wants::Decode | Wants::Nothing => self.engine.end_prompt(),
+                Wants::Decode | Wants::Nothing => self.end_prompt(),
             },
-            _ => self.engine.end_prompt(),
+            _ => self.end_prompt(),
         }
     }
 
@@ -439,7 +439,19 @@ impl<'e> Stepper<'e> {
                 }
             }
         }
-        self.set_batch()
+        self.set_batch()?;
+        self.rest()
+    }
+
+    /// Divides the memory for decoding where no request is left.
+    fn rest(&mut self) -> Result<(), Error> {
+        let idle = self.texts.is_empty() && self.parked.is_empty() && self.running.is_empty();
+        if idle { self.end_prompt() } else { Ok(()) }
+    }
+
+    fn end_prompt(&mut self) -> Result<(), Error> {
+        self.considered = None;
+        self.engine.end_prompt()
     }
 
     /// Preempts a request until [`Stepper::resume`]. Its rows of a yielded pass keep their
@@ -512,6 +524,8 @@ impl<'e> Stepper<'e> {
         self.hand_over(&text);
         // Cannot fail: a plan for as many sequences was made before.
         let _ = self.set_batch();
+        // A failed read is told by the next pass.
+        let _ = self.rest();
         Some(text.finish(Stop::Caller))
     }
 

@@ -7,6 +7,13 @@ use std::process::{Command, Output, Stdio};
 pub fn emberflow() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
     command.stdin(Stdio::null());
+    // Plans follow what was measured of this machine; tests must not.
+    let cache = format!(
+        "{}/profiles-{}",
+        env!("CARGO_TARGET_TMPDIR"),
+        std::process::id()
+    );
+    command.env("XDG_CACHE_HOME", cache);
     command
 }
 
