@@ -123,6 +123,7 @@ impl CpuDevice {
                 memory: u64::MAX,
                 longest: u64::MAX,
                 simulated: false,
+                compiles: false,
             },
             shape: None,
             parts: Vec::new(),

@@ -82,6 +82,8 @@ pub struct Facts {
     pub longest: u64,
     /// Its times are those of a model of it.
     pub simulated: bool,
+    /// Its driver makes kernels while the program runs.
+    pub compiles: bool,
 }
 
 /// The FFN that a device is to compute.

@@ -29,6 +29,7 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
         memory: of.memory,
         longest: of.longest,
         simulated: false,
+        compiles: true,
     }
 }
 

@@ -270,14 +270,16 @@ impl Planner {
     }
 
     /// Whether forecasts of single neurons and of whole clusters may be compared: storage, machine and firing
-    /// were measured. A device for dense work is divided for by itself.
+    /// were measured. They are of one text; with several the border between the regions follows the batch. A
+    /// device for dense work is divided for by itself.
     fn knows_enough(&self) -> bool {
         let storage = match self.device.origin() {
             Origin::Measured | Origin::Simulated(_) => true,
             Origin::Doubtful | Origin::Assumed(_) => false,
         };
         let measured = storage && self.rates.measured && self.firing.measured;
-        measured && self.ablation == Ablation::Full && self.tier.is_none()
+        let alone = self.batch == 1 && self.tier.is_none();
+        measured && alone && self.ablation == Ablation::Full
     }
 
     /// The division of a budget with the highest expected speed, the first of equal ones.

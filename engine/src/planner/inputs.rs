@@ -17,7 +17,7 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::device::attend::{AttentionShape, unsupported};
-use crate::device::{Device, Verdict};
+use crate::device::{Device, Facts, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -38,6 +38,9 @@ const PER_THREAD: u64 = 64 << 10;
 
 /// Most stream buffers, however slow the processor is beside the device.
 const MOST_BUFFERS: u32 = 64;
+
+/// Bytes that a driver takes to make the kernels of attention: 6 MiB with pocl, other drivers are not known.
+const COMPILER: u64 = 12 << 20;
 
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
@@ -189,21 +192,23 @@ impl Opened<'_> {
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
-            room + products.bytes(unified) + streamed + self.attention_room(unified)
+            room + products.bytes(unified) + streamed + self.attention_room(device.facts())
         };
         device.map_or(0, of)
     }
 
     /// Host memory for the attention of layers on a device.
-    fn attention_room(&self, unified: bool) -> u64 {
+    fn attention_room(&self, of: &Facts) -> u64 {
         let (c, options) = (self.config, self.options);
         let same_bits = self.verdict.is_some_and(|v| v.same_bits);
         let wanted = options.device_attention != DeviceAttention::Off;
-        if !(unified && same_bits && wanted && unsupported(c).is_none()) {
+        if !(of.unified && same_bits && wanted && unsupported(c).is_none()) {
             return 0;
         }
         let shape = AttentionShape::of(c, self.kv());
-        shape.room_bytes(&shape.room(options.batch, options.context))
+        // Other kernels are made before the process is measured.
+        let compiler = if of.compiles { COMPILER } else { 0 };
+        compiler + shape.room_bytes(&shape.room(options.batch, options.context))
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
