@@ -137,6 +137,8 @@ pub struct Options {
     pub device_memory: Option<u64>,
     /// Whether it computes attention.
     pub device_attention: DeviceAttention,
+    /// Whether plans follow what was measured and saved of this machine; else it is taken for an ordinary one.
+    pub profiles: bool,
     /// Root of the system's energy sensors: `/sys`.
     pub sysfs: PathBuf,
 }
@@ -176,6 +178,7 @@ impl Default for Options {
             device: None,
             device_memory: None,
             device_attention: DeviceAttention::Auto,
+            profiles: true,
             sysfs: PathBuf::from("/sys"),
         }
     }

@@ -438,6 +438,7 @@ fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
     ));
     let exact = Options {
         sparsity: Sparsity::Exact,
+        profiles: false,
         ..roomy(48)
     };
     let text = std::fs::read_to_string(HELDOUT).unwrap();

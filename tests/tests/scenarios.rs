@@ -37,6 +37,7 @@ fn open(options: Options) -> Result<Engine, Error> {
 
 fn options(budget: Budget) -> Options {
     Options {
+        profiles: false,
         budget,
         threads: 1,
         context: 64,

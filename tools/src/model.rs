@@ -194,6 +194,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         reserve: 0,
         device: open_device(args)?,
         device_memory: args.device_memory,
+        profiles: true,
         device_attention: args.device_attention.into(),
         sysfs: args.sysfs.clone(),
     })

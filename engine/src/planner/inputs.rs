@@ -69,7 +69,8 @@ impl Planner {
             layout, options, ..
         } = of;
         // First, so that the measured process size includes their allocations.
-        let rates = Rates::saved().unwrap_or_else(|| {
+        let saved = Rates::saved().filter(|_| options.profiles);
+        let rates = saved.unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
         let rates = rates.by_clock(clock::rate());
