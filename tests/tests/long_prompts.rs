@@ -168,10 +168,8 @@ fn a_budget_that_changes_in_the_middle_is_kept() {
     stepper.step().expect("a step");
     drop(stepper);
     let budget = engine.memory().budget() + (1 << 20);
-    let usual = engine.memory().clone();
     engine.set_budget(budget).expect("set_budget");
     assert_eq!(engine.memory().budget(), budget);
-    assert!(engine.memory().hot_clusters >= usual.hot_clusters);
     assert_eq!(generate(&mut engine, &long), expected);
 }
 
