@@ -198,7 +198,7 @@ fn neurons_inside_experts_are_counted_and_ordered() {
     assert!(100 * off < fired, "{off} of {fired}");
     // Forecasts know how many fire.
     let plan = |model: &str| {
-        let plan = json(&["plan", model, "--memory", "27MiB", "--json"]);
+        let plan = json(&["plan", model, "--memory", "29MiB", "--json"]);
         plan["plans"][0]["basis"].clone()
     };
     assert_eq!(plan(&ordered)["neurons_assumed"], false);
