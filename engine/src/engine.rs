@@ -494,16 +494,6 @@ fn tracer(options: &Options) -> Tracer {
     }
 }
 
-/// Sizes of the buffers of passes of `rows` rows.
-fn scratch_room(options: &Options, rows: usize) -> ScratchRoom {
-    ScratchRoom {
-        rows,
-        batch: options.batch,
-        context: options.context,
-        threads: options.threads,
-    }
-}
-
 /// The compute threads, with `floats` of scratch each.
 fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     thread_buffer::reserve(floats);
@@ -556,7 +546,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let predictors = stored
         .map(|s| s.load(&layout.container, &c, rows))
         .transpose()?;
-    let mut scratch = Scratch::new(&c, scratch_room(&options, rows));
+    let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
     let mut sharing = device.as_ref().map(|device| Sharing {
         device,
         on: &on,

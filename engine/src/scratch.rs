@@ -6,6 +6,7 @@ use emberflow_models::config::{ModelConfig, Parallel};
 use crate::device::ProductRoom;
 use crate::kv::BLOCK;
 use crate::matrix::Matrix;
+use crate::options::Options;
 use crate::router::Routes;
 use crate::thread_buffer::renew;
 
@@ -19,6 +20,18 @@ pub(crate) struct ScratchRoom {
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
+}
+
+impl ScratchRoom {
+    /// For passes of `rows` rows.
+    pub fn of(options: &Options, rows: usize) -> Self {
+        Self {
+            rows,
+            batch: options.batch,
+            context: options.context,
+            threads: options.threads,
+        }
+    }
 }
 
 /// The largest products of projections, for `rows` rows, and of the head, for `batch`.
@@ -69,22 +82,24 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Allocates the buffers for a model.
     pub fn new(c: &ModelConfig, room: ScratchRoom) -> Self {
-        let [d, q, kv, vocab] = widths(c);
-        let (chunk, threads) = (room.rows, room.threads);
-        Self {
-            normed: vec![0.0; chunk * d],
-            out: vec![0.0; chunk * d],
-            parallel: vec![0.0; chunk * parallel(c)],
-            q: vec![0.0; chunk * q],
-            k: vec![0.0; chunk * kv],
-            v: vec![0.0; chunk * kv],
-            attended: vec![0.0; chunk * q],
+        let [d, q, _, vocab] = widths(c);
+        let empty = Vec::new;
+        let mut new = Self {
+            normed: empty(),
+            out: empty(),
+            parallel: empty(),
+            q: empty(),
+            k: empty(),
+            v: empty(),
+            attended: empty(),
             partials: vec![0.0; partials_len(c, room.context)],
-            rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; threads],
-            input: Activations::with_capacity(d.max(q), chunk),
-            routes: Routes::new(c, chunk),
+            rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; room.threads],
+            input: Activations::default(),
+            routes: Routes::new(c, 0),
             logits: vec![0.0; room.batch * vocab],
-        }
+        };
+        new.set_rows(c, room.rows);
+        new
     }
 
     /// Buffers for other numbers of rows. Logits stay.

@@ -12,7 +12,8 @@ use emberflow_storage::trace::Tracer;
 use super::AttentionLayer;
 use super::on_device::{Layer, OnDevice, Times};
 use crate::device::attend::{AttentionShape, MOST_ROWS, unsupported};
-use crate::device::check::{Numbers, deviation, wrong};
+use crate::device::check::{deviation, wrong};
+use crate::device::numbers::Numbers;
 use crate::device::products::{Sample, Samples};
 use crate::device::{
     AttentionLayer as OfDevice, AttentionTimes, Found, InUse, KvMemory, OfAttention,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 
 use super::attend::MOST_ROWS;
-use super::check::Numbers;
+use super::numbers::Numbers;
 use super::tests::devices;
 use super::{
     Attend, AttendRow, Attended, AttentionLayer, AttentionShape, CpuDevice, Dense, Input, KvMemory,

@@ -7,6 +7,7 @@ use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
 use serde::{Deserialize, Serialize};
 
+use super::numbers::Numbers;
 use super::products::{Sample, Samples};
 use super::{
     CpuDevice, Dense, DenseShape, DeviceError, Facts, Groups, NeuronRows, Part, Room, Sums, Work,
@@ -84,24 +85,6 @@ impl Speed {
             launch: all - neurons as f64 * neuron,
             neuron,
         }
-    }
-}
-
-/// Seeded numbers.
-pub(crate) struct Numbers(u64);
-
-impl Numbers {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Within ±1.
-    pub fn next(&mut self) -> f32 {
-        // Knuth's MMIX generator
-        self.0 = (self.0)
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }
 

@@ -20,6 +20,7 @@ mod cpu;
 mod cpu_attention;
 mod in_use;
 mod kept;
+pub(crate) mod numbers;
 mod on_cpu;
 mod opencl;
 pub(crate) mod products;

@@ -8,7 +8,8 @@ use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
-use super::check::{FASTER, Numbers, accept, deviation, wrong};
+use super::check::{FASTER, accept, deviation, wrong};
+use super::numbers::Numbers;
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
 use super::{Block, Found, InUse, OfProducts, Times, USUAL_GROUP, multiplies, token_bytes};
 use crate::error::Error;

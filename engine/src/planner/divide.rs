@@ -255,7 +255,6 @@ impl Planner {
         if self.needs.gates_divide && self.knows_enough() {
             ways.push(Needs {
                 gates_help: false,
-                gates_divide: false,
                 ..self.needs
             });
         }
