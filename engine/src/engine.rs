@@ -59,6 +59,8 @@ pub struct Engine {
     pub(crate) division: Division,
     /// The division for decoding, while that of a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
+    /// A device had no memory for longer chunks of prompts.
+    pub(crate) short_prompts: bool,
     pub(crate) rooms: Rooms,
     /// The longest chunk of a prompt that the memory was divided for.
     pub(crate) longest: Option<LongChunk>,
@@ -133,6 +135,7 @@ impl Engine {
             planner,
             division,
             usual: None,
+            short_prompts: false,
             rooms,
             longest: None,
             choice,

@@ -11,7 +11,7 @@
 use emberflow_storage::io::trim_heap;
 
 use crate::decoder::Decoder;
-use crate::device::ProductRoom;
+use crate::device::{DeviceError, ProductRoom};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::FfnRoom;
@@ -41,7 +41,12 @@ impl Engine {
     /// Those of [`Engine::set_budget`].
     pub(crate) fn begin_prompt(&mut self, tokens: usize) -> Result<(), Error> {
         let fixed = self.config().form.streams.is_some() || self.options.observe;
-        if fixed || self.options.count_fired || self.usual.is_some() || tokens <= self.chunk() {
+        if fixed
+            || self.options.count_fired
+            || self.short_prompts
+            || self.usual.is_some()
+            || tokens <= self.chunk()
+        {
             return Ok(());
         }
         let Some(division) = self.planner().for_prompt(&self.division, tokens) else {
@@ -51,7 +56,15 @@ impl Engine {
         self.decoder.ffn.store.set_plan(&division.memory)?;
         let usual = std::mem::replace(&mut self.division, division);
         self.usual = Some(Box::new(usual));
-        self.set_rows()
+        match self.set_rows() {
+            Ok(()) => Ok(()),
+            // A device without memory for more rows computes as many as before.
+            Err(e) => {
+                tracing::warn!(error = %e, "prompts keep to shorter chunks");
+                self.short_prompts = true;
+                self.end_prompt()
+            }
+        }
     }
 
     /// Divides the memory for decoding again.
@@ -64,14 +77,18 @@ impl Engine {
         };
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
         self.division = self.planner().divide_again(&usual, budget, batch)?;
-        self.set_rows()?;
+        let made = self.set_rows();
+        self.decoder.ffn.store.device_or_lost(made)?;
         // Freed heap memory would count beside the cache.
         trim_heap();
         self.decoder.ffn.store.set_plan(&self.division.memory)
     }
 
     /// Buffers for the division's chunk.
-    fn set_rows(&mut self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// A device has no memory for that. All others are made.
+    fn set_rows(&mut self) -> Result<(), DeviceError> {
         self.options.chunk = self.division.chunk;
         let rows = self.most_rows();
         let ffn = FfnRoom {
@@ -88,15 +105,15 @@ impl Engine {
         decoder.scratch.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
-        set_device_room(decoder, &ffn, products, &self.division)?;
+        let made = set_device_room(decoder, &ffn, products, &self.division);
         let longest = LongChunk {
             rows: self.chunk(),
             streamed: self.decoder.ffn.store.streamed_rows(self.chunk()),
         };
-        if longest.rows > self.longest.map_or(0, |longest| longest.rows) {
+        if made.is_ok() && longest.rows > self.longest.map_or(0, |longest| longest.rows) {
             self.longest = Some(longest);
         }
-        Ok(())
+        made
     }
 }
 
@@ -106,7 +123,7 @@ fn set_device_room(
     room: &FfnRoom,
     products: ProductRoom,
     division: &Division,
-) -> Result<(), Error> {
+) -> Result<(), DeviceError> {
     let room = room.of_device(decoder.config.d_model as usize);
     decoder
         .ffn

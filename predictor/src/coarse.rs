@@ -4,20 +4,15 @@
 //! The quants minimise the change of the *products* with a text's inputs (`train/coarse.rs`), and
 //! each neuron has its own threshold.
 
-use std::cell::RefCell;
-
 use emberflow_kernels::{Compute, Cpu, DType, Narrow};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, Shared, SharedShape};
+use crate::products::{Inputs, ROWS, with_rows};
 use crate::thresholds::Thresholds;
 
-/// Rows widened together: they stay in the L1 cache while the tokens pass.
-const ROWS: usize = 8;
-
-thread_local! {
-    static WIDE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
+/// Rows widened together for a token: they stay in the L1 cache.
+const FEW_ROWS: usize = 8;
 
 /// The predictor of one layer.
 pub struct CoarseGate {
@@ -39,9 +34,19 @@ impl CoarseGate {
     }
 }
 
+impl CoarseGate {
+    /// What it stores per token, for inputs of `d` elements.
+    pub(crate) fn shared_shape(d: usize) -> SharedShape {
+        SharedShape {
+            row: d,
+            ..SharedShape::default()
+        }
+    }
+}
+
 impl Predictor for CoarseGate {
     fn shape(&self) -> SharedShape {
-        SharedShape::default()
+        Self::shared_shape(self.d)
     }
 
     fn bytes(&self) -> u64 {
@@ -67,23 +72,14 @@ impl CoarseGate {
         let (narrow, wide) = (self.narrow.row_bytes(d), DType::Q4.row_bytes(d));
         let end = first + scores.len() / tokens;
         let rows = &self.rows.as_slice()[first * narrow..end * narrow];
-        WIDE.with_borrow_mut(|memory| {
-            memory.resize(memory.len().max(ROWS * wide), 0);
-            let mut block = [0.0; ROWS];
-            for (rows, scores) in rows
-                .chunks(ROWS * narrow)
-                .zip(scores.chunks_mut(ROWS * tokens))
-            {
-                let count = rows.len() / narrow;
-                let (memory, block) = (&mut memory[..count * wide], &mut block[..count]);
+        let together = if tokens == 1 { FEW_ROWS } else { ROWS };
+        with_rows(together * wide, |memory, multiplier| {
+            let blocks = rows.chunks(together * narrow);
+            for (rows, scores) in blocks.zip(scores.chunks_mut(together * tokens)) {
+                let memory = &mut memory[..rows.len() / narrow * wide];
                 cpu.widen(self.narrow, rows, d, memory);
-                for t in 0..tokens {
-                    let x = input.quantized.range(t, 1);
-                    cpu.matvec_q(DType::Q4, memory, wide, x, block);
-                    for (i, &score) in block.iter().enumerate() {
-                        scores[i * tokens + t] = score;
-                    }
-                }
+                let input = Inputs::Quantized(input.quantized);
+                multiplier.by_row(cpu, DType::Q4, memory, input, scores);
             }
         });
     }

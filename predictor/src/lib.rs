@@ -16,6 +16,7 @@ mod low_rank;
 mod moments;
 pub mod order;
 mod predict;
+mod products;
 mod quality;
 pub mod record;
 pub mod rounding;

@@ -1,10 +1,11 @@
 //! Low-rank predictor: `score = fc2 · f(fc1 · x)`, two thin factors of a gate matrix. A neuron is
 //! selected if its score reaches its threshold (PowerInfer; Deja Vu).
 
-use emberflow_kernels::{Compute, Cpu, DType, GROUP};
+use emberflow_kernels::{Columns, Compute, Cpu, DType, GROUP};
 
 use crate::bytes::SharedBytes;
 use crate::predict::{Features, Predictor, RANGE, Reads, Shared, SharedShape, blocks};
+use crate::products::{Inputs, with_multiplier};
 use crate::thresholds::Thresholds;
 
 /// Sizes and options of a low-rank predictor.
@@ -37,6 +38,11 @@ impl LowRankSpec {
         self.neurons.saturating_mul(self.fc2.row_bytes(self.rank))
     }
 
+    /// Products for a token.
+    pub fn products(&self) -> f64 {
+        self.rank as f64 * (self.d as f64 + self.neurons as f64)
+    }
+
     fn stride(&self) -> usize {
         self.rank.next_multiple_of(GROUP)
     }
@@ -47,6 +53,7 @@ impl LowRankSpec {
         SharedShape {
             hidden: self.stride(),
             quantized: if residual { self.d } else { 0 },
+            row: self.d.max(self.rank),
             ..SharedShape::default()
         }
     }
@@ -86,16 +93,16 @@ impl LowRank {
         self.spec
     }
 
-    /// Scores of the neurons from `first` on for token `t`.
-    fn token_scores(&self, cpu: Cpu, shared: &Shared, t: usize, first: usize, scores: &mut [f32]) {
+    /// The hidden layers of all tokens, for products with rows of the second matrix; `None` where they do not lie one
+    /// after the other as these want them.
+    fn hidden<'a>(&self, shared: &'a Shared, tokens: usize) -> Option<Inputs<'a>> {
         let s = &self.spec;
-        let row = s.fc2.row_bytes(s.rank);
-        let rows = &self.fc2.as_slice()[first * row..(first + scores.len()) * row];
-        if s.fc2.is_grouped() {
-            cpu.matvec_q(s.fc2, rows, row, shared.hidden_q.token(t), scores);
-        } else {
-            let hidden = &shared.hidden[t * s.stride()..][..s.rank];
-            cpu.matvec(s.fc2, rows, row, s.rank, hidden, scores);
+        match s.fc2.is_grouped() {
+            true => Some(Inputs::Quantized(shared.hidden_q.all())),
+            false => (s.stride() == s.rank || tokens == 1).then(|| Inputs::Floats {
+                x: &shared.hidden[..tokens * s.rank],
+                n: s.rank,
+            }),
         }
     }
 }
@@ -125,26 +132,25 @@ impl Predictor for LowRank {
             }
             Reads::Residual => input.quantized,
         };
+        let input = match s.fc1.is_grouped() {
+            true => Inputs::Quantized(quantized),
+            false => Inputs::Floats {
+                x: input.all(s.reads),
+                n: s.d,
+            },
+        };
         let hidden = &mut shared.hidden[..tokens * stride];
-        let row = s.fc1.row_bytes(s.d);
-        let fc1 = self.fc1.as_slice();
-        for (t, hidden) in hidden.chunks_exact_mut(stride).enumerate() {
-            let (hidden, padding) = hidden.split_at_mut(s.rank);
-            padding.fill(0.0);
-            on.workers
-                .for_each_part_mut(hidden, GROUP, &|_, piece, out| {
-                    let first = piece * GROUP;
-                    let rows = &fc1[first * row..(first + out.len()) * row];
-                    if s.fc1.is_grouped() {
-                        cpu.matvec_q(s.fc1, rows, row, quantized.range(t, 1), out);
-                    } else {
-                        cpu.matvec(s.fc1, rows, row, s.d, input.token(s.reads, t), out);
-                    }
-                    if s.relu {
-                        out.iter_mut().for_each(|h| *h = h.max(0.0));
-                    }
-                });
-        }
+        hidden.fill(0.0);
+        let (row, fc1) = (s.fc1.row_bytes(s.d), self.fc1.as_slice());
+        let all = Columns::new(hidden, tokens, stride, s.rank);
+        let states = &mut vec![(); on.workers.threads()];
+        (on.workers).for_each_column_block(all, GROUP, states, &|(), first, mut out| {
+            let rows = &fc1[first * row..(first + out.width()) * row];
+            with_multiplier(|multiplier| multiplier.by_token(cpu, s.fc1, rows, input, &mut out));
+            for t in (0..tokens).filter(|_| s.relu) {
+                out.row_mut(t).iter_mut().for_each(|h| *h = h.max(0.0));
+            }
+        });
         if s.fc2.is_grouped() {
             shared.hidden_q.reshape(s.rank, tokens);
             let chunks = shared.hidden_q.chunks_per_token();
@@ -165,15 +171,21 @@ impl Predictor for LowRank {
         first: usize,
         scores: &mut [f32],
     ) {
-        let tokens = input.tokens();
-        if tokens == 1 {
-            return self.token_scores(cpu, shared, 0, first, scores);
+        let (s, tokens) = (&self.spec, input.tokens());
+        let row = s.fc2.row_bytes(s.rank);
+        let rows = &self.fc2.as_slice()[first * row..][..scores.len() / tokens * row];
+        if let Some(hidden) = self.hidden(shared, tokens) {
+            return with_multiplier(|multiplier| {
+                multiplier.by_row(cpu, s.fc2, rows, hidden, scores)
+            });
         }
-        for (first, scores) in blocks(first, scores, tokens) {
+        for (block, scores) in blocks(0, scores, tokens) {
             let mut token = [0.0; RANGE];
             let token = &mut token[..scores.len() / tokens];
+            let rows = &rows[block * row..][..token.len() * row];
             for t in 0..tokens {
-                self.token_scores(cpu, shared, t, first, token);
+                let hidden = &shared.hidden[t * s.stride()..][..s.rank];
+                cpu.matvec(s.fc2, rows, row, s.rank, hidden, token);
                 for (i, &score) in token.iter().enumerate() {
                     scores[i * tokens + t] = score;
                 }

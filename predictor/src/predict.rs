@@ -7,6 +7,7 @@
 use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
 use crate::moments::Sums;
+use crate::products::work_bytes;
 
 /// The vector a predictor reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,11 +51,16 @@ impl<'a> Features<'a> {
     /// The vector that a predictor reads for token `t`.
     pub fn token(&self, reads: Reads, t: usize) -> &'a [f32] {
         let d = self.quantized.n();
+        &self.all(reads)[t * d..(t + 1) * d]
+    }
+
+    /// The vectors that a predictor reads, token after token.
+    pub(crate) fn all(&self, reads: Reads) -> &'a [f32] {
         let all = match reads {
             Reads::Normed => self.normed,
             Reads::Residual => self.residual,
         };
-        &all[t * d..(t + 1) * d]
+        &all[..self.tokens() * self.quantized.n()]
     }
 }
 
@@ -178,6 +184,9 @@ pub struct SharedShape {
     pub quantized: usize,
     /// Scores of all neurons.
     pub scores: usize,
+    /// Elements of the longest row that is multiplied with several tokens at once: each thread has memory for
+    /// that.
+    pub row: usize,
 }
 
 impl SharedShape {
@@ -188,6 +197,7 @@ impl SharedShape {
             signs: self.signs.max(other.signs),
             quantized: self.quantized.max(other.quantized),
             scores: self.scores.max(other.scores),
+            row: self.row.max(other.row),
         }
     }
 }
@@ -223,8 +233,8 @@ impl Shared {
         }
     }
 
-    /// Bytes [`Shared::new`] allocates.
-    pub fn bytes_for(shape: SharedShape, chunk: usize) -> u64 {
+    /// Bytes that [`Shared::new`] and `threads` threads that score allocate.
+    pub fn bytes_for(shape: SharedShape, chunk: usize, threads: usize) -> u64 {
         let tops = if shape.scores > 0 { chunk } else { 0 };
         let of_tokens = shape.hidden.saturating_add(shape.scores);
         let floats = of_tokens.saturating_mul(chunk).saturating_mul(4);
@@ -232,6 +242,10 @@ impl Shared {
         let quantized = Activations::bytes(shape.hidden, chunk)
             .saturating_add(Activations::bytes(shape.quantized, chunk));
         let signs = shape.signs.saturating_mul(chunk);
-        (floats.saturating_add(quantized).saturating_add(signs)) as u64
+        let work = match shape.row {
+            0 => 0,
+            row => work_bytes(row).saturating_mul(threads as u64),
+        };
+        (floats.saturating_add(quantized).saturating_add(signs) as u64).saturating_add(work)
     }
 }

@@ -95,10 +95,24 @@ impl Kind {
     /// What the predictor of `neurons` neurons stores per token, for inputs of `d` elements.
     pub fn shared_shape(&self, d: usize, neurons: usize) -> SharedShape {
         match self {
-            Kind::None | Kind::Magnitude { .. } | Kind::Coarse(_) => SharedShape::default(),
+            Kind::None | Kind::Magnitude { .. } => SharedShape::default(),
+            Kind::Coarse(_) => CoarseGate::shared_shape(d),
             Kind::Sign { .. } => SignBit::shared_shape(d),
             Kind::LowRank(spec) => spec.shared_shape(),
-            Kind::CoarseTop(_) => CoarseTop::shared_shape(neurons),
+            Kind::CoarseTop(_) => CoarseTop::shared_shape(d, neurons),
+        }
+    }
+
+    /// Products of 4 bits with 8 that take as long as scoring `neurons` neurons for a token with `d` elements.
+    pub fn products(&self, d: usize, neurons: usize) -> f64 {
+        /// Products of signs that take as long as one.
+        const SIGNS: f64 = 8.0;
+        let all = d as f64 * neurons as f64;
+        match self {
+            Kind::None | Kind::Magnitude { .. } => 0.0,
+            Kind::Coarse(_) | Kind::CoarseTop(_) => all,
+            Kind::Sign { .. } => all / SIGNS,
+            Kind::LowRank(spec) => spec.products(),
         }
     }
 }

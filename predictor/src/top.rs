@@ -90,18 +90,21 @@ impl CoarseTop {
         Self { gate, neurons, fit }
     }
 
-    /// What it stores per token.
-    pub(crate) fn shared_shape(neurons: usize) -> SharedShape {
+    /// What it stores per token, for inputs of `d` elements.
+    pub(crate) fn shared_shape(d: usize, neurons: usize) -> SharedShape {
         SharedShape {
             scores: neurons,
-            ..SharedShape::default()
+            ..CoarseGate::shared_shape(d)
         }
     }
 }
 
 impl Predictor for CoarseTop {
     fn shape(&self) -> SharedShape {
-        Self::shared_shape(self.neurons)
+        SharedShape {
+            scores: self.neurons,
+            ..self.gate.shape()
+        }
     }
 
     fn bytes(&self) -> u64 {

@@ -74,6 +74,8 @@ pub enum Fault {
     Attend,
     /// See `Attend`.
     TakeAttention,
+    /// It has no memory for passes of more rows than this, once its check is over.
+    Room(usize),
     /// Its attention is wrong, or a little off.
     WrongAttention,
     /// See `WrongAttention`.
@@ -149,7 +151,14 @@ impl Dense for Faulty {
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
-        self.inner.dense().make_room(room)
+        let checked = self.done.load(Ordering::Relaxed) >= CHECKS;
+        match self.fault {
+            Fault::Room(most) if checked && room.rows > most => Err(DeviceError {
+                device: "faulty".into(),
+                what: "has no memory".into(),
+            }),
+            _ => self.inner.dense().make_room(room),
+        }
     }
 
     fn clear(&mut self) {

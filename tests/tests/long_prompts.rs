@@ -10,7 +10,7 @@ use emberflow_engine::{
     Admission, Budget, Engine, Event, Finished, Options, Request, RequestId, Stepped, Stepper,
 };
 use emberflow_storage::io::{IoChoice, Profile, SimOptions};
-use emberflow_tests::devices::devices;
+use emberflow_tests::devices::{Fault, Faulty, devices};
 
 const PROMPT: usize = 500;
 
@@ -26,6 +26,8 @@ fn options() -> Options {
 }
 
 fn open(options: Options) -> Engine {
+    // No budget is below the peak of the process, which is that of other tests here: forget it.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
     let model = open_model(&ModelArg { model: None }).expect("the bundled model");
     Engine::open(model, options).expect("open")
 }
@@ -146,7 +148,12 @@ fn what_ends_in_its_prompt_gives_memory_back() {
     let ended = engine.generate(&mut sequence, &long, &request(), &mut stop);
     assert!(ended.expect("generate").tokens.is_empty());
     drop(sequence);
-    assert!(engine.prompt_chunk() > usual && engine.chunk() == usual);
+    let chunks = (engine.prompt_chunk(), engine.chunk());
+    assert!(
+        chunks.0 > usual && chunks.1 == usual,
+        "{chunks:?}, {usual} {:?}",
+        engine.memory()
+    );
     let one = Request {
         max_tokens: 1,
         ..request()
@@ -171,6 +178,29 @@ fn a_budget_that_changes_in_the_middle_is_kept() {
     engine.set_budget(budget).expect("set_budget");
     assert_eq!(engine.memory().budget(), budget);
     assert_eq!(generate(&mut engine, &long), expected);
+}
+
+/// A device without memory for longer chunks computes what it did before.
+#[test]
+fn a_device_without_room_for_more_rows_is_kept() {
+    let long = prompt(&open(options()), PROMPT);
+    let expected = generate(&mut open(options()), &long);
+    let with = |fault| {
+        open(Options {
+            device: Some(Faulty::device(fault)),
+            device_memory: Some(256 << 10),
+            budget: Budget::FfnShare(0.75),
+            ..options()
+        })
+    };
+    let usual = with(Fault::Never).chunk();
+    let mut engine = with(Fault::Room(usual));
+    for _ in 0..2 {
+        assert_eq!(generate(&mut engine, &long), expected);
+        assert_eq!(engine.prompt_chunk(), usual);
+    }
+    let report = engine.device().expect("a device");
+    assert!(report.lost.is_none() && report.clusters > 0, "{report:?}");
 }
 
 /// A device's buffers follow, and it is given rows of the long chunks.

@@ -20,6 +20,11 @@ pub struct Width {
 pub struct Widths(pub Vec<Width>);
 
 impl Widths {
+    /// No row is computed with all clusters: there are no buffers that those that are not held could pass through.
+    pub(crate) fn keep_to_held(&mut self) {
+        self.0.iter_mut().for_each(|width| width.streamed = 0);
+    }
+
     /// How many of `rows` rows a device computes with all clusters, along straight lines between those that are
     /// known; 0 where it is not known to be faster.
     pub fn streamed(&self, rows: usize) -> usize {

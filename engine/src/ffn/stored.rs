@@ -35,6 +35,8 @@ pub(crate) struct StoredPredictors {
     predicts: Vec<bool>,
     /// Bytes of weights.
     pub bytes: u64,
+    /// Products that scoring all neurons takes for a token.
+    pub products: f64,
     shape: SharedShape,
     /// Elements of an input; neurons of the largest bank.
     size: [usize; 2],
@@ -117,6 +119,7 @@ impl StoredPredictors {
         check_cutoffs(&directory, c).map_err(|e| bad(&e))?;
         let kinds = directory.banks.iter().map(|b| b.kind);
         let shape = (directory.banks.iter()).map(|b| b.kind.shared_shape(d, b.neurons));
+        let products = (directory.banks.iter()).map(|b| b.kind.products(d, b.neurons));
         Ok(Self {
             cuts: kinds
                 .clone()
@@ -127,6 +130,7 @@ impl StoredPredictors {
                 .collect(),
             predicts: kinds.map(|kind| kind.predicts()).collect(),
             bytes: Arena::charge(1, directory.len()),
+            products: products.sum(),
             shape: shape.fold(SharedShape::default(), SharedShape::max),
             size: [d, neurons.into_iter().max().unwrap_or(0)],
             visited: visited(c),
@@ -196,6 +200,7 @@ impl StoredPredictors {
                 .iter()
                 .map(|s| Arena::charge(1, s.fc1_bytes()) + Arena::charge(1, s.fc2_bytes()))
                 .sum(),
+            products: specs.iter().map(LowRankSpec::products).sum(),
             shape: shapes.fold(SharedShape::default(), SharedShape::max),
             size: [d, neurons],
             visited: visited(c),
@@ -241,8 +246,8 @@ impl StoredPredictors {
         (share + banks - predicting) / banks
     }
 
-    /// Bytes that [`StoredPredictors::load`] and the lookahead allocate.
-    pub fn memory(&self, chunk: usize) -> u64 {
+    /// Bytes that [`StoredPredictors::load`], the lookahead and `threads` threads allocate.
+    pub fn memory(&self, chunk: usize, threads: usize) -> u64 {
         let [d, neurons] = self.size;
         let ahead = match self.looks_ahead {
             true => {
@@ -251,7 +256,7 @@ impl StoredPredictors {
             }
             false => 0,
         };
-        self.bytes + Shared::bytes_for(self.shape, chunk) + ahead
+        self.bytes + Shared::bytes_for(self.shape, chunk, threads) + ahead
     }
 
     /// Reads and verifies the weights.

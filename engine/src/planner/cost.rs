@@ -185,7 +185,7 @@ impl Pass<'_> {
             ..self.ffn(&reads, fires, mode)
         };
         if foresees {
-            times.work += self.naming(mode.set);
+            times.work += self.naming(mode.tokens, mode.set);
         }
         let (work, mut all) = (times.work, self.overlapped(&times, &late, mode.streams));
         if mode.foresees {
@@ -223,7 +223,7 @@ impl Pass<'_> {
             (reads.asked - reads.missed).max(0.0)
         };
         let naming = neurons * m.name_ns + found * m.lookup_ns;
-        let predicting = self.naming(set);
+        let predicting = self.naming(mode.tokens, set);
         let gates = self.gates(tokens, named, set) + predicting;
         let sums = self.sums(tokens, fires, set);
         let admitted = if streams { 0.0 } else { reads.missed };
@@ -283,9 +283,16 @@ impl Pass<'_> {
         taken.min(own / (cores - 1.0).max(1.0))
     }
 
-    /// Nanoseconds to read a predictor's weights.
-    fn naming(&self, set: f64) -> f64 {
-        self.predictor.bytes as f64 / self.shape.layers as f64 / self.rates.read.at(set)
+    /// Nanoseconds to score the neurons of a layer for all tokens of a pass, also those whose rows a device
+    /// computes: to read the predictor's weights, or to multiply.
+    fn naming(&self, tokens: f64, set: f64) -> f64 {
+        let layers = self.shape.layers as f64;
+        let reading = self.predictor.bytes as f64 / layers / self.rates.read.at(set);
+        let products = self.predictor.products / layers * tokens;
+        match self.rates.kernel(DType::Q4) {
+            Some(kernel) if tokens > 1.0 => reading.max(products / kernel.gemm_at(tokens)),
+            _ => reading,
+        }
     }
 
     /// Time of an FFN with overlapped reads, in nanoseconds.

@@ -309,6 +309,7 @@ impl Opened<'_> {
     fn predictor(&self) -> PredictorNeeds {
         let needs = |stored: &StoredPredictors| PredictorNeeds {
             bytes: (stored.bytes as f64 * stored.visited()) as u64,
+            products: stored.products * stored.visited(),
             named: 1.0 / stored.quality.map_or(0.6, |q| q.precision()).max(0.05),
         };
         self.naming_predictors().map(needs).unwrap_or_default()
@@ -426,7 +427,7 @@ impl Opened<'_> {
         Scratched {
             chunk,
             bytes: parts.into_iter().fold(0, u64::saturating_add),
-            predictor: self.stored.map_or(0, |s| s.memory(room.rows)),
+            predictor: self.stored.map_or(0, |s| s.memory(room.rows, self.threads)),
         }
     }
 

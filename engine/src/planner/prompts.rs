@@ -26,7 +26,13 @@ impl Planner {
             let rows = d.chunk.min(tokens).max(2);
             tokens as f64 / self.speed(d, rows).max(1e-9)
         };
-        let all = longer.filter_map(|chunk| self.with_chunk(usual, chunk));
+        let all = longer.filter_map(|chunk| {
+            let mut long = self.with_chunk(usual, chunk)?;
+            if self.stream_buffers(usual) == 0 {
+                long.widths.keep_to_held();
+            }
+            Some(long)
+        });
         let timed = all.map(|d| (seconds(&d) + self.refill(usual, &d) + MOVING, d));
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * WORTH_IT < seconds(usual)).then_some(division)

@@ -172,6 +172,7 @@ fn speculation_hides_reads() {
     p.needs.predictor = 256 << 20;
     p.predictor = PredictorNeeds {
         bytes: 256 << 20,
+        products: 0.0,
         named: 1.3,
     };
     p.gates_first = false;

@@ -2,7 +2,7 @@
 
 use super::neurons::NeuronStore;
 use super::tier::{StreamedFrom, Tier};
-use crate::device::{NeuronRows, Part, ProductRoom, Room, Ticket, Widths, Work};
+use crate::device::{DeviceError, NeuronRows, Part, ProductRoom, Room, Ticket, Widths, Work};
 use crate::error::Error;
 
 impl NeuronStore {
@@ -13,22 +13,35 @@ impl NeuronStore {
     }
 
     /// Makes room on a device for passes of other lengths.
+    ///
+    /// # Errors
+    /// It has no memory for that; it is not used before there is room for others.
     pub fn set_device_room(
         &mut self,
         room: &Room,
         products: ProductRoom,
         widths: &Widths,
-    ) -> Result<(), Error> {
+    ) -> Result<(), DeviceError> {
         let Some(tier) = self.tier.as_mut().filter(|tier| tier.lost().is_none()) else {
             return Ok(());
         };
         tier.set_room(room, widths.clone())?;
-        let made = tier.device().dense().make_product_room(&products);
-        tier.device().or_lost(made)?;
+        tier.device().dense().make_product_room(&products)?;
         if let Some(held) = &self.gate_products {
             held.set_results(products.results);
         }
         Ok(())
+    }
+
+    /// Goes on without the device where it has failed.
+    ///
+    /// # Errors
+    /// The failure, unless the CPU can go on.
+    pub fn device_or_lost(&self, made: Result<(), DeviceError>) -> Result<(), Error> {
+        match &self.tier {
+            Some(tier) => tier.device().or_lost(made).map(|_| ()),
+            None => Ok(made?),
+        }
     }
 
     /// Most clusters of a piece of such work.

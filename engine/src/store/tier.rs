@@ -145,13 +145,17 @@ impl Tier {
         Ok(tier)
     }
 
-    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
-    pub fn set_room(&mut self, room: &Room, widths: Widths) -> Result<(), Error> {
+    /// Makes room for passes of other lengths, of which it computes as much as `widths` say. Without memory for that
+    /// it cannot be used before there is room for others.
+    pub fn set_room(&mut self, room: &Room, widths: Widths) -> Result<(), DeviceError> {
         (self.widths, self.rows) = (widths, 0);
-        let made = self.device.dense().make_room(room);
-        let made = made.and_then(|()| self.reserve_buffers(room.rows));
-        self.device.or_lost(made)?;
-        Ok(())
+        self.device.dense().make_room(room)?;
+        let reserved = self.reserve_buffers(room.rows);
+        if reserved.is_err() {
+            // What was given stays the device's until all of it is given back: not again for each prompt.
+            self.at_once = 0;
+        }
+        reserved
     }
 
     /// Makes the buffers that others pass through, if passes of `rows` rows do that.
