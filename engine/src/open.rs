@@ -173,7 +173,7 @@ fn checked_device(
     tracing::info!(device = name, ?verdict, "checked against the CPU");
     // Now, so that the process whose size the plan knows has its driver's code.
     for (dtype, cols) in multiplied(&layout.container, c) {
-        lease.dense().prepare_products(dtype, cols)?;
+        lease.prepare_products(verdict.kernels.order, dtype, cols)?;
     }
     let used = InUse::new(lease, verdict.same_bits);
     Ok(Some((Arc::new(used), verdict)))

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, CpuDevice, Dense,
-    DenseShape, Device, DeviceChoice, DeviceError, Facts, HostBytes, Input, KvMemory, Lease,
-    NeuronRows, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, list,
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, Choices, CpuDevice,
+    Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Input,
+    Kernels, KvMemory, Lease, NeuronRows, Order, Part, ProductRoom, Room, SharedMatrix, Taken,
+    Team, Ticket, USUAL_GROUP, Ways, Work, list,
 };
+use emberflow_kernels::DType;
 
 /// The CPU as a device, and the OpenCL devices of this machine, so fast that they get all that they hold.
 pub fn devices() -> Vec<Device> {
@@ -37,6 +39,27 @@ pub fn plain_devices_apart() -> Vec<Device> {
     std::iter::once(Faulty::discrete(Fault::Never))
         .chain((0..list().len()).filter_map(open))
         .collect()
+}
+
+/// The OpenCL devices of this machine with memories of their own, rows in tiles and each form of the kernels that all
+/// devices have; so fast that they get all that they hold.
+pub fn tiled_devices() -> Vec<Device> {
+    let forms = [Team::Alone, Team::Local].map(|team| Form {
+        team,
+        dots: Dots::Widened,
+    });
+    let forced = |n: usize, form: Form| {
+        let device = DeviceChoice::OpenClApart(n).open().ok().flatten()?;
+        let mut faulty = Faulty::new(&device, Fault::Never);
+        faulty.choices = Choices {
+            orders: vec![Order::Tiles],
+            forms: vec![form],
+            groups: vec![USUAL_GROUP],
+        };
+        Some(Device::new(Box::new(faulty)))
+    };
+    let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
+    all.filter_map(|(n, form)| forced(n, form)).collect()
 }
 
 /// A count of products that no fault reaches.
@@ -87,6 +110,8 @@ pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
+    /// The kernels to choose from.
+    choices: Choices,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
@@ -127,6 +152,7 @@ impl Faulty {
             inner: of.lease().expect("a device that nobody else has"),
             facts: of.facts().clone(),
             fault,
+            choices: Choices::default(),
             done: Arc::default(),
             rows: 0,
             left: never(),
@@ -148,6 +174,23 @@ impl Dense for Faulty {
 
     fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
         self.inner.dense().prepare(shape)
+    }
+
+    fn choices(&self, _dtype: DType) -> Choices {
+        self.choices.clone()
+    }
+
+    fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
+        self.inner.dense().set_kernels(kernels)
+    }
+
+    fn set_product_ways(
+        &mut self,
+        dtype: DType,
+        cols: usize,
+        ways: Ways,
+    ) -> Result<(), DeviceError> {
+        self.inner.dense().set_product_ways(dtype, cols, ways)
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {

@@ -13,6 +13,7 @@ use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
     CHECKS, Fault, Faulty, devices, devices_apart, plain_devices, plain_devices_apart,
+    tiled_devices,
 };
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, squeeze};
 
@@ -123,6 +124,27 @@ fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
     }
 }
 
+/// Rows in tiles, by an item and by teams: what the device holds, what passes through it, and its products.
+#[test]
+fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
+    let tokens = text(200);
+    let expected = &expected(&tokens);
+    for (share, memory) in [(0.6, 1 << 20), (0.2, 2 << 20), (1.0, 64 << 20)] {
+        for device in tiled_devices() {
+            let mut engine = demo(on(device, share, memory));
+            let report = engine.device().unwrap();
+            assert!(report.kernels.starts_with("tiles"), "{report:?}");
+            assert!(report.clusters > 0, "{report:?}");
+            assert!(report.bytes + report.streamed.bytes <= memory, "{report:?}");
+            for chunk in [CHUNK, 1] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(&found == expected, "{}: {share} by {chunk}", report.kernels);
+            }
+            assert_eq!(engine.device().unwrap().lost, None);
+        }
+    }
+}
+
 /// Gated and ungated, with biases, dense and sparse, in several formats.
 #[test]
 fn families_and_formats_stream_through_a_device() {
@@ -144,9 +166,8 @@ fn families_and_formats_stream_through_a_device() {
         let expected = bits(&all_logits(&mut plain, &tokens, 5));
         for (share, held) in [(0.0, 0), (1.0, 60 << 10)] {
             let shared = devices().into_iter().map(|device| (device, held));
-            let apart = devices_apart()
-                .into_iter()
-                .map(|device| (device, held + (240 << 10)));
+            let apart = devices_apart().into_iter().chain(tiled_devices());
+            let apart = apart.map(|device| (device, held + (240 << 10)));
             for (device, held) in shared.chain(apart) {
                 let mut engine = open(&path, on(device, share, held));
                 let report = engine.device().unwrap();

@@ -154,7 +154,20 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     let anew = doctor(&["--retry-devices"]);
     assert_eq!(of(&anew, "wrong"), [Value::Null], "{anew}");
     let groups = &of(&anew, "work_groups")[0];
-    assert_eq!(groups.as_array().map(Vec::len), Some(2), "{anew}");
+    assert_eq!(groups.as_array().map(Vec::len), Some(3), "{anew}");
+    let tried = of(&anew, "tried")[0].as_array().unwrap().clone();
+    assert!(tried.len() >= 2, "{anew}");
+    let forms = ["right", "wrong", "refused"];
+    assert!(
+        tried
+            .iter()
+            .all(|t| forms.contains(&t["result"].as_str().unwrap()))
+    );
+    assert!(
+        tried
+            .iter()
+            .any(|t| t["result"] == "right" && t["ms"][1].as_f64() > Some(0.0))
+    );
     report(run());
     // What nobody can read is measured anew.
     std::fs::write(&path, "{").unwrap();

@@ -9,21 +9,17 @@ use opencl_sys::{
 
 use crate::attention::Attention;
 use crate::buffers::Scratch;
-use crate::handles::{Arg, Context, Found, Kernel, Queue, devices};
-use crate::library::Code;
+use crate::ffn::{Prepared, start};
+use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
+use crate::handles::{Context, Found, Queue, devices};
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
-use crate::work::{INVALID, SOURCE, TILE, Underway, driver, no_work, with_tile};
+use crate::work::{Underway, driver, no_work};
 use crate::{
     Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Error, GROUP_SIZES,
-    HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Sums, Taken, USUAL_GROUP, Work,
+    HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Taken, Work,
 };
-
-/// Flags of the kernel `hidden_values`.
-const MASKED: i32 = 1;
-const GATE_BIAS: i32 = 2;
-const UP_BIAS: i32 = 4;
 
 /// What is told of a device; what it does not tell stays empty.
 fn listed(device: &Found) -> Listed {
@@ -50,15 +46,19 @@ pub fn list() -> Vec<Listed> {
     found.iter().map(listed).collect()
 }
 
-/// The kernels for an FFN, and buffers for pieces of work.
-struct Prepared {
-    spec: Spec,
-    hidden: Kernel,
-    sums: Kernel,
-    totals: Kernel,
-    /// Items of the work groups: of hidden values, and of sums.
-    groups: [usize; 2],
-    scratch: Option<Scratch>,
+/// Where matrices are put: what a device has beside them.
+macro_rules! place {
+    ($of:ident) => {
+        Place {
+            device: &$of.found,
+            context: &$of.context,
+            extensions: &$of.extensions,
+            queue: &$of.queue,
+            unified: $of.facts.unified,
+            order: $of.order,
+            longest: $of.facts.longest,
+        }
+    };
 }
 
 /// An OpenCL device.
@@ -70,11 +70,14 @@ pub struct Device {
     /// For what is copied to buffers while work on others is under way.
     copies: Queue,
     prepared: Option<Prepared>,
+    /// How parts and matrices lie that are not the host's.
+    order: Order,
     parts: Vec<Part>,
     products: Products,
     attention: Option<Attention>,
     context: Context,
     found: Found,
+    extensions: Extensions,
     facts: Listed,
 }
 
@@ -103,10 +106,12 @@ impl Device {
             queue: driver("make a queue", device.queue(&context))?,
             copies: driver("make a queue", device.queue(&context))?,
             prepared: None,
+            order: Order::Rows,
             parts: Vec::new(),
             products: Products::default(),
             attention: None,
             context,
+            extensions: Extensions::of(&facts.extensions),
             facts,
             found: device,
         })
@@ -117,29 +122,29 @@ impl Device {
         &self.facts
     }
 
-    /// Makes kernels. Buffers that were made before are given back.
+    /// Takes note of an FFN; [`Device::set_kernels`] makes its kernels. Buffers that were made before are given back.
     ///
     /// # Errors
-    /// The driver's: its compiler's log.
+    /// The driver's.
     pub fn prepare(&mut self, spec: &Spec) -> Result<(), Error> {
         driver("finish", self.queue.finish())?;
         (self.underway, self.prepared) = (None, None);
         self.parts.clear();
-        let program = (self.found)
-            .build(&self.context, SOURCE, &with_tile(&spec.options))
-            .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
-        let make = || -> Result<Prepared, Code> {
-            Ok(Prepared {
-                spec: spec.clone(),
-                hidden: program.kernel("hidden_values")?,
-                sums: program.kernel("cluster_sums")?,
-                totals: program.kernel("row_totals")?,
-                groups: [USUAL_GROUP; 2],
-                scratch: None,
-            })
-        };
-        self.prepared = Some(driver("make kernels", make())?);
+        self.prepared = Some(Prepared::new(spec));
         Ok(())
+    }
+
+    /// Orders that this device may have: in the machine's memory the host reads the same rows.
+    pub fn orders(&self) -> &'static [Order] {
+        match self.facts.unified {
+            true => &[Order::Rows],
+            false => &[Order::Rows, Order::Tiles],
+        }
+    }
+
+    /// Forms of kernels that it may have; `grouped` where products are those of integers.
+    pub fn forms(&self, grouped: bool) -> Vec<Form> {
+        self.extensions.forms(grouped)
     }
 
     /// Sizes of work groups that this device has.
@@ -148,30 +153,48 @@ impl Device {
         GROUP_SIZES.into_iter().filter(move |&n| n as u64 <= most)
     }
 
-    /// Sets the items of work groups: of hidden values, and of sums. [`Device::prepare`] sets the usual ones.
+    /// Makes kernels, and has them run from here on. With another order buffers of neurons are given back.
     ///
     /// # Errors
-    /// Other sizes than [`GROUP_SIZES`], or the driver's.
-    pub fn set_groups(&mut self, groups: [usize; 2]) -> Result<(), Error> {
-        self.settle(&groups)?;
-        self.prepared.as_mut().ok_or_else(unprepared)?.groups = groups;
+    /// Work groups of other sizes than [`GROUP_SIZES`], an order that this device does not have, or the driver's: its
+    /// compiler's log. The kernels before run then.
+    pub fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), Error> {
+        self.settle(kernels.is_sound())?;
+        if !self.orders().contains(&kernels.order) {
+            return Err(Error(
+                "has rows that the host reads too: not in tiles".into(),
+            ));
+        }
+        let maker = Maker {
+            device: &self.found,
+            context: &self.context,
+            extensions: &self.extensions,
+        };
+        let prepared = self.prepared.as_mut().ok_or_else(unprepared)?;
+        prepared.make(&maker, kernels)?;
+        if self.order != kernels.order {
+            self.order = kernels.order;
+            self.parts.clear();
+        }
         Ok(())
     }
 
-    /// The same for products with a matrix and those like it.
+    /// Has products of matrices of a format and width run in these ways.
     ///
     /// # Errors
-    /// As [`Device::set_groups`].
-    pub fn set_product_group(&mut self, matrix: usize, group: usize) -> Result<(), Error> {
-        self.settle(&[group])?;
-        self.products.set_group(matrix, group);
-        Ok(())
+    /// As [`Device::set_kernels`].
+    pub fn set_product_ways(&mut self, spec: &MatrixSpec, ways: Ways) -> Result<(), Error> {
+        self.settle(ways.is_sound())?;
+        let place = place!(self);
+        self.products.set_ways(&place, spec, ways)
     }
 
     /// Waits for what may be under way although it could not all be begun.
-    fn settle(&mut self, groups: &[usize]) -> Result<(), Error> {
-        if !groups.iter().all(|group| GROUP_SIZES.contains(group)) {
-            return Err(Error(format!("has no work groups of {groups:?} items")));
+    fn settle(&mut self, sound: bool) -> Result<(), Error> {
+        if !sound {
+            return Err(Error(format!(
+                "has work groups of {GROUP_SIZES:?} items alone"
+            )));
         }
         driver("finish", self.queue.finish())?;
         self.underway = None;
@@ -192,7 +215,7 @@ impl Device {
         Ok(())
     }
 
-    /// Gives back the buffers that were reserved.
+    /// Gives back the buffers that were reserved, and kernels that do not run.
     pub fn clear(&mut self) {
         // Nothing uses them any longer; a lost device has nothing to wait for.
         let _ = self.queue.finish();
@@ -200,6 +223,10 @@ impl Device {
         self.parts.clear();
         self.attention = None;
         self.products.clear();
+        self.products.trim();
+        if let Some(prepared) = &mut self.prepared {
+            prepared.trim();
+        }
     }
 
     /// A buffer of `len` bytes; its number. `advise` is told of memory of the host before it is touched.
@@ -324,7 +351,7 @@ impl Device {
     /// # Errors
     /// The driver's: its compiler's log.
     pub fn prepare_products(&mut self, spec: &MatrixSpec) -> Result<(), Error> {
-        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        let place = place!(self);
         self.products.kernel(&place, spec).map(|_| ())
     }
 
@@ -333,7 +360,7 @@ impl Device {
     /// # Errors
     /// The driver's, or no memory.
     pub fn share(&mut self, spec: &MatrixSpec, bytes: HostBytes) -> Result<usize, Error> {
-        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        let place = place!(self);
         self.products.share(&place, spec, bytes)
     }
 
@@ -398,7 +425,7 @@ impl Device {
         }
         driver("finish", self.queue.finish())?;
         (self.underway, self.attention) = (None, None);
-        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        let place = place!(self);
         self.attention = Some(Attention::new(&place, spec, room, memory)?);
         Ok(())
     }
@@ -408,7 +435,7 @@ impl Device {
     /// # Errors
     /// The driver's, or vectors of other lengths.
     pub fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, Error> {
-        let place = place(&self.found, &self.context, &self.queue, &self.facts);
+        let place = place!(self);
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
         attention.share(&place, layer)
     }
@@ -460,97 +487,10 @@ impl Drop for Device {
     }
 }
 
-/// Where matrices are put.
-fn place<'a>(
-    device: &'a Found,
-    context: &'a Context,
-    queue: &'a Queue,
-    facts: &Listed,
-) -> Place<'a> {
-    Place {
-        device,
-        context,
-        queue,
-        unified: facts.unified,
-        longest: facts.longest,
-    }
-}
-
 fn no_part() -> Error {
     Error("has no such buffer".into())
 }
 
 fn unprepared() -> Error {
     Error("is not prepared".into())
-}
-
-/// Copies inputs to the device and starts both kernels.
-fn start(
-    queue: &Queue,
-    prepared: &mut Prepared,
-    part: Arg<'_>,
-    work: &Work<'_>,
-) -> Result<Underway, Code> {
-    let spec = &prepared.spec;
-    let sums = work.sums.vectors(work.clusters, work.rows) * spec.d;
-    let Some(scratch) = &mut prepared.scratch else {
-        return Err(INVALID);
-    };
-    let flags = [
-        (work.mask.is_some(), MASKED),
-        (!work.gate_bias.is_empty(), GATE_BIAS),
-        (!work.up_bias.is_empty(), UP_BIAS),
-    ];
-    let flags: i32 = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
-    let end = work.end.min(work.neurons);
-    let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
-    let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
-    scratch.fill(queue, work)?;
-    let of_hidden = [
-        part,
-        scratch.x.arg(),
-        scratch.mask.arg(),
-        scratch.gate_bias.arg(),
-        scratch.up_bias.arg(),
-        scratch.hidden.arg(),
-        scratch.fired.arg(),
-        first,
-        neurons,
-        end,
-        rows,
-        Arg::Int(flags),
-        Arg::Float(work.cut),
-    ];
-    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
-    let of_sums = [
-        part,
-        scratch.hidden.arg(),
-        scratch.sums.arg(),
-        first,
-        neurons,
-        end,
-        rows,
-        clusters,
-        Arg::Int(goes_on.into()),
-    ];
-    let [of_hidden_group, of_sums_group] = prepared.groups;
-    let tiles = work.rows.div_ceil(TILE);
-    let items = [work.clusters * spec.cluster, tiles];
-    let elements = [spec.d.next_multiple_of(of_sums_group), tiles, work.clusters];
-    // SAFETY: arguments in number, order and type as in kernels.cl. The buffers hold what its
-    // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
-    // kernels compare neurons with the part's number.
-    let begun = unsafe {
-        let begun = (prepared.hidden).run(queue, &of_hidden, [&items, &[of_hidden_group, 1]])?;
-        let (kernel, args, dims) = match work.sums {
-            Sums::Each => (&mut prepared.sums, 7, 3),
-            Sums::Total { .. } => (&mut prepared.totals, 9, 2),
-        };
-        let group = [of_sums_group, 1, 1];
-        kernel.run(queue, &of_sums[..args], [&elements[..dims], &group[..dims]])?;
-        begun
-    };
-    let done = scratch.read(queue, sums)?;
-    queue.flush()?;
-    Ok(Underway { sums, begun, done })
 }

@@ -5,11 +5,11 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
 use opencl_sys::{
-    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_MAP_READ, CL_MAP_WRITE,
-    CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG,
-    CL_QUEUE_PROFILING_ENABLE, cl_command_queue, cl_context, cl_device_id, cl_device_info,
-    cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags, cl_platform_id, cl_program, cl_uint,
-    cl_ulong,
+    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS,
+    CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, CL_MAP_READ, CL_MAP_WRITE, CL_PROFILING_COMMAND_END,
+    CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG, CL_QUEUE_PROFILING_ENABLE, cl_command_queue,
+    cl_context, cl_device_id, cl_device_info, cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags,
+    cl_platform_id, cl_program, cl_uint, cl_ulong,
 };
 
 use crate::library::{Code, Functions, with_library};
@@ -163,6 +163,19 @@ impl Found {
         Queue::made(raw, code, of)
     }
 
+    /// Items of the subgroups of a kernel in work groups of `group` items. `None` where the device does not tell.
+    pub fn subgroup(&self, kernel: &Kernel, group: usize) -> Option<usize> {
+        let (name, mut size) = (CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, 0usize);
+        let (of, at, to) = ([group, 1], size_of_val(&[group, 1]), (&raw mut size).cast());
+        let ask = self.of.clGetKernelSubGroupInfo?;
+        // SAFETY: a kernel that was made for this device; the question is two sizes, the answer one.
+        let code = unsafe {
+            let (of, len) = (of.as_ptr().cast(), size_of::<usize>());
+            ask(kernel.raw, self.id, name, at, of, len, to, null_mut())
+        };
+        Code::check(code).is_ok().then_some(size)
+    }
+
     /// Compiles kernels; the error is the compiler's log.
     pub fn build(&self, context: &Context, source: &str, options: &str) -> Result<Program, String> {
         let (of, mut code) = (self.of, 0);
@@ -270,6 +283,8 @@ pub(super) enum Arg<'a> {
     Int(i32),
     /// A number.
     Float(f32),
+    /// So many bytes of local memory.
+    Local(usize),
 }
 
 impl Kernel {
@@ -290,8 +305,10 @@ impl Kernel {
                 Arg::Mem(mem) => (size_of::<cl_mem>(), (&raw const mem.raw).cast()),
                 Arg::Int(value) => (size_of::<i32>(), std::ptr::from_ref(value).cast()),
                 Arg::Float(value) => (size_of::<f32>(), std::ptr::from_ref(value).cast()),
+                Arg::Local(len) => (*len, null()),
             };
-            // SAFETY: `at` has so many bytes, which are copied; the kernel is this thread's alone.
+            // SAFETY: `at` has so many bytes, which are copied, or is null for local memory; the kernel is this
+            // thread's alone.
             Code::check(unsafe { (of.clSetKernelArg)(self.raw, i as cl_uint, len, at) })?;
         }
         let (dims, mut event) = (global.len().min(local.len()), null_mut());

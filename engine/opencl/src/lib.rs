@@ -1,5 +1,6 @@
 //! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
-//! a bank, products of matrices (`kernels.cl`) and attention (`attention.cl`). It knows bytes and numbers; what they mean is the engine's matter.
+//! a bank (`hidden.cl`, `sums.cl`), products of matrices (`matrix.cl`) and attention (`attention.cl`). It knows bytes and
+//! numbers; what they mean is the engine's matter.
 //!
 //! The OpenCL library is looked for when a device is asked for (`library.rs`): no build and no other
 //! use of the program needs it, and all targets use the same code. Static programs cannot load one;
@@ -17,23 +18,33 @@ use std::sync::Arc;
 mod attention;
 mod buffers;
 mod device;
+mod ffn;
+mod forms;
 mod handles;
 mod library;
 mod parts;
 mod products;
 mod staging;
+mod tiles;
 mod work;
 
 pub use attention::{
     Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
 };
 pub use device::{Device, list};
+pub use forms::{Dots, Form, Kernels, Order, Team, Way, Ways};
+pub use tiles::{TILE_ROWS, Tiles};
 
 /// Tells versions of the kernels from each other: a hash of their source.
-pub const KERNELS: u64 = hash(
-    hash(0xcbf2_9ce4_8422_2325, work::SOURCE.as_bytes()),
-    work::ATTENTION.as_bytes(),
-);
+pub const KERNELS: u64 = {
+    let mut of_all = 0xcbf2_9ce4_8422_2325;
+    let mut i = 0;
+    while i < work::SOURCES.len() {
+        of_all = hash(of_all, work::SOURCES[i].as_bytes());
+        i += 1;
+    }
+    of_all
+};
 
 /// FNV-1a, from a hash on.
 const fn hash(mut hash: u64, bytes: &[u8]) -> u64 {
@@ -84,7 +95,7 @@ pub struct Listed {
 /// Kernels for pieces of work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spec {
-    /// Build options: the definitions that `kernels.cl` asks for.
+    /// Build options: the definitions that the kernels ask for, but those of a [`Form`] and an [`Order`].
     pub options: String,
     /// Elements of a row.
     pub d: usize,
@@ -169,10 +180,27 @@ pub struct MatrixSpec {
     pub options: String,
     /// Rows.
     pub rows: usize,
-    /// Bytes of a row.
-    pub row_bytes: usize,
+    /// Bytes of a row's quants, and of its scales behind them.
+    pub quants: usize,
+    /// See `quants`.
+    pub scales: usize,
     /// Bytes of a token's input.
     pub token_bytes: usize,
+}
+
+impl MatrixSpec {
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.quants + self.scales
+    }
+
+    /// Its rows in tiles.
+    pub fn tiles(&self) -> Tiles {
+        Tiles {
+            quants: self.quants,
+            scales: self.scales,
+        }
+    }
 }
 
 /// Rows of a matrix.

@@ -20,11 +20,12 @@ impl<F: Copy> Loaded for Option<F> {
 
 /// Declares [`Functions`]: each has its name in OpenCL's documentation.
 macro_rules! functions {
-    ($($name:ident: $of:ident,)*) => {
+    ($($name:ident: $of:ident,)*; $($newer:ident: $type:ident,)*) => {
         /// Functions of a library that stays loaded.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub $name: <$of as Loaded>::Function,)*
+            $(pub $newer: $type,)*
         }
 
         impl Functions {
@@ -38,6 +39,14 @@ macro_rules! functions {
                         *unsafe {
                             library.get::<<$of as Loaded>::Function>(name.as_bytes())?
                         }
+                    },)*
+                    $($newer: {
+                        let name = concat!(stringify!($newer), "\0");
+                        // SAFETY: as above.
+                        let found = unsafe {
+                            library.get::<<$type as Loaded>::Function>(name.as_bytes())
+                        };
+                        found.ok().map(|function| *function)
                     },)*
                 })
             }
@@ -74,6 +83,9 @@ functions! {
     clReleaseEvent: clReleaseEvent_t,
     clFlush: clFlush_t,
     clFinish: clFinish_t,
+    ;
+    // Not in libraries before OpenCL 2.1.
+    clGetKernelSubGroupInfo: clGetKernelSubGroupInfo_t,
 }
 
 /// Where the library is, by target; the first that loads is taken. Android's vendors put it, or a

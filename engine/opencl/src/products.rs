@@ -1,14 +1,20 @@
 //! Products of matrices that the host holds too.
 
 use crate::buffers::{Bytes, Memory, begin, read, write};
-use crate::handles::{Arg, Context, Event, Found, Kernel, Queue};
+use crate::forms::{Extensions, Made, Maker, Order, Ways};
+use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
-use crate::work::{INVALID, SOURCE, TILE, Underway, driver, with_tile};
-use crate::{Block, Error, HostBytes, MatrixSpec, USUAL_GROUP};
+use crate::tiles::{TILE_ROWS, Tiles};
+use crate::work::{INVALID, MATRIX, TILE, Underway, driver};
+use crate::{Block, Error, HostBytes, MatrixSpec};
 
-/// A matrix, and the kernel of its format.
+/// Rows that are put in tiles at once.
+const AT_ONCE: usize = 32 * TILE_ROWS;
+
+/// A matrix, and the kernels of its format.
 struct Matrix {
     bytes: Bytes,
+    rows: usize,
     kernel: usize,
     /// What `bytes` may be the memory of.
     _host: HostBytes,
@@ -22,12 +28,28 @@ struct Room {
     answer: Vec<f32>,
 }
 
-/// The kernel for matrices of a format and width.
+/// The kernels for matrices of a format and width.
 struct Of {
     spec: MatrixSpec,
-    kernel: Kernel,
-    /// Items of its work groups.
-    group: usize,
+    order: Order,
+    made: Vec<Made>,
+    ways: Ways,
+}
+
+impl Of {
+    /// Has the kernels of these ways, those that are there and those that are made.
+    fn make(&mut self, maker: &Maker<'_>, ways: Ways) -> Result<(), Error> {
+        for form in [ways.one.form, ways.several.form] {
+            let known = self.made.iter().any(|made| made.is(self.order, form));
+            if !known {
+                let source = [MATRIX, "row_products"];
+                let made = maker.kernel(source, &self.spec.options, (self.order, form))?;
+                self.made.push(made);
+            }
+        }
+        self.ways = ways;
+        Ok(())
+    }
 }
 
 /// Everything for products.
@@ -43,11 +65,25 @@ pub(super) struct Products {
 pub(super) struct Place<'a> {
     pub device: &'a Found,
     pub context: &'a Context,
+    pub extensions: &'a Extensions,
     pub queue: &'a Queue,
     /// The device has the machine's memory.
     pub unified: bool,
+    /// How rows lie that are not the host's.
+    pub order: Order,
     /// Its longest buffer.
     pub longest: u64,
+}
+
+impl<'a> Place<'a> {
+    /// What makes its kernels.
+    fn maker(&self) -> Maker<'a> {
+        Maker {
+            device: self.device,
+            context: self.context,
+            extensions: self.extensions,
+        }
+    }
 }
 
 impl Products {
@@ -63,8 +99,12 @@ impl Products {
         spec: &MatrixSpec,
         bytes: HostBytes,
     ) -> Result<usize, Error> {
-        let len = (*bytes).as_ref().len();
-        if len < spec.rows * spec.row_bytes || len as u64 > at.longest {
+        let tiles = spec.tiles();
+        let len = match at.order {
+            Order::Rows => spec.rows * spec.row_bytes(),
+            Order::Tiles => tiles.bytes(spec.rows),
+        };
+        if (*bytes).as_ref().len() < spec.rows * spec.row_bytes() || len as u64 > at.longest {
             return Err(Error(format!("takes no matrix of {len} bytes")));
         }
         let kernel = self.kernel(at, spec)?;
@@ -73,13 +113,18 @@ impl Products {
             false => {
                 let made = Bytes::new(at.context, len, false);
                 let mut made = driver(&format!("give {len} bytes"), made)?;
-                let written = write(at.queue, &mut made, 0, (*bytes).as_ref());
+                let host = (*bytes).as_ref();
+                let written = match at.order {
+                    Order::Rows => write(at.queue, &mut made, 0, &host[..len]),
+                    Order::Tiles => tiled(at.queue, &mut made, tiles, spec.rows, host),
+                };
                 driver("copy a matrix", written)?;
                 made
             }
         };
         let matrix = Some(Matrix {
             bytes: memory,
+            rows: spec.rows,
             kernel,
             _host: bytes,
         });
@@ -97,29 +142,35 @@ impl Products {
         self.matrices[matrix] = None;
     }
 
-    /// The number of the kernel for matrices of a format.
+    /// The number of the kernels for matrices of a format; those of the simplest form where none was set.
     pub fn kernel(&mut self, at: &Place<'_>, spec: &MatrixSpec) -> Result<usize, Error> {
-        let same = |of: &Of| of.spec.options == spec.options;
+        let same = |of: &Of| of.spec.options == spec.options && of.order == at.order;
         if let Some(known) = self.kernels.iter().position(same) {
             return Ok(known);
         }
-        let program = (at.device)
-            .build(at.context, SOURCE, &with_tile(&spec.options))
-            .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
-        let kernel = driver("make kernels", program.kernel("row_products"))?;
-        self.kernels.push(Of {
+        let mut of = Of {
             spec: spec.clone(),
-            kernel,
-            group: USUAL_GROUP,
-        });
+            order: at.order,
+            made: Vec::new(),
+            ways: Ways::default(),
+        };
+        of.make(&at.maker(), of.ways)?;
+        self.kernels.push(of);
         Ok(self.kernels.len() - 1)
     }
 
-    /// Sets the items of work groups for a matrix and those like it.
-    pub fn set_group(&mut self, matrix: usize, group: usize) {
-        let of = self.matrices.get(matrix).and_then(Option::as_ref);
-        if let Some(of) = of.and_then(|of| self.kernels.get_mut(of.kernel)) {
-            of.group = group;
+    /// Has matrices of a format and width multiplied in these ways.
+    pub fn set_ways(&mut self, at: &Place<'_>, spec: &MatrixSpec, ways: Ways) -> Result<(), Error> {
+        let kernel = self.kernel(at, spec)?;
+        self.kernels[kernel].make(&at.maker(), ways)
+    }
+
+    /// Gives back kernels that are in nobody's way.
+    pub fn trim(&mut self) {
+        for of in &mut self.kernels {
+            let forms = [of.ways.one.form, of.ways.several.form];
+            let order = of.order;
+            (of.made).retain(|made| forms.iter().any(|&form| made.is(order, form)));
         }
     }
 
@@ -222,11 +273,16 @@ fn enqueue(
     let matrix = matrix.ok_or(INVALID)?;
     let Of {
         spec,
-        kernel,
-        group,
+        order,
+        made,
+        ways,
     } = &mut kernels[matrix.kernel];
     let (rows, tokens) = (block.rows.len(), with.tokens);
-    matrix.bytes.fits(0, block.rows.end * spec.row_bytes)?;
+    let way = ways.of(tokens);
+    let kernel = made.iter_mut().find(|made| made.is(*order, way.form));
+    if block.rows.end > matrix.rows {
+        return Err(INVALID);
+    }
     with.x.fits(0, spec.token_bytes * tokens)?;
     with.y.fits(with.at, rows * tokens)?;
     let [first, count, place] = [block.rows.start, rows, with.at].map(|n| n as i32);
@@ -239,11 +295,38 @@ fn enqueue(
         Arg::Int(place),
         Arg::Int(tokens as i32),
     ];
-    let sizes: [&[usize]; 2] = [
-        &[rows.next_multiple_of(*group), tokens.div_ceil(TILE)],
-        &[*group, 1],
-    ];
-    // SAFETY: arguments in number, order and type as in kernels.cl. Rows lie within the matrix, tokens within
+    let sizes = [rows, tokens.div_ceil(TILE), way.group];
+    // SAFETY: arguments in number, order and type as in matrix.cl. Rows lie within the matrix, tokens within
     // the input and results within their buffer, as was just checked.
-    unsafe { kernel.run(queue, &args, sizes) }
+    unsafe { kernel.ok_or(INVALID)?.run(queue, &args, sizes) }
+}
+
+/// Copies the rows of a matrix in tiles, some at once.
+fn tiled(
+    queue: &Queue,
+    to: &mut Bytes,
+    tiles: Tiles,
+    rows: usize,
+    host: &[u8],
+) -> Result<(), Code> {
+    let row = tiles.quants + tiles.scales;
+    let mut buffer = vec![0; tiles.bytes(AT_ONCE.min(rows))];
+    let host = &host[..rows * row];
+    for (i, some) in host.chunks(AT_ONCE * row).enumerate() {
+        let mut filled = 0;
+        let places = buffer.chunks_exact_mut(tiles.len());
+        for (rows, to) in some.chunks(TILE_ROWS * row).zip(places) {
+            let mut all: [[&[u8]; 2]; TILE_ROWS] = [[&[]; 2]; TILE_ROWS];
+            let mut len = 0;
+            for (place, bytes) in all.iter_mut().zip(rows.chunks_exact(row)) {
+                let (quants, scales) = bytes.split_at(tiles.quants);
+                *place = [quants, scales];
+                len += 1;
+            }
+            tiles.fill(&all[..len], to);
+            filled += tiles.len();
+        }
+        write(queue, to, i * tiles.bytes(AT_ONCE), &buffer[..filled])?;
+    }
+    Ok(())
 }

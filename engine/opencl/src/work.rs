@@ -4,19 +4,37 @@ use crate::Error;
 use crate::handles::Event;
 use crate::library::Code;
 
-/// The kernels of FFNs and products.
-pub(super) const SOURCE: &str = concat!(include_str!("common.cl"), include_str!("kernels.cl"));
+/// Hidden values of FFNs.
+pub(super) const HIDDEN: &str = concat!(
+    include_str!("common.cl"),
+    include_str!("rows.cl"),
+    include_str!("products.cl"),
+    include_str!("hidden.cl")
+);
+
+/// Their sums.
+pub(super) const SUMS: &str = concat!(
+    include_str!("common.cl"),
+    include_str!("rows.cl"),
+    include_str!("sums.cl")
+);
+
+/// Products of matrices.
+pub(super) const MATRIX: &str = concat!(
+    include_str!("common.cl"),
+    include_str!("rows.cl"),
+    include_str!("products.cl"),
+    include_str!("matrix.cl")
+);
 
 /// The kernels of attention.
 pub(super) const ATTENTION: &str = concat!(include_str!("common.cl"), include_str!("attention.cl"));
 
+/// All of them.
+pub(super) const SOURCES: [&str; 4] = [HIDDEN, SUMS, MATRIX, ATTENTION];
+
 /// Most tokens of an item, which share the reading of a row.
 pub(super) const TILE: usize = 4;
-
-/// Build options of the kernels.
-pub(super) fn with_tile(options: &str) -> String {
-    format!("{options} -D TILE={TILE}")
-}
 
 /// Work under way.
 pub(super) struct Underway {

@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::attend::AttentionShape;
 use super::check::{self, wrong};
+use super::choose::Tried;
 use super::products::Samples;
-use super::{DenseShape, DeviceError, Facts, GROUP_SIZES, Lease, Verdict};
+use super::{DenseShape, DeviceError, Facts, Lease, Verdict, Ways};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -30,7 +31,9 @@ pub enum Found {
     Wrong(String),
     /// Sums of the FFN.
     Sums(Verdict),
-    /// Products of matrices.
+    /// How products of matrices are fastest.
+    Ways(Ways),
+    /// How fast they are beside the CPU's.
     Products(Times),
     /// Attention of whole layers.
     Attention(AttentionTimes),
@@ -52,8 +55,6 @@ pub struct AttentionTimes {
 pub struct Times {
     /// Every bit is the CPU's; otherwise the device gets no products and has no times.
     pub same_bits: bool,
-    /// Items of the device's work groups.
-    pub group: usize,
     /// The CPU's.
     pub(crate) cpu: Samples,
     /// The device's.
@@ -73,6 +74,8 @@ pub struct Entry {
     pub kernels: String,
     /// What was found out.
     pub found: Found,
+    /// The forms that were tried for it.
+    pub tried: Vec<Tried>,
 }
 
 /// The file.
@@ -176,7 +179,6 @@ impl Found {
     /// Whether such numbers can be.
     fn is_sound(&self) -> bool {
         let time = |t: f64| t.is_finite() && t >= 0.0;
-        let group = |n: &usize| GROUP_SIZES.contains(n);
         let samples = |s: &Samples| {
             let ascends = s.0.windows(2).all(|two| two[0].n < two[1].n);
             let each = |s: &super::products::Sample| {
@@ -189,12 +191,11 @@ impl Found {
             Self::Sums(v) => {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
                 let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
-                let groups = [v.groups.hidden, v.groups.sums].iter().all(group);
-                groups && v.worst.is_finite() && time(v.copy) && all.all(speed)
+                v.kernels.is_sound() && v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
+            Self::Ways(ways) => ways.is_sound(),
             Self::Products(times) => {
-                let sound = || samples(&times.cpu) && samples(&times.device);
-                group(&times.group) && (!times.same_bits || sound())
+                !times.same_bits || samples(&times.cpu) && samples(&times.device)
             }
             Self::Attention(times) => samples(&times.cpu) && samples(&times.device),
         }
@@ -240,8 +241,8 @@ impl Kept {
     fn load(&self) -> Vec<Entry> {
         match load_json::<File>(&self.0, VERSION, "emberflow doctor") {
             Ok(file) => {
-                let sound = file.verdicts.into_iter().filter(|e| e.found.is_sound());
-                sound.collect()
+                let sound = |e: &Entry| e.found.is_sound() && e.tried.iter().all(Tried::is_sound);
+                file.verdicts.into_iter().filter(sound).collect()
             }
             Err(e) => {
                 tracing::debug!(reason = %e, "no verdicts on devices");
@@ -254,7 +255,7 @@ impl Kept {
     ///
     /// # Errors
     /// They compute wrong results.
-    fn find(&self, device: &Facts, kernels: &str) -> Result<Option<Found>, DeviceError> {
+    pub(super) fn find(&self, device: &Facts, kernels: &str) -> Result<Option<Found>, DeviceError> {
         let same = |e: &Entry| {
             e.device == device.name && e.driver == device.driver && e.kernels == kernels
         };
@@ -272,7 +273,7 @@ impl Kept {
     }
 
     /// Keeps a verdict. Where it cannot be kept, the next start measures again.
-    fn put(&self, device: &Facts, kernels: &str, found: Found) {
+    pub(super) fn put(&self, device: &Facts, kernels: &str, found: Found, tried: Vec<Tried>) {
         let mut verdicts = self.load();
         verdicts.retain(|e| {
             e.device != device.name || e.driver != device.driver || e.kernels != kernels
@@ -285,6 +286,7 @@ impl Kept {
             program: program(),
             kernels: kernels.into(),
             found,
+            tried,
         });
         let version = VERSION;
         if let Err(e) = save_json(&self.0, &File { version, verdicts }) {
@@ -314,12 +316,12 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
             "is not what it was: checked anew"
         );
     }
-    let verdict = check::compared(device.as_mut(), shape, true)?;
+    let (verdict, tried) = check::compared(device.as_mut(), shape, true)?;
     let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
     };
-    kept.put(&facts, &kernels, found);
+    kept.put(&facts, &kernels, found, tried);
     check::accept(&facts, verdict.worst)?;
     Ok(verdict)
 }
@@ -362,7 +364,7 @@ impl Lease {
     pub(crate) fn keep_attention(&self, of: &OfAttention, found: Found) {
         if let Some(kept) = self.kept() {
             let facts = self.dense().facts().clone();
-            kept.put(&facts, &of.name(), found);
+            kept.put(&facts, &of.name(), found, Vec::new());
         }
     }
 
@@ -370,7 +372,7 @@ impl Lease {
     pub(crate) fn keep_products(&self, of: OfProducts, found: Found) {
         if let Some(kept) = self.kept() {
             let facts = self.dense().facts().clone();
-            kept.put(&facts, &of.name(), found);
+            kept.put(&facts, &of.name(), found, Vec::new());
         }
     }
 }
@@ -406,7 +408,7 @@ mod tests {
         Verdict {
             same_bits: true,
             worst: 0.0,
-            groups: super::super::Groups::USUAL,
+            kernels: super::super::Kernels::default(),
             speed,
             wide: [speed; check::WIDTHS.len()],
             cpu: speed,
@@ -420,8 +422,8 @@ mod tests {
         let kept = Kept::at(dir.path().join("cache").join("devices.json"));
         let (facts, name) = (facts(), of_sums(&shape()));
         assert_eq!(kept.find(&facts, &name), Ok(None));
-        kept.put(&facts, &name, Found::Sums(verdict()));
-        kept.put(&facts, "others", Found::Wrong("by 0.1".into()));
+        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
+        kept.put(&facts, "others", Found::Wrong("by 0.1".into()), Vec::new());
         assert_eq!(kept.find(&facts, &name), Ok(Some(Found::Sums(verdict()))));
         let wrong = kept.find(&facts, "others").unwrap_err().to_string();
         assert!(
@@ -434,7 +436,7 @@ mod tests {
             ..facts.clone()
         };
         assert_eq!(kept.find(&updated, "others"), Ok(None));
-        kept.put(&facts, &name, Found::Wrong("since then".into()));
+        kept.put(&facts, &name, Found::Wrong("since then".into()), Vec::new());
         assert_eq!(kept.all().len(), 2);
         kept.forget().unwrap();
         kept.forget().unwrap();
@@ -446,7 +448,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::at(dir.path().join("devices.json"));
         let (facts, name) = (facts(), of_sums(&shape()));
-        kept.put(&facts, &name, Found::Sums(verdict()));
+        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
         let text = std::fs::read_to_string(kept.path()).unwrap();
         for len in 0..text.len() - 2 {
             std::fs::write(kept.path(), &text[..len]).unwrap();
@@ -455,9 +457,10 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 2", "\"version\": 1"),
+            ("\"version\": 3", "\"version\": 2"),
             ("\"sums\": {", "\"other\": {"),
-            ("\"hidden\": 64", "\"hidden\": 65"),
+            ("\"group\": 64", "\"group\": 65"),
+            ("\"order\": \"rows\"", "\"order\": \"columns\""),
         ] {
             let changed = text.replace(from, to);
             assert!(changed != text, "{from} in {text}");
@@ -465,7 +468,7 @@ mod tests {
             assert_eq!(kept.find(&facts, &name), Ok(None), "{to}");
         }
         // And replaced.
-        kept.put(&facts, &name, Found::Sums(verdict()));
+        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
         assert!(kept.find(&facts, &name).unwrap().is_some());
     }
 
@@ -479,11 +482,12 @@ mod tests {
             program: program(),
             kernels: n.to_string(),
             found: Found::Wrong("x".into()),
+            tried: Vec::new(),
         };
         let verdicts = (0..2 * MOST).map(entry).collect();
         let version = VERSION;
         save_json(kept.path(), &File { version, verdicts }).unwrap();
-        kept.put(&facts(), "new", Found::Sums(verdict()));
+        kept.put(&facts(), "new", Found::Sums(verdict()), Vec::new());
         let all = kept.all();
         assert_eq!(all.len(), MOST);
         assert_eq!(all[MOST - 1].kernels, "new");
@@ -508,14 +512,19 @@ mod tests {
             ..first
         };
         let name = of_sums(&shape());
-        kept.put(device.facts(), &name, Found::Sums(other));
+        kept.put(device.facts(), &name, Found::Sums(other), Vec::new());
         assert!(
             !checked(&device.lease().unwrap(), &shape())
                 .unwrap()
                 .same_bits
         );
         // A wrong one is not tried.
-        kept.put(device.facts(), &name, Found::Wrong("by 1".into()));
+        kept.put(
+            device.facts(),
+            &name,
+            Found::Wrong("by 1".into()),
+            Vec::new(),
+        );
         let refused = checked(&device.lease().unwrap(), &shape()).unwrap_err();
         assert!(refused.to_string().contains("not tried again"), "{refused}");
     }

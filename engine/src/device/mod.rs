@@ -16,13 +16,18 @@ pub(crate) mod attend;
 mod attention_tests;
 pub mod check;
 mod choice;
+mod choose;
+mod compare;
 mod cpu;
 mod cpu_attention;
+#[cfg(test)]
+mod forms_tests;
 mod in_use;
 mod kept;
 pub(crate) mod numbers;
 mod on_cpu;
 mod opencl;
+mod product_ways;
 pub(crate) mod products;
 pub(crate) mod share;
 mod sim;
@@ -38,15 +43,17 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
-pub use emberflow_opencl::{Block, HostBytes, Sums};
-pub(crate) use emberflow_opencl::{GROUP_SIZES, USUAL_GROUP};
-use serde::{Deserialize, Serialize};
+pub(crate) use emberflow_opencl::TILE_ROWS;
+pub use emberflow_opencl::{
+    Block, Dots, Form, HostBytes, Kernels, Order, Sums, Team, USUAL_GROUP, Way, Ways,
+};
 
 pub use self::attend::{
     Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory,
 };
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
+pub use self::choose::{Outcome, Tried};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
 pub use self::kept::{AttentionTimes, Entry, Found, Kept, Times, checked};
@@ -183,21 +190,41 @@ impl<'a> NeuronRows<'a> {
     }
 }
 
-/// Items of the work groups of the two kernels of an FFN, where a device has such.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Groups {
-    /// Of hidden values: an item has a neuron.
-    pub hidden: usize,
-    /// Of sums: an item has an element of a cluster's.
-    pub sums: usize,
+/// What a device's kernels may be like. No result depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choices {
+    /// How rows may lie.
+    pub orders: Vec<Order>,
+    /// Forms, the simplest first.
+    pub forms: Vec<Form>,
+    /// Items of work groups.
+    pub groups: Vec<usize>,
 }
 
-impl Groups {
-    /// Those of a device that has no choice, or was not tried.
-    pub const USUAL: Self = Self {
-        hidden: USUAL_GROUP,
-        sums: USUAL_GROUP,
-    };
+impl Default for Choices {
+    fn default() -> Self {
+        Self {
+            orders: vec![Order::default()],
+            forms: vec![Form::default()],
+            groups: vec![USUAL_GROUP],
+        }
+    }
+}
+
+impl Choices {
+    /// Whether there is nothing to choose.
+    pub fn is_one(&self) -> bool {
+        self.orders.len() <= 1 && self.forms.len() <= 1 && self.groups.len() <= 1
+    }
+
+    /// The first kernels: those where nothing is tried.
+    pub fn first(&self) -> Kernels {
+        Kernels {
+            order: self.orders.first().copied().unwrap_or_default(),
+            hidden: self.forms.first().copied().unwrap_or_default().into(),
+            sums: USUAL_GROUP,
+        }
+    }
 }
 
 /// Neurons of a bank on a device, by number.
@@ -254,30 +281,35 @@ pub trait Dense: Send {
     /// What it is.
     fn facts(&self) -> &Facts;
 
-    /// Makes kernels for an FFN. What was reserved before is given back.
+    /// Takes note of an FFN; [`Dense::set_kernels`] makes its kernels. What was reserved before is given back.
     ///
     /// # Errors
     /// The driver's, or an FFN that it does not know.
     fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError>;
 
-    /// Sizes of work groups to choose from; none where there is no choice.
-    fn group_sizes(&self) -> Vec<usize> {
-        Vec::new()
+    /// What its kernels for rows of a format may be like.
+    fn choices(&self, _dtype: DType) -> Choices {
+        Choices::default()
     }
 
-    /// Sets the sizes of work groups. [`Dense::prepare`] sets [`Groups::USUAL`]. No result depends on them.
+    /// Makes kernels, and has them run from here on. With another order what was reserved before is given back.
     ///
     /// # Errors
-    /// The driver's, or other sizes.
-    fn set_groups(&mut self, _groups: Groups) -> Result<(), DeviceError> {
+    /// The driver's, or none of [`Dense::choices`].
+    fn set_kernels(&mut self, _kernels: &Kernels) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// The same for products of a matrix, and of those of its format and width.
+    /// The same for products of matrices of a format with rows of `cols` elements.
     ///
     /// # Errors
-    /// As [`Dense::set_groups`].
-    fn set_product_group(&mut self, _matrix: usize, _group: usize) -> Result<(), DeviceError> {
+    /// As [`Dense::set_kernels`].
+    fn set_product_ways(
+        &mut self,
+        _dtype: DType,
+        _cols: usize,
+        _ways: Ways,
+    ) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -287,7 +319,7 @@ pub trait Dense: Send {
     /// Not enough memory.
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError>;
 
-    /// Gives back what was reserved.
+    /// Gives back what was reserved, and kernels that do not run.
     fn clear(&mut self);
 
     /// Memory for `neurons` neurons of a bank.

@@ -4,15 +4,17 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use emberflow_kernels::DType;
+use arrayvec::ArrayVec;
+use emberflow_kernels::{DType, Row};
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::io::prefer_huge_pages;
 
 use super::attend::{Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory};
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, Groups, HostBytes, Input, NeuronRows, Part,
-    ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
+    Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
+    Order, Part, ProductRoom, Room, SharedMatrix, TILE_ROWS, Taken, Ticket, Ways, Work,
+    token_bytes,
 };
 use crate::kv::BLOCK;
 use crate::store::regions::CLUSTER;
@@ -45,6 +47,10 @@ pub(super) struct OpenCl {
     device: cl::Device,
     facts: Facts,
     shape: Option<DenseShape>,
+    /// How neurons lie.
+    order: Order,
+    /// Neurons on their way, in that order.
+    pieces: Vec<Vec<u8>>,
     banks: Vec<Bank>,
     /// Whether each shared matrix is multiplied by activations in 8 bits.
     grouped: Vec<bool>,
@@ -53,7 +59,7 @@ pub(super) struct OpenCl {
     tickets: u64,
 }
 
-/// The definition of a format in `kernels.cl`.
+/// The definition of a format in `rows.cl`.
 fn format_of(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::F32 => "F32",
@@ -83,6 +89,8 @@ impl OpenCl {
             facts,
             device,
             shape: None,
+            order: Order::Rows,
+            pieces: Vec::new(),
             banks: Vec::new(),
             grouped: Vec::new(),
             layers: Vec::new(),
@@ -106,6 +114,15 @@ impl OpenCl {
         bank.ok_or_else(|| self.failed("has no such part"))
     }
 
+    /// Bytes of a part. In tiles clusters have room for all of their neurons.
+    fn part_bytes(&self, neurons: usize) -> Result<usize, DeviceError> {
+        let neurons = match self.order {
+            Order::Rows => neurons,
+            Order::Tiles => neurons.next_multiple_of(CLUSTER),
+        };
+        Ok(neurons * self.shape()?.neuron_bytes() as usize)
+    }
+
     /// A matrix, and the definitions that the kernel of products asks for.
     fn matrix(
         &self,
@@ -115,12 +132,10 @@ impl OpenCl {
     ) -> Result<cl::MatrixSpec, DeviceError> {
         let format = format_of(dtype).ok_or_else(|| self.failed("does not know its format"))?;
         Ok(cl::MatrixSpec {
-            // What the FFN's kernels ask for besides does not matter.
-            options: format!(
-                "-w -cl-std=CL1.2 -D {format} -D RELU -D D={cols} -D CLUSTER={CLUSTER} -D MATRICES=1"
-            ),
+            options: format!("-w -D {format} -D D={cols}"),
             rows,
-            row_bytes: dtype.row_bytes(cols),
+            quants: dtype.quants_bytes(cols),
+            scales: dtype.row_bytes(cols) - dtype.quants_bytes(cols),
             token_bytes: token_bytes(dtype, cols),
         })
     }
@@ -172,7 +187,7 @@ impl OpenCl {
             }
         };
         let mut options = format!(
-            "-w -cl-std=CL1.2 -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={}",
+            "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={}",
             shape.d,
             shape.matrices()
         );
@@ -190,6 +205,89 @@ impl OpenCl {
             }
         }
         options
+    }
+}
+
+/// A part in which rows lie matrix by matrix, each with its scales behind it.
+struct InRows {
+    shape: DenseShape,
+    /// The first neuron that is uploaded, and how many there are.
+    first: usize,
+    all: usize,
+}
+
+impl InRows {
+    /// Puts neurons into a piece for each matrix.
+    fn fill(&self, pieces: &mut Vec<Vec<u8>>, neurons: &mut dyn Iterator<Item = NeuronRows<'_>>) {
+        pieces.resize_with(self.shape.matrices(), Vec::new);
+        pieces.iter_mut().for_each(Vec::clear);
+        for neuron in neurons {
+            for (piece, row) in pieces.iter_mut().zip(neuron.matrices()) {
+                piece.extend_from_slice(row.quants());
+                piece.extend_from_slice(row.scales());
+            }
+        }
+    }
+
+    /// Where the piece of a matrix goes.
+    fn place(&self, matrix: usize) -> usize {
+        (matrix * self.all + self.first) * self.shape.dtype.row_bytes(self.shape.d)
+    }
+}
+
+/// A part in which clusters lie one after the other.
+///
+/// ```text
+/// a cluster   │ Gate in tiles │ Up in tiles │ Down: quants of all rows │ scales of all rows │
+/// ```
+struct InTiles {
+    shape: DenseShape,
+}
+
+impl InTiles {
+    /// Has `then` take cluster after cluster, by number.
+    fn each<E>(
+        &self,
+        pieces: &mut Vec<Vec<u8>>,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+        mut then: impl FnMut(usize, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        pieces.resize_with(1, Vec::new);
+        pieces[0].resize(CLUSTER * self.shape.neuron_bytes() as usize, 0);
+        let mut neurons = neurons.peekable();
+        for i in 0.. {
+            if neurons.peek().is_none() {
+                break;
+            }
+            self.cluster(&mut pieces[0], &mut neurons);
+            then(i, &pieces[0])?;
+        }
+        Ok(())
+    }
+
+    /// Fills a cluster with the next neurons. Bytes of neurons that are not there stay as they are.
+    fn cluster<'a>(&self, to: &mut [u8], neurons: &mut impl Iterator<Item = NeuronRows<'a>>) {
+        let DenseShape { dtype, d, .. } = self.shape;
+        let (quants, len) = (dtype.quants_bytes(d), CLUSTER * dtype.row_bytes(d));
+        let scales = dtype.row_bytes(d) - quants;
+        let tiles = cl::Tiles { quants, scales };
+        let (in_tiles, down) = to.split_at_mut((self.shape.matrices() - 1) * len);
+        let (down_quants, down_scales) = down.split_at_mut(CLUSTER * quants);
+        for tile in 0..CLUSTER / TILE_ROWS {
+            let some: ArrayVec<NeuronRows<'a>, TILE_ROWS> =
+                neurons.by_ref().take(TILE_ROWS).collect();
+            let both = |row: Row<'a>| [row.quants(), row.scales()];
+            for (m, matrix) in in_tiles.chunks_exact_mut(len).enumerate() {
+                let row = |neuron: &NeuronRows<'a>| neuron.matrices().nth(m).map(both);
+                let rows: ArrayVec<[&[u8]; 2], TILE_ROWS> = some.iter().filter_map(row).collect();
+                tiles.fill(&rows, &mut matrix[tile * tiles.len()..][..tiles.len()]);
+            }
+            for (n, neuron) in (tile * TILE_ROWS..).zip(&some) {
+                let [its_quants, its_scales] = both(neuron.down);
+                down_quants[n * quants..][..quants].copy_from_slice(its_quants);
+                down_scales[n * scales..][..scales].copy_from_slice(its_scales);
+            }
+        }
     }
 }
 
@@ -216,17 +314,32 @@ impl Dense for OpenCl {
         prepared.map_err(|e| self.failed(e))
     }
 
-    fn group_sizes(&self) -> Vec<usize> {
-        self.device.group_sizes().collect()
+    fn choices(&self, dtype: DType) -> Choices {
+        Choices {
+            orders: self.device.orders().to_vec(),
+            forms: self.device.forms(dtype.is_grouped()),
+            groups: self.device.group_sizes().collect(),
+        }
     }
 
-    fn set_groups(&mut self, groups: Groups) -> Result<(), DeviceError> {
-        let set = self.device.set_groups([groups.hidden, groups.sums]);
-        set.map_err(|e| self.failed(e))
+    fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
+        let set = self.device.set_kernels(kernels);
+        set.map_err(|e| self.failed(e))?;
+        if self.order != kernels.order {
+            self.order = kernels.order;
+            self.banks.clear();
+        }
+        Ok(())
     }
 
-    fn set_product_group(&mut self, matrix: usize, group: usize) -> Result<(), DeviceError> {
-        let set = self.device.set_product_group(matrix, group);
+    fn set_product_ways(
+        &mut self,
+        dtype: DType,
+        cols: usize,
+        ways: Ways,
+    ) -> Result<(), DeviceError> {
+        let spec = self.matrix(dtype, cols, 0)?;
+        let set = self.device.set_product_ways(&spec, ways);
         set.map_err(|e| self.failed(e))
     }
 
@@ -248,16 +361,16 @@ impl Dense for OpenCl {
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        let len = neurons as u64 * self.shape()?.neuron_bytes();
-        let buffer = (self.device).reserve(len as usize, &|bytes| prefer_huge_pages(bytes));
+        let len = self.part_bytes(neurons)?;
+        let buffer = (self.device).reserve(len, &|bytes| prefer_huge_pages(bytes));
         let buffer = buffer.map_err(|e| self.failed(e))?;
         self.banks.push(Bank { buffer, neurons });
         Ok(Part(self.banks.len() - 1))
     }
 
     fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        let len = neurons as u64 * self.shape()?.neuron_bytes();
-        let buffer = self.device.reserve_for_streams(len as usize);
+        let len = self.part_bytes(neurons)?;
+        let buffer = self.device.reserve_for_streams(len);
         let buffer = buffer.map_err(|e| self.failed(e))?;
         self.banks.push(Bank { buffer, neurons });
         Ok(Part(self.banks.len() - 1))
@@ -279,21 +392,21 @@ impl Dense for OpenCl {
             buffer,
             neurons: all,
         } = *self.bank(part)?;
-        // Matrix by matrix, as the kernels have it.
-        let mut pieces = vec![Vec::new(); shape.matrices()];
-        for neuron in neurons {
-            for (piece, row) in pieces.iter_mut().zip(neuron.matrices()) {
-                piece.extend_from_slice(row.quants());
-                piece.extend_from_slice(row.scales());
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let written = match self.order {
+            Order::Rows => {
+                let of = InRows { shape, first, all };
+                of.fill(&mut pieces, neurons);
+                let mut pieces = pieces.iter().zip(0..shape.matrices());
+                pieces.try_for_each(|(piece, m)| self.device.write(buffer, of.place(m), piece))
             }
-        }
-        let row = shape.dtype.row_bytes(shape.d);
-        for (matrix, piece) in pieces.iter().enumerate() {
-            let at = (matrix * all + first) * row;
-            let written = self.device.write(buffer, at, piece);
-            written.map_err(|e| self.failed(e))?;
-        }
-        Ok(())
+            Order::Tiles => InTiles { shape }.each(&mut pieces, neurons, |i, cluster| {
+                let at = (first / CLUSTER + i) * cluster.len();
+                self.device.write(buffer, at, cluster)
+            }),
+        };
+        self.pieces = pieces;
+        written.map_err(|e| self.failed(e))
     }
 
     fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {

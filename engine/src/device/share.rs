@@ -8,10 +8,10 @@ use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
-use super::check::{FASTER, accept, deviation, wrong};
+use super::check::{accept, deviation, wrong};
 use super::numbers::Numbers;
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
-use super::{Block, Found, InUse, OfProducts, Times, USUAL_GROUP, multiplies, token_bytes};
+use super::{Block, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes};
 use crate::error::Error;
 use crate::input::Input;
 use crate::matrix::Matrix;
@@ -67,10 +67,13 @@ impl Sharing<'_> {
         let mut kinds: Vec<Kind<'m>> = Vec::new();
         for matrix in matrices {
             let (dtype, cols) = (matrix.dtype(), matrix.cols());
-            if !multiplies(dtype) || matrix.len() > self.spare {
+            // In tiles the last one may have places without rows.
+            let places = matrix.rows().next_multiple_of(TILE_ROWS);
+            let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
+            if !multiplies(dtype) || len > self.spare {
                 continue;
             }
-            self.spare -= matrix.len();
+            self.spare -= len;
             let number = self.device.dense().share(matrix.shared())?;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
             match kinds.iter_mut().find(same) {
@@ -101,9 +104,6 @@ impl Sharing<'_> {
     fn tried(&mut self, kind: &Kind<'_>) -> Result<Option<Products>, Error> {
         let of = self.compared(kind);
         let known = self.device.lease().known_products(of)?;
-        if let Some(times) = &known {
-            self.set_group(kind, times.group)?;
-        }
         let known = match known {
             Some(times) if self.agrees(kind, of.rows, &times)? => Some(times),
             _ => None,
@@ -141,52 +141,6 @@ impl Sharing<'_> {
         }
     }
 
-    /// Sets the size of work groups for a kind.
-    fn set_group(&self, kind: &Kind<'_>, group: usize) -> Result<(), Error> {
-        let first = kind.matrices.first();
-        let set = first.map_or(Ok(()), |(_, number)| {
-            (self.device.dense()).set_product_group(*number, group)
-        });
-        Ok(set?)
-    }
-
-    /// The size of work groups with which products are fastest, where that is kept; the device has it then.
-    fn tuned(&mut self, kind: &Kind<'_>, of: OfProducts) -> Result<usize, Error> {
-        let sizes = self.device.dense().group_sizes();
-        if self.device.lease().kept().is_none() || sizes.is_empty() {
-            return Ok(USUAL_GROUP);
-        }
-        let (mut best, mut least) = (USUAL_GROUP, self.with_group(kind, of, USUAL_GROUP)?);
-        for size in sizes {
-            // What the driver refuses is none.
-            match self.with_group(kind, of, size) {
-                Ok(took) if took < least * FASTER => (best, least) = (size, took),
-                _ => {}
-            }
-        }
-        self.set_group(kind, best)?;
-        Ok(best)
-    }
-
-    /// Seconds with work groups of this size, for one token and for several.
-    fn with_group(&mut self, kind: &Kind<'_>, of: OfProducts, size: usize) -> Result<f64, Error> {
-        self.set_group(kind, size)?;
-        let largest = kind.matrices.iter().find(|(m, _)| m.rows() == of.rows);
-        let Some((matrix, number)) = largest else {
-            return Ok(0.0);
-        };
-        let mut all = 0.0;
-        for n in TOKENS.into_iter().take(2).filter(|&n| n <= of.tokens) {
-            let mut best = f64::INFINITY;
-            for _ in 0..RUNS {
-                let ([_, took], _) = self.one(matrix, *number, of.rows, n)?;
-                best = best.min(took.as_secs_f64());
-            }
-            all += best;
-        }
-        Ok(all)
-    }
-
     /// Whether products are as they were: one is compared, so that the driver has run the kernel.
     fn agrees(&mut self, kind: &Kind<'_>, rows: usize, times: &Times) -> Result<bool, Error> {
         let largest = kind.matrices.iter().find(|(m, _)| m.rows() == rows);
@@ -205,7 +159,6 @@ impl Sharing<'_> {
         let mut next = largest.cycle();
         let mut times = Times {
             same_bits: true,
-            group: self.tuned(kind, of)?,
             cpu: Samples::default(),
             device: Samples::default(),
         };

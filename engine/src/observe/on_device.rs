@@ -35,6 +35,8 @@ pub struct DeviceReport {
     /// Class of its numerics: `cpu` where its sums have the CPU's bits, else the device and driver.
     /// Texts and hashes can be compared within a class.
     pub numerics: String,
+    /// Its kernels for the FFN: how neurons lie, who computes a row, items of work groups. No bit depends on them.
+    pub kernels: String,
     /// Largest deviation from the CPU in the check at the start, as a share of the largest sum.
     pub deviation: f64,
     /// Milliseconds for a piece of work of any size, in that check.
@@ -214,6 +216,7 @@ impl DeviceReport {
                 true => "cpu".into(),
                 false => format!("{} {}", facts.name, facts.driver),
             },
+            kernels: verdict.kernels.to_string(),
             deviation: verdict.worst.into(),
             launch_ms: verdict.speed.launch * 1e3,
             gb_per_s: rate(verdict.speed),

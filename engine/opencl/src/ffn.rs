@@ -1,0 +1,162 @@
+//! The FFN of a part of a bank: its kernels, and a piece of work.
+
+use crate::buffers::Scratch;
+use crate::forms::{Form, Kernels, Made, Maker, Order};
+use crate::handles::{Arg, Kernel, Queue};
+use crate::library::Code;
+use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
+use crate::{Error, Spec, Sums, Work};
+
+/// Flags of the kernel `hidden_values`.
+const MASKED: i32 = 1;
+const GATE_BIAS: i32 = 2;
+const UP_BIAS: i32 = 4;
+
+/// Kernels of sums, for an order.
+struct SumsMade {
+    order: Order,
+    sums: Kernel,
+    totals: Kernel,
+}
+
+/// The kernels for an FFN, and buffers for pieces of work.
+pub(super) struct Prepared {
+    pub spec: Spec,
+    hidden: Vec<Made>,
+    sums: Vec<SumsMade>,
+    /// Those that run.
+    kernels: Kernels,
+    pub scratch: Option<Scratch>,
+}
+
+impl Prepared {
+    /// For an FFN; without kernels and buffers yet.
+    pub fn new(spec: &Spec) -> Self {
+        Self {
+            spec: spec.clone(),
+            hidden: Vec::new(),
+            sums: Vec::new(),
+            kernels: Kernels::default(),
+            scratch: None,
+        }
+    }
+
+    /// Makes what is missing of some kernels.
+    pub fn make(&mut self, maker: &Maker<'_>, kernels: &Kernels) -> Result<(), Error> {
+        let (order, options) = (kernels.order, &self.spec.options);
+        for form in [kernels.hidden.one.form, kernels.hidden.several.form] {
+            if !self.hidden.iter().any(|made| made.is(order, form)) {
+                let source = [HIDDEN, "hidden_values"];
+                self.hidden
+                    .push(maker.kernel(source, options, (order, form))?);
+            }
+        }
+        if !self.sums.iter().any(|made| made.order == order) {
+            let program = maker.program(SUMS, options, (order, Form::default()))?;
+            let make = || -> Result<SumsMade, Code> {
+                Ok(SumsMade {
+                    order,
+                    sums: program.kernel("cluster_sums")?,
+                    totals: program.kernel("row_totals")?,
+                })
+            };
+            self.sums.push(driver("make kernels", make())?);
+        }
+        self.kernels = *kernels;
+        Ok(())
+    }
+
+    /// Gives back kernels that do not run.
+    pub fn trim(&mut self) {
+        let Kernels { order, hidden, .. } = self.kernels;
+        let forms = [hidden.one.form, hidden.several.form];
+        self.hidden
+            .retain(|made| forms.iter().any(|&form| made.is(order, form)));
+        self.sums.retain(|made| made.order == order);
+    }
+}
+
+/// Copies inputs to the device and starts both kernels.
+pub(super) fn start(
+    queue: &Queue,
+    prepared: &mut Prepared,
+    part: Arg<'_>,
+    work: &Work<'_>,
+) -> Result<Underway, Code> {
+    let spec = &prepared.spec;
+    let vectors = work.sums.vectors(work.clusters, work.rows);
+    let Some(scratch) = &mut prepared.scratch else {
+        return Err(INVALID);
+    };
+    let flags = [
+        (work.mask.is_some(), MASKED),
+        (!work.gate_bias.is_empty(), GATE_BIAS),
+        (!work.up_bias.is_empty(), UP_BIAS),
+    ];
+    let flags: i32 = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
+    let end = work.end.min(work.neurons);
+    let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
+    let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
+    scratch.fill(queue, work)?;
+    let of_hidden = [
+        part,
+        scratch.x.arg(),
+        scratch.mask.arg(),
+        scratch.gate_bias.arg(),
+        scratch.up_bias.arg(),
+        scratch.hidden.arg(),
+        scratch.fired.arg(),
+        first,
+        neurons,
+        end,
+        rows,
+        Arg::Int(flags),
+        Arg::Float(work.cut),
+    ];
+    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
+    let of_sums = [
+        part,
+        scratch.hidden.arg(),
+        scratch.sums.arg(),
+        first,
+        neurons,
+        end,
+        rows,
+        clusters,
+        Arg::Int(goes_on.into()),
+    ];
+    let Kernels {
+        order,
+        hidden,
+        sums,
+    } = prepared.kernels;
+    let way = hidden.of(work.rows);
+    let of_way = prepared
+        .hidden
+        .iter_mut()
+        .find(|made| made.is(order, way.form));
+    let of_order = prepared.sums.iter_mut().find(|made| made.order == order);
+    let (Some(of_way), Some(of_order)) = (of_way, of_order) else {
+        return Err(INVALID);
+    };
+    let tiles = work.rows.div_ceil(TILE);
+    let items = [work.clusters * spec.cluster, tiles, way.group];
+    let elements = [spec.d.next_multiple_of(sums), tiles, work.clusters];
+    // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
+    // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
+    // kernels compare neurons with the part's number.
+    let begun = unsafe {
+        let begun = of_way.run(queue, &of_hidden, items)?;
+        let (kernel, args, dims) = match work.sums {
+            Sums::Each => (&mut of_order.sums, 7, 3),
+            Sums::Total { .. } => (&mut of_order.totals, 9, 2),
+        };
+        let group = [sums, 1, 1];
+        kernel.run(queue, &of_sums[..args], [&elements[..dims], &group[..dims]])?;
+        begun
+    };
+    let sums = vectors * spec.d;
+    let done = scratch.read(queue, sums)?;
+    queue.flush()?;
+    Ok(Underway { sums, begun, done })
+}

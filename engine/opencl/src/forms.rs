@@ -1,0 +1,434 @@
+//! Forms of kernels that compute the same, and which of them a device can have. The bits do not depend on the form; the
+//! time does.
+
+use std::fmt;
+
+use opencl_sys::CL_DEVICE_MAX_WORK_GROUP_SIZE;
+use serde::{Deserialize, Serialize};
+
+use crate::handles::{Arg, Context, Event, Found, Kernel, Program, Queue};
+use crate::library::Code;
+use crate::tiles::TILE_ROWS;
+use crate::work::{INVALID, TILE, driver};
+use crate::{Error, GROUP_SIZES, USUAL_GROUP};
+
+/// How rows lie in a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// One after the other, each with its scales behind it, as the host reads them.
+    #[default]
+    Rows,
+    /// In tiles, in which neighbouring rows have neighbouring bytes; see [`Tiles`](crate::Tiles).
+    Tiles,
+}
+
+/// Who computes the product of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Team {
+    /// An item.
+    #[default]
+    Alone,
+    /// 16 items, which add their chains up in local memory.
+    Local,
+    /// 16 items of a subgroup, which shuffle them.
+    Subgroup,
+}
+
+/// How integer products are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dots {
+    /// Of numbers of 16 bits.
+    #[default]
+    Widened,
+    /// Of four bytes at once. A device without such an instruction computes them with plain arithmetic; that is no
+    /// form to choose.
+    Packed,
+}
+
+/// A form of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Form {
+    /// Who computes a row.
+    pub team: Team,
+    /// How.
+    pub dots: Dots,
+}
+
+/// A kernel, and how it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// Its form.
+    pub form: Form,
+    /// Items of its work groups.
+    pub group: usize,
+}
+
+/// Those for one token, and for several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Ways {
+    /// For one.
+    pub one: Way,
+    /// For several.
+    pub several: Way,
+}
+
+/// The kernels of an FFN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernels {
+    /// How neurons lie.
+    pub order: Order,
+    /// Hidden values.
+    pub hidden: Ways,
+    /// Items of the work groups of sums.
+    pub sums: usize,
+}
+
+impl Default for Way {
+    fn default() -> Self {
+        Form::default().into()
+    }
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        Self {
+            order: Order::default(),
+            hidden: Ways::default(),
+            sums: USUAL_GROUP,
+        }
+    }
+}
+
+impl From<Form> for Way {
+    fn from(form: Form) -> Self {
+        Self {
+            form,
+            group: USUAL_GROUP,
+        }
+    }
+}
+
+impl From<Form> for Ways {
+    fn from(form: Form) -> Self {
+        let [one, several] = [form.into(); 2];
+        Self { one, several }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rows => "rows",
+            Self::Tiles => "tiles",
+        })
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.team {
+            Team::Alone => "an item a row",
+            Team::Local => "teams by local memory",
+            Team::Subgroup => "teams by subgroups",
+        })?;
+        match self.dots {
+            Dots::Widened => Ok(()),
+            Dots::Packed => f.write_str(", integer dot products"),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in groups of {}", self.form, self.group)
+    }
+}
+
+impl fmt::Display for Ways {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.one == self.several {
+            true => self.one.fmt(f),
+            false => write!(f, "{}, for several rows {}", self.one, self.several),
+        }
+    }
+}
+
+impl fmt::Display for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            order,
+            hidden,
+            sums,
+        } = self;
+        write!(f, "{order}, {hidden}, sums in groups of {sums}")
+    }
+}
+
+impl Ways {
+    /// That for so many tokens.
+    pub fn of(&self, tokens: usize) -> Way {
+        if tokens > 1 { self.several } else { self.one }
+    }
+
+    /// Whether the work groups are such as there are.
+    pub fn is_sound(&self) -> bool {
+        let both = [self.one.group, self.several.group];
+        both.iter().all(|group| GROUP_SIZES.contains(group))
+    }
+}
+
+impl Kernels {
+    /// Whether the work groups are such as there are.
+    pub fn is_sound(&self) -> bool {
+        self.hidden.is_sound() && GROUP_SIZES.contains(&self.sums)
+    }
+}
+
+/// Most arguments of a kernel.
+const MOST_ARGS: usize = 13;
+
+/// Items of a team.
+const ITEMS: usize = 16;
+
+const SHUFFLE: &str = "cl_khr_subgroup_shuffle";
+const INTEL_SHUFFLE: &str = "cl_intel_subgroups";
+const INTEL_SIZE: &str = "cl_intel_required_subgroup_size";
+const QUALCOMM_SIZE: &str = "cl_qcom_reqd_sub_group_size";
+const PACKED: &str = "cl_khr_integer_dot_product";
+
+/// Extensions that forms use.
+pub(super) struct Extensions {
+    shuffles: bool,
+    /// By the vendor's functions.
+    its_own: bool,
+    /// The attribute that fixes the size of subgroups.
+    size: Option<&'static str>,
+    dots: bool,
+}
+
+impl Extensions {
+    /// By the names that a device has.
+    pub fn of(names: &[String]) -> Self {
+        let has = |name: &str| names.iter().any(|found| found == name);
+        Self {
+            shuffles: has(SHUFFLE) || has(INTEL_SHUFFLE),
+            its_own: !has(SHUFFLE),
+            size: match () {
+                () if has(INTEL_SIZE) => Some("intel_reqd_sub_group_size(16)"),
+                () if has(QUALCOMM_SIZE) => Some("qcom_reqd_sub_group_size(\"half\")"),
+                () => None,
+            },
+            dots: has(PACKED),
+        }
+    }
+
+    /// Forms that may be chosen, the simplest first; `grouped` where products are those of integers.
+    pub fn forms(&self, grouped: bool) -> Vec<Form> {
+        let teams = [Team::Alone, Team::Local, Team::Subgroup];
+        let teams = teams.into_iter().filter(|&team| self.has(team));
+        let dots = match grouped && self.dots {
+            true => &[Dots::Widened, Dots::Packed][..],
+            false => &[Dots::Widened],
+        };
+        let of = |team| dots.iter().map(move |&dots| Form { team, dots });
+        let mut forms: Vec<Form> = teams.flat_map(of).collect();
+        forms.sort_by_key(|form| form.dots == Dots::Packed);
+        forms
+    }
+
+    fn has(&self, team: Team) -> bool {
+        team != Team::Subgroup || self.shuffles
+    }
+
+    /// Build options of a form in an order, behind those of a format.
+    fn options(&self, options: &str, order: Order, form: Form) -> String {
+        let mut all = options.to_owned();
+        // Shuffles and integer products are functions of newer versions.
+        let plain =
+            form == Form {
+                dots: Dots::Widened,
+                ..form
+            } && form.team != Team::Subgroup;
+        let newer = !plain && (self.dots || self.shuffles);
+        all.push_str(if newer {
+            " -cl-std=CL3.0"
+        } else {
+            " -cl-std=CL1.2"
+        });
+        all.push_str(&format!(" -D TILE={TILE}"));
+        if order == Order::Tiles {
+            all.push_str(&format!(" -D TILES -D TILE_ROWS={TILE_ROWS}"));
+        }
+        let size = self
+            .size
+            .map_or(String::new(), |size| format!(" -D ITS_SIZE={size}"));
+        for (set, more) in [
+            (form.team == Team::Local, " -D LOCAL_TEAMS"),
+            (form.team == Team::Subgroup, " -D SUBGROUP_TEAMS"),
+            (form.team == Team::Subgroup, &size[..]),
+            (
+                form.team == Team::Subgroup && self.its_own,
+                " -D ITS_SHUFFLE",
+            ),
+            (form.dots == Dots::Packed, " -D PACKED_DOTS"),
+            (form.dots == Dots::Packed && !self.dots, " -D PLAIN_DOTS"),
+        ] {
+            if set {
+                all.push_str(more);
+            }
+        }
+        all
+    }
+}
+
+/// Where kernels are made.
+pub(super) struct Maker<'a> {
+    pub device: &'a Found,
+    pub context: &'a Context,
+    pub extensions: &'a Extensions,
+}
+
+impl Maker<'_> {
+    /// A program in a form.
+    ///
+    /// # Errors
+    /// The compiler's log, or a form that this device cannot have.
+    pub fn program(
+        &self,
+        source: &str,
+        options: &str,
+        (order, form): (Order, Form),
+    ) -> Result<Program, Error> {
+        if !self.extensions.has(form.team) {
+            return Err(Error("has no shuffles within subgroups".into()));
+        }
+        let options = self.extensions.options(options, order, form);
+        let built = self.device.build(self.context, source, &options);
+        built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
+    }
+
+    /// A kernel of `source`, by name, in a form.
+    ///
+    /// # Errors
+    /// As [`Maker::program`].
+    pub fn kernel(
+        &self,
+        [source, name]: [&str; 2],
+        options: &str,
+        (order, form): (Order, Form),
+    ) -> Result<Made, Error> {
+        let program = self.program(source, options, (order, form))?;
+        let kernel = driver("make kernels", program.kernel(name))?;
+        let made = Made {
+            order,
+            form,
+            kernel,
+            // A float for each chain, or four lanes.
+            chain: 4 * size_of::<f32>(),
+            most: self.device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE) as usize,
+        };
+        if form.team == Team::Subgroup {
+            let size = self.device.subgroup(&made.kernel, USUAL_GROUP);
+            if size.is_none_or(|size| size == 0 || size % ITEMS != 0) {
+                let size = size.map_or("unknown size".into(), |size| format!("{size} items"));
+                return Err(Error(format!(
+                    "has subgroups of {size}, and a team of {ITEMS} is to lie in one"
+                )));
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// A kernel with a row for an item or a team of the first dimension.
+pub(super) struct Made {
+    order: Order,
+    form: Form,
+    kernel: Kernel,
+    chain: usize,
+    most: usize,
+}
+
+impl Made {
+    /// Whether it is that.
+    pub fn is(&self, order: Order, form: Form) -> bool {
+        (self.order, self.form) == (order, form)
+    }
+
+    /// Begins to run it for so many rows, and tiles of tokens, in work groups of `group` items.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`], of a kernel that does not read rows beyond the last one. `args` are those without local
+    /// memory.
+    pub unsafe fn run(
+        &mut self,
+        queue: &Queue,
+        args: &[Arg<'_>],
+        [rows, tiles, group]: [usize; 3],
+    ) -> Result<Event, Code> {
+        let items = match self.form.team {
+            Team::Alone => 1,
+            Team::Local | Team::Subgroup => ITEMS,
+        };
+        if group > self.most || !group.is_multiple_of(items) {
+            return Err(INVALID);
+        }
+        let global = [(rows * items).next_multiple_of(group), tiles];
+        let mut all = [Arg::Int(0); MOST_ARGS + 2];
+        let mut len = args.len();
+        all.get_mut(..len).ok_or(INVALID)?.copy_from_slice(args);
+        if self.form.team == Team::Local {
+            let room = [
+                Arg::Local(group * TILE * self.chain),
+                Arg::Local(group / ITEMS * TILE * size_of::<f32>()),
+            ];
+            all.get_mut(len..len + 2)
+                .ok_or(INVALID)?
+                .copy_from_slice(&room);
+            len += 2;
+        }
+        // SAFETY: local memory has a chain for each item and token, and a sum for each row and token; the rest is the
+        // caller's promise.
+        unsafe { (self.kernel).run(queue, &all[..len], [&global, &[group, 1]]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_follow_extensions() {
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+            Extensions::of(&names)
+        };
+        assert_eq!(of(&[]).forms(true).len(), 2);
+        assert_eq!(of(&[PACKED]).forms(true).len(), 4);
+        assert_eq!(of(&[PACKED]).forms(false).len(), 2);
+        let all = of(&[PACKED, SHUFFLE, INTEL_SIZE]).forms(true);
+        assert_eq!(all.len(), 6);
+        assert_eq!(all[0], Form::default());
+        assert!(all[3..].iter().all(|form| form.dots == Dots::Packed));
+        let form = Form {
+            team: Team::Subgroup,
+            dots: Dots::Packed,
+        };
+        let options = of(&[INTEL_SHUFFLE]).options("-w", Order::Tiles, form);
+        for told in [
+            "-D ITS_SHUFFLE",
+            "-D PLAIN_DOTS",
+            "-cl-std=CL3.0",
+            "-D TILES",
+        ] {
+            assert!(options.contains(told), "{options}");
+        }
+        assert!(!options.contains("ITS_SIZE"), "{options}");
+        // Forms that any device has are of the version that any device has.
+        let options = of(&[PACKED]).options("-w", Order::Rows, Form::default());
+        assert!(options.contains("-cl-std=CL1.2"), "{options}");
+    }
+}

@@ -1,0 +1,262 @@
+// Rows of matrices: where they lie and what a step along one adds to its product. The host defines
+//
+//   Q4, Q8, F16, BF16 or F32       the rows' format
+//   D                              elements of a row
+//   TILES, TILE_ROWS               where rows lie in tiles; else one after the other, each with its scales behind it
+//   PACKED_DOTS                    where integer products of four bytes at once are to be used
+//   PLAIN_DOTS                     the same by plain arithmetic, for tests
+//
+// A tile of TILE_ROWS rows has their units of 16 bytes, the first of all rows, then the second of all rows, and so on, so
+// that items of neighbouring rows read neighbouring bytes; then, row by row, elements that fill no unit; then the scales,
+// again the first of all rows, then the second.
+//
+// The chains of a product (engine/kernels/src/lib.rs) are the same for all formats here: step `s` of a row goes to chain
+// s % CHAINS. A step is a group, and a chain a number; or it is four elements, and a chain four lanes.
+
+#define CHAINS 16
+#define UNIT 16
+#define GROUPS ((D + GROUP - 1) / GROUP)
+
+#if defined(Q4)
+#define GROUPED
+#define QUANTS (GROUPS * 16)
+#define SCALES (GROUPS * 2)
+#elif defined(Q8)
+#define GROUPED
+#define QUANTS (GROUPS * 32)
+#define SCALES (GROUPS * 2)
+#elif defined(F32)
+#define ELEMENT_BYTES 4
+#define QUANTS (D * 4)
+#define SCALES 0
+#else
+#define ELEMENT_BYTES 2
+#define QUANTS (D * 2)
+#define SCALES 0
+#endif
+
+#define ROW (QUANTS + SCALES)
+// Bytes of whole units, and of elements behind them.
+#define UNITS (QUANTS / UNIT * UNIT)
+#define REST (QUANTS - UNITS)
+
+#ifdef TILES
+#define STRIDE TILE_ROWS
+#else
+#define STRIDE 1
+#endif
+
+// A row: its first unit, and what is behind the units: scales, or elements that fill no unit.
+typedef struct {
+    bytes units, rest;
+} Row;
+
+// Row `i` of a matrix.
+Row row_at(bytes matrix, size_t i) {
+    Row row;
+#ifdef TILES
+    bytes tile = matrix + i / TILE_ROWS * TILE_ROWS * ROW;
+    size_t r = i % TILE_ROWS;
+    row.units = tile + r * UNIT;
+    row.rest = tile + TILE_ROWS * UNITS + r * (SCALES > 0 ? 2 : REST);
+#else
+    row.units = matrix + i * ROW;
+    row.rest = row.units + UNITS;
+#endif
+    return row;
+}
+
+bytes unit_at(Row row, int u) { return row.units + (size_t)u * (STRIDE * UNIT); }
+
+#ifdef GROUPED
+#define STEPS GROUPS
+#define TOKEN_BYTES (((GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS) * CHUNK_BYTES)
+
+typedef float Chain;
+
+Chain no_sum(void) { return 0.0f; }
+
+float of_chain(Chain sum) { return sum; }
+
+// 16 bytes. Tiles begin at multiples of 16.
+uint4 word4_at(bytes at) {
+#ifdef TILES
+    return *(__global const uint4 *)at;
+#else
+    return as_uint4(vload16(0, at));
+#endif
+}
+
+#ifdef PACKED_DOTS
+#ifdef PLAIN_DOTS
+int dot_plain(uint a, uint b, bool is_signed) {
+    char4 x = as_char4(a), y = as_char4(b);
+    uchar4 u = as_uchar4(a);
+    int4 p = (is_signed ? convert_int4(x) : convert_int4(u)) * convert_int4(y);
+    return p.x + p.y + p.z + p.w;
+}
+#define DOT_UNSIGNED(a, b) dot_plain(a, b, false)
+#define DOT_SIGNED(a, b) dot_plain(a, b, true)
+#else
+#define DOT_UNSIGNED(a, b) dot_4x8packed_us_int(a, b)
+#define DOT_SIGNED(a, b) dot_4x8packed_ss_int(a, b)
+#endif
+
+#ifdef Q4
+#define DOT DOT_UNSIGNED
+#else
+#define DOT DOT_SIGNED
+#endif
+
+// The weights of a group: its first and its last 16, in Q4 more by 8; and its scale.
+typedef struct {
+    uint4 low, high;
+    float scale;
+} Weights;
+
+// A group's integer product with 32 activations.
+int integer_product(Weights w, bytes x) {
+    uint4 a = vload4(0, (__global const uint *)x);
+    uint4 b = vload4(0, (__global const uint *)(x + SECOND_HALF));
+    return DOT(w.low.x, a.x) + DOT(w.low.y, a.y) + DOT(w.low.z, a.z) + DOT(w.low.w, a.w) +
+           DOT(w.high.x, b.x) + DOT(w.high.y, b.y) + DOT(w.high.z, b.z) + DOT(w.high.w, b.w);
+}
+
+#ifdef Q4
+uint4 low_of(uint4 both) { return both & (uint4)0x0f0f0f0fu; }
+uint4 high_of(uint4 both) { return both >> 4 & (uint4)0x0f0f0f0fu; }
+#else
+uint4 quants_of(uint4 bits) { return bits; }
+#endif
+#else
+typedef struct {
+    short16 low, high;
+    float scale;
+} Weights;
+
+// Activations are within 127 and weights within 128, so that two products fit 16 bits.
+int integer_product(Weights w, bytes at) {
+    __global const char *x = (__global const char *)at;
+    short16 two = w.low * convert_short16(vload16(0, x)) +
+                  w.high * convert_short16(vload16(0, x + SECOND_HALF));
+    int8 a = convert_int8(two.lo) + convert_int8(two.hi);
+    int4 b = a.lo + a.hi;
+    int2 c = b.lo + b.hi;
+    return c.x + c.y;
+}
+
+#ifdef Q4
+short16 low_of(uint4 both) { return convert_short16(as_uchar16(both) & (uchar16)15); }
+short16 high_of(uint4 both) { return convert_short16(as_uchar16(both) >> (uchar16)4); }
+#else
+short16 quants_of(uint4 bits) { return convert_short16(as_char16(bits)); }
+#endif
+#endif
+
+// The weights of step `s`.
+Weights weights_at(Row row, int s) {
+    Weights w;
+#ifdef Q4
+    uint4 both = word4_at(unit_at(row, s));
+    w.low = low_of(both);
+    w.high = high_of(both);
+#else
+    w.low = quants_of(word4_at(unit_at(row, 2 * s)));
+    w.high = quants_of(word4_at(unit_at(row, 2 * s + 1)));
+#endif
+    w.scale = f16_at(row.rest, s * STRIDE);
+    return w;
+}
+
+// A chain with a step of a token added.
+Chain added(Weights w, bytes token, int s, Chain sum) {
+    int g = s % CHUNK_GROUPS;
+    bytes chunk = token + s / CHUNK_GROUPS * CHUNK_BYTES;
+    int product = integer_product(w, chunk + g / 4 * 128 + g % 4 * HALF);
+#ifdef Q4
+    product += ((__global const int *)(chunk + CHUNK_BY_8))[g];
+#endif
+    float scale = w.scale * ((__global const float *)(chunk + CHUNK_SCALES))[g];
+    return fma((float)product, scale, sum);
+}
+#else
+#define STEPS ((D + 3) / 4)
+#define TOKEN_BYTES (D * 4)
+// Elements of a unit, and of all units.
+#define PER_UNIT (UNIT / ELEMENT_BYTES)
+#define IN_UNITS (UNITS / ELEMENT_BYTES)
+
+typedef float4 Chain;
+typedef float4 Weights;
+
+Chain no_sum(void) { return (float4)0.0f; }
+
+float of_chain(Chain sum) {
+    float2 two = sum.lo + sum.hi;
+    return two.x + two.y;
+}
+
+// Four elements, or one.
+float4 four_at(bytes at) {
+#if defined(F32)
+    return vload4(0, (__global const float *)at);
+#elif defined(F16)
+    return vload_half4(0, (__global const half *)at);
+#else
+    return as_float4(convert_uint4(vload4(0, (__global const ushort *)at)) << 16);
+#endif
+}
+
+float one_at(bytes at) {
+#if defined(F32)
+    return *(__global const float *)at;
+#elif defined(F16)
+    return f16_at(at, 0);
+#else
+    return as_float((uint)*(__global const ushort *)at << 16);
+#endif
+}
+
+// The weights of step `s`.
+Weights weights_at(Row row, int s) {
+    int i = 4 * s;
+    if (i + 4 <= IN_UNITS) {
+        return four_at(unit_at(row, i / PER_UNIT) + i % PER_UNIT * ELEMENT_BYTES);
+    }
+#if REST > 0
+    bytes at = row.rest + (i - IN_UNITS) * ELEMENT_BYTES;
+    if (i + 4 <= D) {
+        return four_at(at);
+    }
+    float4 w = 0.0f;
+    w.x = one_at(at);
+    if (D % 4 > 1) {
+        w.y = one_at(at + ELEMENT_BYTES);
+    }
+    if (D % 4 > 2) {
+        w.z = one_at(at + 2 * ELEMENT_BYTES);
+    }
+    return w;
+#else
+    return 0.0f;
+#endif
+}
+
+// A chain with a step of a token added. Lanes beyond the last element stay as they are.
+Chain added(Weights w, bytes token, int s, Chain sum) {
+    __global const float *x = (__global const float *)token + 4 * s;
+#if D % 4 > 0
+    if (4 * s + 4 > D) {
+        sum.x = fma(w.x, x[0], sum.x);
+        if (D % 4 > 1) {
+            sum.y = fma(w.y, x[1], sum.y);
+        }
+        if (D % 4 > 2) {
+            sum.z = fma(w.z, x[2], sum.z);
+        }
+        return sum;
+    }
+#endif
+    return fma(w, vload4(0, x), sum);
+}
+#endif

@@ -1,0 +1,117 @@
+// Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden values. Neighbouring
+// items have neighbouring elements of the same rows: in tiles too rows of Down lie one after the other, but the scales of a
+// cluster's rows behind all of them.
+
+// The rows of Down of a cluster.
+typedef struct {
+    bytes quants, scales;
+} Downs;
+
+#ifdef TILES
+#define NEXT_QUANTS QUANTS
+#define NEXT_SCALES SCALES
+#else
+#define NEXT_QUANTS ROW
+#define NEXT_SCALES ROW
+#endif
+
+// Those from neuron `i`, the first of a cluster, on.
+Downs downs_of(bytes part, size_t i, int neurons) {
+    Downs downs;
+#ifdef TILES
+    downs.quants = part + (i / CLUSTER * MATRICES + MATRICES - 1) * CLUSTER * ROW;
+    downs.scales = downs.quants + CLUSTER * QUANTS;
+#else
+    downs.quants = part + ((size_t)neurons * (MATRICES - 1) + i) * ROW;
+    downs.scales = downs.quants + QUANTS;
+#endif
+    return downs;
+}
+
+// The `j`-th element of row `n`, and what it is multiplied by.
+float2 element_of(Downs downs, int n, int j) {
+    bytes quants = downs.quants + (size_t)n * NEXT_QUANTS;
+#ifdef GROUPED
+#ifdef Q4
+    int e = j % GROUP;
+    uchar both = quants[j / GROUP * 16 + e % 16];
+    int quant = (e < 16 ? both & 15 : both >> 4) - 8;
+#else
+    int quant = ((__global const char *)quants)[j];
+#endif
+    return (float2)((float)quant, f16_at(downs.scales + (size_t)n * NEXT_SCALES, j / GROUP));
+#else
+    return (float2)(one_at(quants + (size_t)j * ELEMENT_BYTES), 1.0f);
+#endif
+}
+
+// An element of a cluster's sums for `here` rows: its hidden values times its Down rows, in order. `hidden` begins
+// at the first of the rows.
+void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, int here, int j,
+             float *sum) {
+    for (int t = 0; t < TILE; ++t) {
+        sum[t] = 0.0f;
+    }
+    for (int n = 0; n < neurons; ++n) {
+        __global const float *of_row = hidden + (size_t)n * rows;
+        bool any = false;
+        for (int t = 0; t < here; ++t) {
+            any |= of_row[t] != 0.0f;
+        }
+        if (!any) {
+            continue;
+        }
+        float2 of = element_of(downs, n, j);
+        for (int t = 0; t < here; ++t) {
+            float h = of_row[t];
+            if (h != 0.0f) {
+                sum[t] = fma(h * of.y, of.x, sum[t]);
+            }
+        }
+    }
+}
+
+// sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
+// rows. Those beyond the last element have nothing to do.
+__kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
+                           int first, int neurons, int end, int rows) {
+    int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
+    if (j >= D) {
+        return;
+    }
+    const size_t at = cluster * CLUSTER;
+    int count = min(CLUSTER, end - first - cluster * CLUSTER), here = min(TILE, rows - row);
+    float sum[TILE];
+    sums_of(downs_of(part, first + at, neurons), hidden + at * rows + row, count, rows, here, j,
+            sum);
+    for (int t = 0; t < here; ++t) {
+        sums[((size_t)cluster * rows + row + t) * D + j] = sum[t];
+    }
+}
+
+// totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there. Items
+// as above, but for the clusters.
+__kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
+                         int first, int neurons, int end, int rows, int clusters, int goes_on) {
+    int j = get_global_id(0), row = get_global_id(1) * TILE;
+    if (j >= D) {
+        return;
+    }
+    int here = min(TILE, rows - row);
+    float total[TILE], sum[TILE];
+    for (int t = 0; t < here; ++t) {
+        total[t] = goes_on ? totals[(size_t)(row + t) * D + j] : 0.0f;
+    }
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        size_t at = cluster * CLUSTER;
+        int count = min(CLUSTER, end - first - cluster * CLUSTER);
+        sums_of(downs_of(part, first + at, neurons), hidden + at * rows + row, count, rows, here, j,
+                sum);
+        for (int t = 0; t < here; ++t) {
+            total[t] += sum[t];
+        }
+    }
+    for (int t = 0; t < here; ++t) {
+        totals[(size_t)(row + t) * D + j] = total[t];
+    }
+}
