@@ -14,6 +14,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+mod attend;
 mod attention;
 mod buffers;
 mod device;
@@ -24,8 +25,8 @@ mod products;
 mod staging;
 mod work;
 
-pub use attention::{
-    Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
+pub use attend::{
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, RowNorm,
 };
 pub use device::{Device, list};
 

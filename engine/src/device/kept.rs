@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::attend::AttentionShape;
 use super::check::{self, wrong};
-use super::products::Samples;
+use super::products::{Both, Samples};
 use super::{DenseShape, DeviceError, Facts, GROUP_SIZES, Lease, Verdict};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -36,15 +36,15 @@ pub enum Found {
     Attention(AttentionTimes),
 }
 
-/// Times of attention by rows: a weight is a position.
+/// Times of attention by rows: a weight is a position. The CPU's are with the products that the device takes from it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttentionTimes {
     /// Every bit is the CPU's; otherwise attention stays there.
     pub same_bits: bool,
-    /// The CPU's, with the products that the device takes from it.
-    pub(crate) cpu: Samples,
-    /// The device's.
-    pub(crate) device: Samples,
+    /// Of the next tokens of texts, by the positions that the longest sees.
+    pub(crate) next: Both,
+    /// Where some text has several rows, by the positions that a row sees on average. Empty without prompts.
+    pub(crate) prompts: Both,
 }
 
 /// Times of products.
@@ -139,7 +139,9 @@ pub(crate) struct OfAttention {
     pub shape: AttentionShape,
     /// Of Q and of O.
     pub formats: [DType; 2],
-    /// Most rows.
+    /// Most texts.
+    pub texts: usize,
+    /// Rows of a prompt.
     pub rows: usize,
     /// Most positions.
     pub positions: usize,
@@ -156,7 +158,7 @@ impl OfAttention {
         } = self;
         format!(
             "attention of {q} and {o}, {} with {} and {} heads of {}, {} rotated, {} in pages of {}{}, up to {} \
-             rows and {} positions, {} threads",
+             texts, prompts of {} rows and {} positions, {} threads",
             s.d,
             s.heads,
             s.kv_heads,
@@ -165,6 +167,7 @@ impl OfAttention {
             s.kv,
             s.page,
             if s.clip.is_some() { ", clamped" } else { "" },
+            self.texts,
             self.rows,
             self.positions,
             self.threads
@@ -196,7 +199,10 @@ impl Found {
                 let sound = || samples(&times.cpu) && samples(&times.device);
                 group(&times.group) && (!times.same_bits || sound())
             }
-            Self::Attention(times) => samples(&times.cpu) && samples(&times.device),
+            Self::Attention(times) => {
+                let both = |both: &Both| samples(&both.cpu) && samples(&both.device);
+                both(&times.next) && (times.prompts == Both::default() || both(&times.prompts))
+            }
         }
     }
 }
@@ -455,7 +461,7 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 2", "\"version\": 1"),
+            ("\"version\": 3", "\"version\": 2"),
             ("\"sums\": {", "\"other\": {"),
             ("\"hidden\": 64", "\"hidden\": 65"),
         ] {
