@@ -8,11 +8,12 @@ pub(crate) mod try_on;
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::device::products::TOGETHER;
 use crate::input::Input;
 use crate::matrix::Matrix;
+use crate::norm::rows_or_copy;
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
@@ -38,19 +39,31 @@ pub(crate) struct AttentionLayer<'a> {
 }
 
 impl AttentionLayer<'_> {
-    /// `scratch.out[row] = O · attention(normed[row])` for the `rows` rows of the spans, each over
-    /// its own sequence. Appends their keys and values.
-    pub fn run(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
+    /// `scratch.out[row] = O · attention(norm(x[row]))` for the rows of the spans, each over its own
+    /// sequence. Appends their keys and values.
+    pub fn run(&self, on: &Compute, x: &[f32], spans: &mut [Span<'_>], s: &mut Scratch) {
         let layer = Layer {
             config: self.config,
             number: self.number,
             rope: self.rope,
         };
         let device = self.device.filter(|_| self.given.is_none());
-        if !device.is_some_and(|device| device.run(layer, on, spans, s)) {
-            self.on_cpu(on, spans, rows, s);
+        if device.is_some_and(|device| device.run(layer, on, x, spans, s)) {
+            let parallel = self.config.form.parallel != Parallel::No;
+            if parallel && self.weights.ffn_norm.is_none() {
+                // The FFN reads it too.
+                self.norm(on, x, s);
+            }
+        } else {
+            self.on_cpu(on, x, spans, s);
         }
-        self.add_o_bias(rows, s);
+        self.add_o_bias(x.len() / self.config.d_model as usize, s);
+    }
+
+    /// `scratch.normed = norm(x)`.
+    fn norm(&self, on: &Compute, x: &[f32], s: &mut Scratch) {
+        let before = self.weights.attn_norm.as_ref();
+        rows_or_copy(before, on.cpu, x, &mut s.normed);
     }
 
     /// Adds the bias of O.
@@ -61,10 +74,12 @@ impl AttentionLayer<'_> {
     }
 
     /// All of it but the bias of O, on the CPU, with the products that a device takes from it.
-    fn on_cpu(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, s: &mut Scratch) {
+    fn on_cpu(&self, on: &Compute, x: &[f32], spans: &mut [Span<'_>], s: &mut Scratch) {
         let (c, layer) = (self.config, self.weights);
         // q, k, v: [rows × heads·head_dim]
         let d = c.d_model as usize;
+        let rows = x.len() / d;
+        self.norm(on, x, s);
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
         let all = [
             (Some(&layer.q), &mut s.q),

@@ -335,8 +335,6 @@ impl Decoder {
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let (tracer, width) = (self.ffn.store.tracer(), n * c.d_model as usize);
         tracer.section(&trace::ATTENTION, [number as u64, 0]);
-        let before = layer.attn_norm.as_ref();
-        rows_or_copy(before, on.cpu, &pass.x[..width], &mut s.normed);
         let attention = AttentionLayer {
             config: c,
             weights: layer,
@@ -346,7 +344,7 @@ impl Decoder {
             // An observer sees what lies between the projections.
             device: (self.placed.device.as_ref()).filter(|_| hooks.attention.is_none()),
         };
-        attention.run(on, spans, n, s);
+        attention.run(on, &pass.x[..width], spans, s);
         show_attention(hooks, c, number, n, s);
         if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();

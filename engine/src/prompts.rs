@@ -124,6 +124,7 @@ fn set_device_room(
     products: ProductRoom,
     division: &Division,
 ) -> Result<(), DeviceError> {
+    let rows = room.rows;
     let room = room.of_device(decoder.config.d_model as usize);
     decoder
         .ffn
@@ -132,5 +133,8 @@ fn set_device_room(
     for held in decoder.weights.products() {
         held.set_results(products.results);
     }
-    Ok(())
+    match &mut decoder.placed.device {
+        Some(attention) => attention.set_rows(rows),
+        None => Ok(()),
+    }
 }

@@ -42,6 +42,12 @@ impl RopeTable {
         let range = t * half..(t + 1) * half;
         (&self.cos[range.clone()], &self.sin[range])
     }
+
+    /// Cosines and sines of the first `count` rows.
+    pub fn rows(&self, count: usize) -> [&[f32]; 2] {
+        let len = count * self.inv_freq.len();
+        [&self.cos[..len], &self.sin[..len]]
+    }
 }
 
 /// The angles of all layers, and of those with a window where theirs are others.

@@ -282,11 +282,13 @@ impl Dense for Faulty {
     fn prepare_attention(
         &mut self,
         shape: &AttentionShape,
-        room: &AttentionRoom,
         memory: &KvMemory,
     ) -> Result<(), DeviceError> {
-        let mut inner = self.inner.dense();
-        inner.prepare_attention(shape, room, memory)
+        self.inner.dense().prepare_attention(shape, memory)
+    }
+
+    fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), DeviceError> {
+        self.inner.dense().make_attention_room(room)
     }
 
     fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {

@@ -1,17 +1,24 @@
-// Attention of a layer for rows of a position each, between its projections, with the CPU's bits: the order of sums is
-// that of engine/src/attention/pass.rs. The host defines
+// Attention of a layer for rows of spans, with the CPU's bits: the norm before its projections, what lies between them,
+// and activations in 8 bits. The order of sums is that of engine/src/attention/pass.rs. The host defines
 //
+//   D                             elements of a row
 //   HEADS, KV_HEADS, HEAD_DIM     heads of queries, those of keys and values, elements of one
 //   ROTARY                        pairs of elements that are rotated
 //   PAGE, ELEMENT                 positions of a page, bytes of one of its elements: 2 for f16, 4 for f32
 //   BLOCK                         positions whose sums are merged
-//   EPS, SCALE, CLIP              of norms, of scores; the clamp, where the model has one
+//   EPS, SCALE, CLIP              of norms of heads, of scores; the clamp, where the model has one
+//   TEAM                          items that share a row or a head: a power of two, LANES at most
 //
-// Pages are as engine/src/kv/shape.rs has them; `pages` has where the layer begins in each page of each row. `places`
-// has three numbers for each row: its position, the first position that it sees, and where its pages begin.
+// Pages are as engine/src/kv/shape.rs has them; `pages` has where the layer begins in each page of each span. `places`
+// has five numbers for each row: its position, the first position that it sees, where its span's pages begin, the
+// first position of its span, and that one's row. Positions before the span are in pages, the others in `fresh`.
+//
+// Scores are held for some rows at a time: `first` is the first of them.
 
 #define LANES 64
+#define OWN (LANES / TEAM)
 #define WIDTH ((HEAD_DIM + GROUP - 1) / GROUP * GROUP)
+#define PLACE 5
 
 // Flags of a layer.
 #define BIASES 1
@@ -19,6 +26,7 @@
 #define VALUE_NORM 4
 #define ROTATES 8
 #define SINKS 16
+#define WHOLE 32
 
 typedef __global const float *values;
 typedef __global const int *numbers;
@@ -37,72 +45,121 @@ float element_at(bytes at, size_t i) { return ((values)at)[i]; }
 float as_stored(float x) { return x; }
 #endif
 
-// The sum of lanes in the CPU's order.
-float of_lanes(float *lane) {
+// The elements of a team's item. Each belongs to the same lane of `own` that the item has.
+#define EACH(i, count) for (int i = get_local_id(0); i < (count); i += TEAM)
+#define MINE(i) own[(i) / TEAM % OWN]
+#define NO_SUM                                                                                     \
+    for (int k = 0; k < OWN; ++k) {                                                                \
+        own[k] = 0.0f;                                                                             \
+    }
+
+// The sum of a team's lanes in the CPU's order. All teams call it, whatever the layer has: a driver that takes barriers
+// in branches for others computes wrongly there (PoCL 3.1).
+float of_team(const float *own, __local float *lane) {
+    int id = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int k = 0; k < OWN; ++k) {
+        lane[id + k * TEAM] = own[k];
+    }
     for (int width = LANES / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; ++j) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int j = id; j < width; j += TEAM) {
             lane[j] += lane[j + width];
         }
     }
+    barrier(CLK_LOCAL_MEM_FENCE);
     return lane[0];
 }
 
-// RMSNorm of a head; `weights` may be none.
-void norm(__global float *x, values weights, bool weighted) {
-    float lane[LANES];
-    for (int j = 0; j < LANES; ++j) {
-        lane[j] = 0.0f;
+// One over the root of the mean of squares.
+float of_squares(const float *own, __local float *lane, int count, float eps) {
+    return 1.0f / sqrt(of_team(own, lane) / (float)count + eps);
+}
+
+// Rows of `x` by RMSNorm, or by LayerNorm where they are to be centred. A team has a row.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+row_norms(__global float *x, values weights, values biases, float eps, int centred) {
+    __local float lane[LANES];
+    x += (size_t)get_global_id(1) * D;
+    float own[OWN];
+    NO_SUM
+    EACH(i, D) { MINE(i) += x[i]; }
+    float mean = of_team(own, lane) / (float)D;
+    NO_SUM
+    EACH(i, D) {
+        x[i] = centred ? x[i] - mean : x[i];
+        MINE(i) = fma(x[i], x[i], MINE(i));
     }
-    for (int i = 0; i < HEAD_DIM; ++i) {
-        lane[i % LANES] = fma(x[i], x[i], lane[i % LANES]);
-    }
-    float scale = 1.0f / sqrt(of_lanes(lane) / (float)HEAD_DIM + EPS);
-    for (int i = 0; i < HEAD_DIM; ++i) {
-        x[i] = x[i] * scale;
-        if (weighted) {
-            x[i] = x[i] * weights[i];
-        }
+    float scale = of_squares(own, lane, D, eps);
+    EACH(i, D) {
+        x[i] = centred ? fma(x[i] * scale, weights[i], biases[i]) : x[i] * scale * weights[i];
     }
 }
 
-// Biases, clamp, norms and rotation of all heads of Q, K and V, `qkv` being all rows of Q, then of K, then of V; keys and
-// values as pages have them go to `fresh`, [row][K, V][head][element]. An item has a head of a row.
-__kernel void heads(__global float *qkv, values biases, values norms, values angles,
-                    __global float *fresh, int rows, int flags) {
-    int head = get_global_id(0), row = get_global_id(1);
-    if (head >= HEADS + 2 * KV_HEADS) {
-        return;
+// Biases of Q and K, and norms over all heads of each. A team has Q or K of a row.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+whole_norms(__global float *qkv, values biases, values norms, int rows, int flags) {
+    __local float lane[LANES];
+    int kind = get_group_id(0), row = get_global_id(1), before = kind * HEADS * HEAD_DIM;
+    int count = (kind == 0 ? HEADS : KV_HEADS) * HEAD_DIM;
+    __global float *x = qkv + (size_t)rows * before + (size_t)row * count;
+    if (flags & BIASES) {
+        EACH(i, count) { x[i] += biases[before + i]; }
     }
+    float own[OWN];
+    NO_SUM
+    EACH(i, count) { MINE(i) = fma(x[i], x[i], MINE(i)); }
+    float scale = of_squares(own, lane, count, EPS);
+    EACH(i, count) { x[i] = x[i] * scale * norms[before + i]; }
+}
+
+// Biases, clamp, norms and rotation of all heads of Q, K and V, `qkv` being all rows of Q, then of K, then of V; keys and
+// values as pages have them go to `fresh`, [row][K, V][head][element]. A team has a head of a row.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+heads(__global float *qkv, values biases, values norms, values angles, __global float *fresh,
+      int rows, int flags) {
+    __local float lane[LANES], x[HEAD_DIM];
+    int head = get_group_id(0), row = get_global_id(1);
     // Q, K or V
     int kind = head < HEADS ? 0 : (head < HEADS + KV_HEADS ? 1 : 2);
-    int number = head - (kind == 0 ? 0 : HEADS + (kind - 1) * KV_HEADS);
-    int here = kind == 0 ? HEADS : KV_HEADS, before = kind == 0 ? 0 : HEADS + (kind - 1) * KV_HEADS;
-    __global float *x = qkv + ((size_t)rows * before + (size_t)row * here + number) * HEAD_DIM;
-    for (int i = 0; i < HEAD_DIM && (flags & BIASES); ++i) {
-        x[i] += biases[head * HEAD_DIM + i];
-    }
+    int before = kind == 0 ? 0 : HEADS + (kind - 1) * KV_HEADS, number = head - before;
+    int here = kind == 0 ? HEADS : KV_HEADS;
+    __global float *at = qkv + ((size_t)rows * before + (size_t)row * here + number) * HEAD_DIM;
+    bool biased = flags & BIASES && (kind == 2 || !(flags & WHOLE));
+    EACH(i, HEAD_DIM) {
+        float value = at[i];
+        if (biased) {
+            value += biases[head * HEAD_DIM + i];
+        }
 #ifdef CLIP
-    for (int i = 0; i < HEAD_DIM; ++i) {
-        float low = x[i] < -CLIP ? -CLIP : x[i];
-        x[i] = low > CLIP ? CLIP : low;
-    }
+        value = value < -CLIP ? -CLIP : value;
+        value = value > CLIP ? CLIP : value;
 #endif
-    if (kind == 2 ? flags & VALUE_NORM : flags & NORMS) {
-        norm(x, norms + (kind == 1 ? HEAD_DIM : 0), kind != 2);
+        x[i] = value;
     }
-    if (kind != 2 && flags & ROTATES) {
-        values cosines = angles + (size_t)row * 2 * ROTARY, sines = cosines + ROTARY;
-        for (int i = 0; i < ROTARY; ++i) {
-            float a = x[i], b = x[i + ROTARY];
-            x[i] = fma(a, cosines[i], -(b * sines[i]));
-            x[i + ROTARY] = fma(b, cosines[i], a * sines[i]);
+    float own[OWN];
+    NO_SUM
+    EACH(i, HEAD_DIM) { MINE(i) = fma(x[i], x[i], MINE(i)); }
+    float scale = of_squares(own, lane, HEAD_DIM, EPS);
+    bool normed = kind == 2 ? flags & VALUE_NORM : flags & NORMS && !(flags & WHOLE);
+    EACH(i, normed ? HEAD_DIM : 0) {
+        x[i] = x[i] * scale;
+        if (kind != 2) {
+            x[i] = x[i] * norms[kind * HEAD_DIM + i];
         }
     }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    values cosines = angles + (size_t)row * ROTARY, sines = cosines + (size_t)rows * ROTARY;
+    EACH(i, kind != 2 && flags & ROTATES ? ROTARY : 0) {
+        float a = x[i], b = x[i + ROTARY];
+        x[i] = fma(a, cosines[i], -(b * sines[i]));
+        x[i + ROTARY] = fma(b, cosines[i], a * sines[i]);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
     __global float *to = fresh + (((size_t)row * 2 + kind - 1) * KV_HEADS + number) * HEAD_DIM;
-    for (int i = 0; i < HEAD_DIM; ++i) {
-        if (kind == 0) {
-            x[i] *= SCALE;
-        } else {
+    EACH(i, HEAD_DIM) {
+        at[i] = kind == 0 ? x[i] * SCALE : x[i];
+        if (kind != 0) {
             to[i] = as_stored(x[i]);
         }
     }
@@ -114,27 +171,33 @@ int kv_head(int head) { return head / (HEADS / KV_HEADS); }
 // The position with which a row's first block begins.
 int begin_of(numbers place) { return place[1] / BLOCK * BLOCK; }
 
-// scores[row][head][position - begin], `stride` for each head. An item has a position.
+// A head of the keys (0) or values (1) of position `p` of a row's span.
+values fresh_at(values fresh, numbers place, int p, int kind, int head) {
+    size_t row = place[4] + p - place[3];
+    return fresh + ((row * 2 + kind) * KV_HEADS + head) * HEAD_DIM;
+}
+
+// scores[row - first][head][position - begin], `stride` for each head. An item has a position.
 __kernel void scores(values queries, values fresh, bytes pool, __global const ulong *pages,
-                     numbers places, __global float *out, int stride) {
-    int at = get_global_id(0), query = get_global_id(1), row = query / HEADS;
-    numbers place = places + row * 3;
+                     numbers places, __global float *out, int first, int stride) {
+    int at = get_global_id(0), query = get_global_id(1), row = first + query / HEADS;
+    numbers place = places + row * PLACE;
     int p = begin_of(place) + at, head = kv_head(query % HEADS);
     if (p < place[1] || p > place[0]) {
         return;
     }
-    values q = queries + (size_t)query * HEAD_DIM;
+    values q = queries + ((size_t)first * HEADS + query) * HEAD_DIM;
     float sum = 0.0f;
-    if (p == place[0]) {
-        values key = fresh + ((size_t)row * 2 * KV_HEADS + head) * HEAD_DIM;
+    if (p >= place[3]) {
+        values key = fresh_at(fresh, place, p, 0, head);
         for (int i = 0; i < HEAD_DIM; ++i) {
             sum = fma(q[i], key[i], sum);
         }
     } else {
         bytes keys = pool + pages[place[2] + p / PAGE] + (size_t)head * PAGE * HEAD_DIM * ELEMENT;
-        size_t first = (size_t)(p % PAGE) / GROUP * GROUP * HEAD_DIM + p % GROUP;
+        size_t begin = (size_t)(p % PAGE) / GROUP * GROUP * HEAD_DIM + p % GROUP;
         for (int i = 0; i < HEAD_DIM; ++i) {
-            sum = fma(q[i], element_at(keys, first + (size_t)i * GROUP), sum);
+            sum = fma(q[i], element_at(keys, begin + (size_t)i * GROUP), sum);
         }
     }
     out[(size_t)query * stride + at] = sum;
@@ -149,9 +212,9 @@ int2 seen(numbers place, int block) {
 
 // Scores `s` of a block become exp(s - most); states[row][head][block] are `most` and their sum. An item has a block.
 __kernel void block_sums(numbers places, __global float *scores, __global float *states,
-                         int stride, int blocks) {
+                         int first, int stride, int blocks) {
     int block = get_global_id(0), query = get_global_id(1);
-    int2 here = seen(places + query / HEADS * 3, block);
+    int2 here = seen(places + (first + query / HEADS) * PLACE, block);
     if (here.x >= here.y) {
         return;
     }
@@ -167,16 +230,22 @@ __kernel void block_sums(numbers places, __global float *scores, __global float 
         s[i] = exp_of(s[i] - most);
         lane[(i - here.x) % LANES] += s[i];
     }
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        for (int j = 0; j < width; ++j) {
+            lane[j] += lane[j + width];
+        }
+    }
     __global float *state = states + ((size_t)query * blocks + block) * 2;
     state[0] = most;
-    state[1] = of_lanes(lane);
+    state[1] = lane[0];
 }
 
 // mixes[row][head][block][element]: the block's values by their weights, in order. An item has an element.
 __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages, numbers places,
-                          values weights, __global float *mixes, int stride, int blocks) {
-    int e = get_global_id(0), block = get_global_id(1), query = get_global_id(2), row = query / HEADS;
-    numbers place = places + row * 3;
+                          values weights, __global float *mixes, int first, int stride,
+                          int blocks) {
+    int e = get_global_id(0), block = get_global_id(1), query = get_global_id(2);
+    numbers place = places + (first + query / HEADS) * PLACE;
     int2 here = seen(place, block);
     if (e >= HEAD_DIM || here.x >= here.y) {
         return;
@@ -188,8 +257,8 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
     for (int i = here.x; i < here.y; ++i) {
         int p = begin + i;
         float value;
-        if (p == place[0]) {
-            value = fresh[(((size_t)row * 2 + 1) * KV_HEADS + head) * HEAD_DIM + e];
+        if (p >= place[3]) {
+            value = fresh_at(fresh, place, p, 1, head)[e];
         } else {
             bytes page = pool + pages[place[2] + p / PAGE] + of_values * ELEMENT;
             value = element_at(page, (size_t)(p % PAGE) * WIDTH + e);
@@ -201,12 +270,12 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
 
 // attended[row][head][element]: blocks merged in order, and normalised. An item has an element.
 __kernel void merged(numbers places, values states, values mixes, values sinks,
-                     __global float *attended, int blocks, int flags) {
+                     __global float *attended, int first, int blocks, int flags) {
     int e = get_global_id(0), query = get_global_id(1);
     if (e >= HEAD_DIM) {
         return;
     }
-    numbers place = places + query / HEADS * 3;
+    numbers place = places + (first + query / HEADS) * PLACE;
     int count = (place[0] - begin_of(place)) / BLOCK + 1;
     values state = states + (size_t)query * blocks * 2;
     values mix = mixes + (size_t)query * blocks * HEAD_DIM + e;
@@ -226,24 +295,22 @@ __kernel void merged(numbers places, values states, values mixes, values sinks,
     } else {
         scale = 1.0f / sum;
     }
-    attended[(size_t)query * HEAD_DIM + e] = out * scale;
+    attended[((size_t)first * HEADS + query) * HEAD_DIM + e] = out * scale;
 }
 
-#define ELEMENTS (HEADS * HEAD_DIM)
-#define CHUNKS ((ELEMENTS + GROUP * CHUNK_GROUPS - 1) / (GROUP * CHUNK_GROUPS))
-
-// Rows of `attended` as integers of 8 bits: engine/kernels/src/simd/int/quantize.rs. An item has a group.
-__kernel void quantized(values attended, __global uchar *to) {
+// Rows of `count` elements as integers of 8 bits: engine/kernels/src/simd/int/quantize.rs. An item has a group.
+__kernel void quantized(values from, __global uchar *to, int count) {
     const float ROUND = 12582912.0f;
     int group = get_global_id(0), row = get_global_id(1);
-    if (group >= CHUNKS * CHUNK_GROUPS) {
+    int chunks = (count + GROUP * CHUNK_GROUPS - 1) / (GROUP * CHUNK_GROUPS);
+    if (group >= chunks * CHUNK_GROUPS) {
         return;
     }
-    int g = group % CHUNK_GROUPS, count = min(GROUP, ELEMENTS - group * GROUP), sum = 0;
-    __global uchar *chunk = to + ((size_t)row * CHUNKS + group / CHUNK_GROUPS) * CHUNK_BYTES;
-    values x = attended + (size_t)row * ELEMENTS + group * GROUP;
+    int g = group % CHUNK_GROUPS, here = min(GROUP, count - group * GROUP), sum = 0;
+    __global uchar *chunk = to + ((size_t)row * chunks + group / CHUNK_GROUPS) * CHUNK_BYTES;
+    values x = from + (size_t)row * count + group * GROUP;
     uint largest = 0;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < here; ++i) {
         largest = max(largest, as_uint(x[i]) & 0x7fffffffu);
     }
     float most = as_float(largest), inverse = 127.0f / most, scale = most / 127.0f;
@@ -258,7 +325,7 @@ __kernel void quantized(values attended, __global uchar *to) {
     __global char *quants = (__global char *)chunk + g / 4 * 128 + g % 4 * HALF;
     for (int i = 0; i < GROUP; ++i) {
         char quant = 0;
-        if (!zero && i < count) {
+        if (!zero && i < here) {
             quant = (char)(as_uint(x[i] * inverse + ROUND) & 0xff);
         }
         quants[i < HALF ? i : SECOND_HALF + i - HALF] = quant;

@@ -1,14 +1,21 @@
-//! Attention of a layer as one piece of work: products of Q, K and V, what lies between (`attention.cl`), and the
-//! product of O.
+//! Attention of a layer as one piece of work: the norm before it, products of Q, K and V, what lies between
+//! (`attention.cl`), and the product of O.
+//!
+//! ```text
+//! x ─▶ norm ─▶ Q K V ─▶ norms, rotation ─▶ scores ─▶ sums ─▶ mixes ─▶ merged ─▶ O
+//!              all rows                    └ some rows at a time ─────────┘
+//! ```
 //!
 //! Pages of keys and values are the host's. The device only reads them, and only while such work is under way: between
 //! pieces of work their memory is mapped to the host, which writes them then. The keys and values of the rows'
 //! own positions come back with the result; the host stores them.
 
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-use crate::buffers::{Bytes, Memory, begin, read};
+use crate::attend::{
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
+};
+use crate::buffers::{Bytes, Memory, begin, begin_floats, read};
 use crate::handles::{Arg, Context, Event, Kernel, Lent, Queue};
 use crate::library::Code;
 use crate::products::{Place, Products, Tokens};
@@ -21,111 +28,24 @@ const NORMS: i32 = 2;
 const VALUE_NORM: i32 = 4;
 const ROTATES: i32 = 8;
 const SINKS: i32 = 16;
+const WHOLE: i32 = 32;
 
-/// A chunk of activations in 8 bits, as in common.cl.
-const CHUNK_BYTES: usize = 768;
+/// Numbers of a row's place there.
+const PLACE: usize = 5;
+
+/// A chunk of activations in 8 bits, as in common.cl: elements, groups, bytes.
+const CHUNK: usize = 512;
 const CHUNK_GROUPS: usize = 16;
+const CHUNK_BYTES: usize = 768;
 
 /// Items of the work groups of kernels with few items.
 const FEW: usize = 16;
 
-/// Memory of the host in which pages lie; a cell gives no access by itself.
-pub type HostMemory = Arc<dyn AsRef<[UnsafeCell<u8>]> + Send + Sync>;
-
-/// What is alike in all layers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AttentionSpec {
-    /// Build options: the definitions that `attention.cl` asks for.
-    pub options: String,
-    /// Rows of O.
-    pub d: usize,
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Pairs of elements that are rotated.
-    pub rotary: usize,
-    /// Positions whose sums are merged.
-    pub block: usize,
-    /// Positions of a page.
-    pub page: usize,
-    /// Bytes of a layer in a page.
-    pub layer_bytes: usize,
-}
-
-/// The largest pieces of work.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AttentionRoom {
-    /// Most rows.
-    pub rows: usize,
-    /// Most positions of one.
-    pub positions: usize,
-    /// Bytes of a row's input: of Q, K and V.
-    pub input: usize,
-    /// Bytes of a row of O's input, where that is in 8 bits; else 0.
-    pub quantized: usize,
-}
-
-/// A layer.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct AttentionLayer {
-    /// Numbers of the matrices Q, K, V, O.
-    pub matrices: [usize; 4],
-    /// Whether O takes activations in 8 bits.
-    pub quantizes: bool,
-    /// Biases of Q, K and V; empty without.
-    pub biases: Vec<f32>,
-    /// Norms of the heads of Q and of K; empty without.
-    pub norms: Vec<f32>,
-    /// Whether the heads of V have a norm.
-    pub value_norm: bool,
-    /// Whether queries and keys are rotated.
-    pub rotates: bool,
-    /// Logits of the heads beside those of the positions; empty without.
-    pub sinks: Vec<f32>,
-    /// Where it begins in a page.
-    pub first: usize,
-    /// Positions that are seen, the row's own included; 0 for all.
-    pub window: usize,
-}
-
-/// A row, which reads a sequence.
-#[derive(Clone)]
-pub struct AttendRow {
-    /// Its pages, as far as its position. Nobody writes them while the work is under way.
-    pub pages: Vec<HostBytes>,
-    /// Its position.
-    pub position: usize,
-}
-
-/// A piece of work.
-#[derive(Clone, Copy)]
-pub struct Attend<'a> {
-    /// Number of the layer.
-    pub layer: usize,
-    /// Input of all rows.
-    pub x: &'a [u8],
-    /// Cosines and sines of each row's position.
-    pub angles: &'a [f32],
-    /// The rows.
-    pub rows: &'a [AttendRow],
-}
-
-/// Where its results go.
-pub struct Attended<'a> {
-    /// O's, `[rows × d]`.
-    pub out: &'a mut [f32],
-    /// Keys of the rows' positions, `[rows × kv_heads · head_dim]`.
-    pub keys: &'a mut [f32],
-    /// Their values, the same.
-    pub values: &'a mut [f32],
-}
-
 /// A layer, and its vectors on the device.
 struct Layer {
     of: AttentionLayer,
+    /// Weights and biases of the norm before the projections.
+    norm: [Memory<f32>; 2],
     biases: Memory<f32>,
     norms: Memory<f32>,
     sinks: Memory<f32>,
@@ -133,6 +53,8 @@ struct Layer {
 
 /// Kernels, in the order in which they run.
 struct Kernels {
+    row_norms: Kernel,
+    whole_norms: Kernel,
     heads: Kernel,
     scores: Kernel,
     sums: Kernel,
@@ -143,6 +65,8 @@ struct Kernels {
 
 /// Buffers of a piece of work, and their copies in host memory, which are not touched while it is under way.
 struct Buffers {
+    room: AttentionRoom,
+    /// Rows, and after the norm what the projections read.
     x: Bytes,
     angles: Memory<f32>,
     pages: Memory<u64>,
@@ -152,11 +76,11 @@ struct Buffers {
     scores: Memory<f32>,
     states: Memory<f32>,
     mixes: Memory<f32>,
-    /// What is mixed, as floats and as integers.
     attended: Bytes,
+    /// `x` in 8 bits, later what is attended.
     quantized: Bytes,
     out: Memory<f32>,
-    of_x: Vec<u8>,
+    of_x: Vec<f32>,
     of_angles: Vec<f32>,
     of_pages: Vec<u64>,
     of_places: Vec<i32>,
@@ -177,10 +101,9 @@ pub(super) struct Attention {
     // Buffers first: their host memory outlives them.
     pool: Pool,
     spec: AttentionSpec,
-    room: AttentionRoom,
     layers: Vec<Layer>,
     kernels: Kernels,
-    buffers: Buffers,
+    buffers: Option<Buffers>,
     /// Pages of the work under way.
     held: Vec<HostBytes>,
     rows: usize,
@@ -193,14 +116,15 @@ impl Buffers {
             rows * spec.heads * spec.head_dim,
             2 * rows * spec.kv_heads * spec.head_dim,
         );
-        let queries = rows * spec.heads;
-        let pages = rows * room.positions.div_ceil(spec.page);
+        let queries = room.scored * spec.heads;
+        let pages = room.spans * room.positions.div_ceil(spec.page);
         let angles = rows * 2 * spec.rotary;
         Ok(Self {
-            x: Bytes::new(context, rows * room.input, true)?,
+            room: *room,
+            x: Bytes::new(context, 4 * rows * spec.d, true)?,
             angles: Memory::new(context, angles, true)?,
             pages: Memory::new(context, pages, true)?,
-            places: Memory::new(context, 3 * rows, true)?,
+            places: Memory::new(context, PLACE * rows, true)?,
             qkv: Memory::new(context, q + kv, true)?,
             fresh: Memory::new(context, kv, false)?,
             scores: Memory::new(context, queries * blocks * spec.block, false)?,
@@ -209,13 +133,39 @@ impl Buffers {
             attended: Bytes::new(context, 4 * q, false)?,
             quantized: Bytes::new(context, rows * room.quantized, false)?,
             out: Memory::new(context, rows * spec.d, true)?,
-            of_x: Vec::with_capacity(rows * room.input),
+            of_x: Vec::with_capacity(rows * spec.d),
             of_angles: Vec::with_capacity(angles),
             of_pages: Vec::with_capacity(pages),
-            of_places: Vec::with_capacity(3 * rows),
+            of_places: Vec::with_capacity(PLACE * rows),
             answer: vec![0.0; rows * spec.d],
             stored: vec![0.0; kv],
         })
+    }
+
+    /// Takes the places of a span's rows, and where the layer begins in its pages.
+    fn place(
+        &mut self,
+        pool: &Pool,
+        spec: &AttentionSpec,
+        of: &AttentionLayer,
+        span: &AttendSpan,
+    ) -> Result<(), Code> {
+        let pages = span.first.div_ceil(spec.page);
+        let end = span.first.checked_add(span.rows).ok_or(INVALID)?;
+        if end > self.room.positions || span.pages.len() < pages {
+            return Err(INVALID);
+        }
+        let (of_pages, row) = (self.of_pages.len(), self.of_places.len() / PLACE);
+        for position in span.first..end {
+            let seen = of.first_seen(position);
+            let place = [position, seen, of_pages, span.first, row];
+            self.of_places.extend(place.map(|place| place as i32));
+        }
+        for page in &span.pages[..pages] {
+            let at = pool.place_of(page, of.first + spec.layer_bytes);
+            self.of_pages.push((at.ok_or(INVALID)? + of.first) as u64);
+        }
+        Ok(())
     }
 }
 
@@ -249,18 +199,15 @@ impl Pool {
 }
 
 impl Attention {
-    /// Makes kernels and buffers. `memory` is where all pages lie.
-    pub fn new(
-        at: &Place<'_>,
-        spec: &AttentionSpec,
-        room: AttentionRoom,
-        memory: HostMemory,
-    ) -> Result<Self, Error> {
+    /// Makes kernels. `memory` is where all pages lie.
+    pub fn new(at: &Place<'_>, spec: &AttentionSpec, memory: HostMemory) -> Result<Self, Error> {
         let program = (at.device)
             .build(at.context, ATTENTION, &spec.options)
             .map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))?;
         let kernels = || -> Result<Kernels, Code> {
             Ok(Kernels {
+                row_norms: program.kernel("row_norms")?,
+                whole_norms: program.kernel("whole_norms")?,
                 heads: program.kernel("heads")?,
                 scores: program.kernel("scores")?,
                 sums: program.kernel("block_sums")?,
@@ -272,27 +219,36 @@ impl Attention {
         Ok(Self {
             kernels: driver("make kernels", kernels())?,
             pool: Pool::new(at, memory)?,
-            buffers: driver("make buffers", Buffers::new(at.context, spec, &room))?,
+            buffers: None,
             spec: spec.clone(),
-            room,
             layers: Vec::new(),
             held: Vec::new(),
             rows: 0,
         })
     }
 
+    /// Makes buffers for pieces of work up to `room`; those before are given back first.
+    pub fn make_room(&mut self, context: &Context, room: &AttentionRoom) -> Result<(), Error> {
+        self.buffers = None;
+        let made = Buffers::new(context, &self.spec, room);
+        self.buffers = Some(driver("make buffers", made)?);
+        Ok(())
+    }
+
     /// Makes a layer known; its number.
     pub fn share(&mut self, at: &Place<'_>, of: AttentionLayer) -> Result<usize, Error> {
-        let AttentionSpec {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.spec;
+        let spec = &self.spec;
+        let (heads, kv_heads, head_dim) = (spec.heads, spec.kv_heads, spec.head_dim);
+        let norms = match of.whole {
+            true => (heads + kv_heads) * head_dim,
+            false => 2 * head_dim,
+        };
         let fits = |values: &[f32], len| values.is_empty() || values.len() == len;
+        let norm = of.norm.as_ref();
         if !fits(&of.biases, (heads + 2 * kv_heads) * head_dim)
-            || !fits(&of.norms, 2 * head_dim)
+            || !fits(&of.norms, norms)
             || !fits(&of.sinks, heads)
+            || norm.is_some_and(|n| n.weights.len() != spec.d || !fits(&n.biases, spec.d))
         {
             return Err(Error("takes no such vectors of attention".into()));
         }
@@ -301,15 +257,20 @@ impl Attention {
             begin(at.queue, &mut memory, values)?;
             Ok(memory)
         };
-        let make = || -> Result<[Memory<f32>; 3], Code> {
-            Ok([vector(&of.biases)?, vector(&of.norms)?, vector(&of.sinks)?])
+        let rows = norm.map_or([&[][..]; 2], |norm| [&norm.weights, &norm.biases]);
+        let [weights, centres] = rows;
+        let make = || -> Result<_, Code> {
+            let norm = [vector(weights)?, vector(centres)?];
+            let others = [vector(&of.biases)?, vector(&of.norms)?, vector(&of.sinks)?];
+            Ok((norm, others))
         };
         let made = driver("share vectors of attention", make());
         // What was begun reads `of`.
         driver("finish", at.queue.finish())?;
-        let [biases, norms, sinks] = made?;
+        let (norm, [biases, norms, sinks]) = made?;
         self.layers.push(Layer {
             of,
+            norm,
             biases,
             norms,
             sinks,
@@ -324,171 +285,216 @@ impl Attention {
         products: &mut Products,
         work: &Attend<'_>,
     ) -> Result<Underway, Code> {
-        let blocks = self.fill(queue, work)?;
-        let rows = work.rows.len();
+        self.fill(queue, work)?;
         let lent = self.pool.lent.take().ok_or(INVALID)?;
         queue.take_back(self.pool.bytes.mem(), lent)?;
-        let begun = self.project(queue, products, work)?;
-        self.between(queue, work, blocks)?;
-        let (of, spec) = (&self.layers[work.layer].of, &self.spec);
-        let buffers = &mut self.buffers;
-        let x = match of.quantizes {
-            true => &buffers.quantized,
-            false => &buffers.attended,
-        };
-        let with = Tokens {
-            x,
-            tokens: rows,
-            y: &buffers.out,
-            at: 0,
-        };
-        products.chained(queue, of.matrices[3], spec.d, with)?;
-        read(queue, &buffers.out, 0, &mut buffers.answer[..rows * spec.d])?;
-        let kv = 2 * rows * spec.kv_heads * spec.head_dim;
-        let first = rows * spec.heads * spec.head_dim;
-        read(queue, &buffers.qkv, first, &mut buffers.stored[..kv])?;
+        let begun = self.project(queue, products, work.layer)?;
+        self.heads(queue, work.layer)?;
+        let scored = self.buffers.as_ref().map_or(1, |b| b.room.scored);
+        for first in (0..self.rows).step_by(scored) {
+            let count = scored.min(self.rows - first);
+            self.mix(queue, work.layer, [first, count])?;
+        }
+        self.end(queue, products, work.layer)?;
         let (lent, done) = queue.lend(self.pool.bytes.mem(), self.pool.bytes.len())?;
         self.pool.lent = Some(lent);
         queue.flush()?;
         Ok(Underway {
-            sums: rows * spec.d,
+            sums: self.rows * self.spec.d,
             begun,
             done,
         })
     }
 
-    /// Begins to copy the inputs, whose sizes it checks. The number of blocks that the rows see at most.
-    fn fill(&mut self, queue: &Queue, work: &Attend<'_>) -> Result<usize, Code> {
-        let (spec, room) = (&self.spec, &self.room);
+    /// Begins to copy the inputs, whose sizes it checks.
+    fn fill(&mut self, queue: &Queue, work: &Attend<'_>) -> Result<(), Code> {
+        let spec = &self.spec;
+        let buffers = self.buffers.as_mut().ok_or(INVALID)?;
         let layer = &self.layers.get(work.layer).ok_or(INVALID)?.of;
-        let rows = work.rows.len();
-        let angles = if layer.rotates { 2 * spec.rotary } else { 0 };
+        let (rows, room) = (work.rows(), &buffers.room);
+        let angles = if layer.rotates { rows * spec.rotary } else { 0 };
         if rows == 0
             || rows > room.rows
-            || work.x.len() > rows * room.input
-            || work.angles.len() != rows * angles
+            || work.x.len() != rows * spec.d
+            || work.angles.iter().any(|of| of.len() != angles)
         {
             return Err(INVALID);
         }
-        let buffers = &mut self.buffers;
         buffers.of_pages.clear();
         buffers.of_places.clear();
         self.held.clear();
-        let mut blocks = 0;
-        for row in work.rows {
-            let pages = row.position / spec.page + 1;
-            if row.position >= room.positions || row.pages.len() < pages {
-                return Err(INVALID);
-            }
-            let first = match layer.window {
-                0 => 0,
-                window => (row.position + 1).saturating_sub(window),
-            };
-            let places = [row.position, first, buffers.of_pages.len()];
-            buffers.of_places.extend(places.map(|place| place as i32));
-            blocks = blocks.max(row.position / spec.block - first / spec.block + 1);
-            for page in &row.pages[..pages] {
-                let len = layer.first + spec.layer_bytes;
-                let at = self.pool.place_of(page, len).ok_or(INVALID)?;
-                buffers.of_pages.push((at + layer.first) as u64);
-                self.held.push(Arc::clone(page));
-            }
+        for span in work.spans {
+            buffers.place(&self.pool, spec, layer, span)?;
+            self.held.extend(span.pages.iter().map(Arc::clone));
         }
         buffers.of_x.clear();
         buffers.of_x.extend_from_slice(work.x);
         buffers.of_angles.clear();
-        buffers.of_angles.extend_from_slice(work.angles);
-        begin(queue, &mut buffers.x, &buffers.of_x)?;
+        (work.angles.iter()).for_each(|of| buffers.of_angles.extend_from_slice(of));
+        begin_floats(queue, &mut buffers.x, &buffers.of_x)?;
         begin(queue, &mut buffers.angles, &buffers.of_angles)?;
         begin(queue, &mut buffers.pages, &buffers.of_pages)?;
         begin(queue, &mut buffers.places, &buffers.of_places)?;
         self.rows = rows;
-        Ok(blocks)
+        Ok(())
     }
 
-    /// Begins the products of Q, K and V; the first of them.
+    /// Begins the norm and the products of Q, K and V; the first of all that.
     fn project(
         &mut self,
         queue: &Queue,
         products: &mut Products,
-        work: &Attend<'_>,
+        layer: usize,
     ) -> Result<Event, Code> {
-        let (spec, buffers, tokens) = (&self.spec, &self.buffers, work.rows.len());
+        let (spec, rows) = (&self.spec, self.rows);
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let (layer, k) = (&self.layers[layer], &mut self.kernels);
+        let mut begun = None;
+        if let Some(norm) = &layer.of.norm {
+            let [weights, biases] = &layer.norm;
+            let centred = Arg::Int((!norm.biases.is_empty()).into());
+            let eps = Arg::Float(norm.eps);
+            let args = [b.x.arg(), weights.arg(), biases.arg(), eps, centred];
+            let items: [&[usize]; 2] = [&[spec.team, rows], &[spec.team, 1]];
+            // SAFETY: arguments in number, order and type as in attention.cl. `fill` has refused more rows than
+            // the buffers were made for, and `share` vectors of other lengths.
+            begun = Some(unsafe { k.row_norms.run(queue, &args, items)? });
+        }
+        if layer.of.quantizes[..3].contains(&true) {
+            let event = quantize(queue, k, [&b.x, &b.quantized], [rows, spec.d])?;
+            begun.get_or_insert(event);
+        }
         let heads = [spec.heads, spec.kv_heads, spec.kv_heads];
-        let (mut at, mut begun) = (0, None);
-        for (matrix, heads) in self.layers[work.layer].of.matrices.into_iter().zip(heads) {
-            let rows = heads * spec.head_dim;
+        let mut at = 0;
+        for (i, heads) in heads.into_iter().enumerate() {
+            let of_rows = heads * spec.head_dim;
             let with = Tokens {
-                x: &buffers.x,
-                tokens,
-                y: &buffers.qkv,
+                x: if layer.of.quantizes[i] {
+                    &b.quantized
+                } else {
+                    &b.x
+                },
+                tokens: rows,
+                y: &b.qkv,
                 at,
             };
-            let event = products.chained(queue, matrix, rows, with)?;
+            let event = products.chained(queue, layer.of.matrices[i], of_rows, with)?;
             begun.get_or_insert(event);
-            at += rows * tokens;
+            at += of_rows * rows;
         }
         begun.ok_or(INVALID)
     }
 
-    /// Begins what lies between the products.
-    fn between(&mut self, queue: &Queue, work: &Attend<'_>, blocks: usize) -> Result<(), Code> {
-        let (spec, b, rows) = (&self.spec, &self.buffers, work.rows.len());
-        let layer = &self.layers[work.layer];
-        let flags = layer.of.flags();
-        let [of_rows, of_blocks, stride] =
-            [rows, blocks, blocks * spec.block].map(|n| Arg::Int(n as i32));
-        let (flags, pool) = (Arg::Int(flags), self.pool.bytes.arg());
+    /// Begins norms and rotation of heads.
+    fn heads(&mut self, queue: &Queue, layer: usize) -> Result<(), Code> {
+        let (spec, k) = (&self.spec, &mut self.kernels);
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let layer = &self.layers[layer];
+        let (qkv, biases, norms) = (b.qkv.arg(), layer.biases.arg(), layer.norms.arg());
+        let (rows, team) = (self.rows, spec.team);
+        let [of_rows, flags] = [rows as i32, flags(&layer.of)].map(Arg::Int);
+        // SAFETY: as in `project`.
+        unsafe {
+            if layer.of.whole && !layer.of.norms.is_empty() {
+                let args = [qkv, biases, norms, of_rows, flags];
+                let items: [&[usize]; 2] = [&[2 * team, rows], &[team, 1]];
+                k.whole_norms.run(queue, &args, items)?;
+            }
+            let heads = spec.heads + 2 * spec.kv_heads;
+            let (angles, fresh) = (b.angles.arg(), b.fresh.arg());
+            let args = [qkv, biases, norms, angles, fresh, of_rows, flags];
+            let items: [&[usize]; 2] = [&[heads * team, rows], &[team, 1]];
+            k.heads.run(queue, &args, items)?;
+        }
+        Ok(())
+    }
+
+    /// Begins attention of `count` rows from `first` on.
+    fn mix(&mut self, queue: &Queue, layer: usize, [first, count]: [usize; 2]) -> Result<(), Code> {
+        let (spec, layer) = (&self.spec, &self.layers[layer]);
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let places = b.of_places.chunks_exact(PLACE).skip(first).take(count);
+        let of_row =
+            |place: &[i32]| place[0] as usize / spec.block - place[1] as usize / spec.block;
+        let blocks = places.map(of_row).max().unwrap_or(0) + 1;
+        let [of_first, of_blocks, stride] =
+            [first, blocks, blocks * spec.block].map(|n| Arg::Int(n as i32));
+        let (flags, pool) = (Arg::Int(flags(&layer.of)), self.pool.bytes.arg());
         let (qkv, fresh, pages, places) =
             (b.qkv.arg(), b.fresh.arg(), b.pages.arg(), b.places.arg());
         let (scores, states, mixes) = (b.scores.arg(), b.states.arg(), b.mixes.arg());
-        let (biases, norms, sinks) = (layer.biases.arg(), layer.norms.arg(), layer.sinks.arg());
-        let (angles, attended, small) = (b.angles.arg(), b.attended.arg(), b.quantized.arg());
-        let queries = rows * spec.heads;
-        let heads = (spec.heads + 2 * spec.kv_heads).next_multiple_of(FEW);
+        let (sinks, attended) = (layer.sinks.arg(), b.attended.arg());
+        let queries = count * spec.heads;
         let elements = spec.head_dim.next_multiple_of(FEW);
-        let groups = self.room.quantized / CHUNK_BYTES * CHUNK_GROUPS;
         let k = &mut self.kernels;
         // SAFETY: arguments in number, order and type as in attention.cl. `fill` has refused rows and positions
-        // beyond what the buffers were made for and pages that do not lie in the pool.
+        // beyond what the buffers were made for and pages that do not lie in the pool; `count` is at most the
+        // number of rows whose scores they hold.
         unsafe {
-            let args = [qkv, biases, norms, angles, fresh, of_rows, flags];
-            k.heads.run(queue, &args, [&[heads, rows], &[FEW, 1]])?;
-            let args = [qkv, fresh, pool, pages, places, scores, stride];
+            let args = [qkv, fresh, pool, pages, places, scores, of_first, stride];
             let items = [blocks * spec.block, queries];
             k.scores.run(queue, &args, [&items, &[USUAL_GROUP, 1]])?;
-            let args = [places, scores, states, stride, of_blocks];
+            let args = [places, scores, states, of_first, stride, of_blocks];
             k.sums.run(queue, &args, [&[blocks, queries], &[1, 1]])?;
-            let args = [fresh, pool, pages, places, scores, mixes, stride, of_blocks];
+            let args = [
+                fresh, pool, pages, places, scores, mixes, of_first, stride, of_blocks,
+            ];
             let items = [elements, blocks, queries];
             k.mixes.run(queue, &args, [&items, &[FEW, 1, 1]])?;
-            let args = [places, states, mixes, sinks, attended, of_blocks, flags];
+            let args = [
+                places, states, mixes, sinks, attended, of_first, of_blocks, flags,
+            ];
             k.merged
                 .run(queue, &args, [&[elements, queries], &[FEW, 1]])?;
-            if layer.of.quantizes {
-                let items = [groups, rows];
-                k.quantized
-                    .run(queue, &[attended, small], [&items, &[FEW, 1]])?;
-            }
         }
+        Ok(())
+    }
+
+    /// Begins the product of O, and copies of all that comes back.
+    fn end(&mut self, queue: &Queue, products: &mut Products, layer: usize) -> Result<(), Code> {
+        let (spec, rows) = (&self.spec, self.rows);
+        let of = &self.layers[layer].of;
+        let b = self.buffers.as_mut().ok_or(INVALID)?;
+        let width = spec.heads * spec.head_dim;
+        if of.quantizes[3] {
+            let k = &mut self.kernels;
+            quantize(queue, k, [&b.attended, &b.quantized], [rows, width])?;
+        }
+        let x = match of.quantizes[3] {
+            true => &b.quantized,
+            false => &b.attended,
+        };
+        let with = Tokens {
+            x,
+            tokens: rows,
+            y: &b.out,
+            at: 0,
+        };
+        products.chained(queue, of.matrices[3], spec.d, with)?;
+        read(queue, &b.out, 0, &mut b.answer[..rows * spec.d])?;
+        let kv = 2 * rows * spec.kv_heads * spec.head_dim;
+        read(queue, &b.qkv, rows * width, &mut b.stored[..kv])?;
         Ok(())
     }
 
     /// Copies the results of work that is done.
     pub fn take(&mut self, to: Attended<'_>) -> Result<(), Error> {
         self.held.clear();
-        let (buffers, spec) = (&self.buffers, &self.spec);
+        let spec = &self.spec;
         let (out, kv) = (
             self.rows * spec.d,
             self.rows * spec.kv_heads * spec.head_dim,
         );
-        if [to.out.len(), to.keys.len(), to.values.len()] != [out, kv, kv] {
-            return Err(Error("was asked for other rows of attention".into()));
+        let buffers = self.buffers.as_ref();
+        match buffers {
+            Some(b) if [to.out.len(), to.keys.len(), to.values.len()] == [out, kv, kv] => {
+                to.out.copy_from_slice(&b.answer[..out]);
+                to.keys.copy_from_slice(&b.stored[..kv]);
+                to.values.copy_from_slice(&b.stored[kv..2 * kv]);
+                Ok(())
+            }
+            _ => Err(Error("was asked for other rows of attention".into())),
         }
-        to.out.copy_from_slice(&buffers.answer[..out]);
-        to.keys.copy_from_slice(&buffers.stored[..kv]);
-        to.values.copy_from_slice(&buffers.stored[kv..2 * kv]);
-        Ok(())
     }
 
     /// Lets go of the pages of work that failed.
@@ -497,15 +503,30 @@ impl Attention {
     }
 }
 
-impl AttentionLayer {
-    fn flags(&self) -> i32 {
-        let all = [
-            (!self.biases.is_empty(), BIASES),
-            (!self.norms.is_empty(), NORMS),
-            (self.value_norm, VALUE_NORM),
-            (self.rotates, ROTATES),
-            (!self.sinks.is_empty(), SINKS),
-        ];
-        all.iter().filter(|flag| flag.0).map(|flag| flag.1).sum()
-    }
+/// Begins to make rows of `width` elements integers of 8 bits.
+fn quantize(
+    queue: &Queue,
+    kernels: &mut Kernels,
+    [from, to]: [&Bytes; 2],
+    [rows, width]: [usize; 2],
+) -> Result<Event, Code> {
+    let groups = width.div_ceil(CHUNK) * CHUNK_GROUPS;
+    from.fits(0, 4 * rows * width)?;
+    to.fits(0, rows * groups / CHUNK_GROUPS * CHUNK_BYTES)?;
+    let args = [from.arg(), to.arg(), Arg::Int(width as i32)];
+    let items: [&[usize]; 2] = [&[groups, rows], &[FEW, 1]];
+    // SAFETY: arguments in number, order and type as in attention.cl, and both buffers fit, as was just checked.
+    unsafe { kernels.quantized.run(queue, &args, items) }
+}
+
+fn flags(of: &AttentionLayer) -> i32 {
+    let all = [
+        (!of.biases.is_empty(), BIASES),
+        (!of.norms.is_empty(), NORMS),
+        (of.value_norm, VALUE_NORM),
+        (of.rotates, ROTATES),
+        (!of.sinks.is_empty(), SINKS),
+        (of.whole, WHOLE),
+    ];
+    all.iter().filter(|flag| flag.0).map(|flag| flag.1).sum()
 }

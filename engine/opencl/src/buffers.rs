@@ -222,3 +222,13 @@ pub(super) fn begin<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> R
     }
     Ok(())
 }
+
+/// The same, of floats to bytes.
+pub(super) fn begin_floats(queue: &Queue, to: &mut Bytes, from: &[f32]) -> Result<(), Code> {
+    to.fits(0, size_of_val(from))?;
+    if !from.is_empty() {
+        // SAFETY: as in `begin`.
+        unsafe { queue.write(&to.mem, 0, from, false)? };
+    }
+    Ok(())
+}

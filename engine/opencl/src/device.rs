@@ -409,15 +409,14 @@ impl Device {
         Ok(underway.nanoseconds())
     }
 
-    /// Makes kernels and buffers for attention over pages that lie in `memory`. Only where the device has the
-    /// machine's memory.
+    /// Makes kernels for attention over pages that lie in `memory`. Only where the device has the machine's
+    /// memory.
     ///
     /// # Errors
-    /// The driver's: its compiler's log, or no memory.
+    /// The driver's: its compiler's log.
     pub fn prepare_attention(
         &mut self,
         spec: &AttentionSpec,
-        room: AttentionRoom,
         memory: HostMemory,
     ) -> Result<(), Error> {
         if !self.facts.unified {
@@ -426,8 +425,19 @@ impl Device {
         driver("finish", self.queue.finish())?;
         (self.underway, self.attention) = (None, None);
         let place = place!(self);
-        self.attention = Some(Attention::new(&place, spec, room, memory)?);
+        self.attention = Some(Attention::new(&place, spec, memory)?);
         Ok(())
+    }
+
+    /// Makes buffers for attention up to `room`.
+    ///
+    /// # Errors
+    /// The driver's, or no memory.
+    pub fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), Error> {
+        driver("finish", self.queue.finish())?;
+        self.underway = None;
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        attention.make_room(&self.context, room)
     }
 
     /// Makes a layer's attention known; its number.

@@ -15,6 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+mod attend;
 mod attention;
 mod buffers;
 mod device;
@@ -28,8 +29,8 @@ mod staging;
 mod tiles;
 mod work;
 
-pub use attention::{
-    Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
+pub use attend::{
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, RowNorm,
 };
 pub use device::{Device, list};
 pub use forms::{Dots, Form, Kernels, Order, Team, Way, Ways};

@@ -1,4 +1,4 @@
-//! Attention of whole layers on a device, for rows that are the next tokens of texts.
+//! Attention of whole layers on a device: of the next tokens of texts, and of prompts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,9 @@ use emberflow_storage::trace::Tracer;
 
 use crate::counters::nanoseconds;
 use crate::device::attend::AttentionShape;
-use crate::device::products::Samples;
-use crate::device::{Attend, AttendRow, Attended, InUse};
-use crate::input::Input;
+use crate::device::{
+    Attend, AttendSpan, Attended, AttentionRoom, AttentionTimes, DeviceError, InUse,
+};
 use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::sequence::Span;
@@ -23,24 +23,49 @@ use crate::trace;
 /// How much faster a device must be: less is chance.
 const FASTER: f64 = 0.97;
 
-/// Times of a layer's attention by rows and the positions that each sees.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Times {
-    /// Of the CPU's threads, with the products that a device takes from them.
-    pub cpu: Samples,
-    /// Of the device alone.
-    pub device: Samples,
+/// Rows of a pass, as times are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub rows: usize,
+    /// Positions that are seen: by the longest of next tokens, or by a row on average.
+    pub positions: usize,
+    /// Some text has several rows.
+    pub prompts: bool,
 }
 
-impl Times {
-    /// Seconds of the CPU and of the device.
-    pub fn seconds(&self, rows: usize, positions: usize) -> [f64; 2] {
-        let of = Product {
-            rows: positions.max(1),
-            cols: 1,
-            n: rows,
+impl Rows {
+    /// Those of spans, `(first position, rows)`, with a window or without.
+    pub fn of(spans: impl Iterator<Item = (usize, usize)> + Clone, window: usize) -> Self {
+        let seen = |(first, rows): (usize, usize)| {
+            let mean = first + rows.div_ceil(2);
+            if window == 0 { mean } else { mean.min(window) }
         };
-        [self.cpu.seconds(of), self.device.seconds(of)]
+        let rows = spans.clone().map(|(_, rows)| rows).sum();
+        let prompts = spans.clone().any(|(_, rows)| rows > 1);
+        let positions = match prompts {
+            false => spans.map(seen).max().unwrap_or(0),
+            true => spans.map(|span| span.1 * seen(span)).sum::<usize>() / rows,
+        };
+        Self {
+            rows,
+            positions,
+            prompts,
+        }
+    }
+
+    /// Seconds of a layer on the CPU and on the device.
+    pub fn seconds(self, times: &AttentionTimes) -> [f64; 2] {
+        let both = if self.prompts {
+            &times.prompts
+        } else {
+            &times.next
+        };
+        let of = Product {
+            rows: self.positions.max(1),
+            cols: 1,
+            n: self.rows,
+        };
+        [both.cpu.seconds(of), both.device.seconds(of)]
     }
 }
 
@@ -60,41 +85,54 @@ pub(crate) struct OnDevice {
     pub shape: AttentionShape,
     /// The layers' numbers there.
     pub layers: Vec<usize>,
-    /// Most rows of a pass.
-    pub rows: usize,
+    /// Most rows of a pass, texts, and positions of one.
+    pub room: AttentionRoom,
     /// What decides; `None` where it computes whatever it can.
-    pub times: Option<Times>,
+    pub times: Option<AttentionTimes>,
     pub tracer: Tracer,
     pub done: AtomicU64,
     pub waited: AtomicU64,
 }
 
 impl OnDevice {
-    /// Whether it is to compute a layer for so many rows, the longest of which sees so many positions.
-    pub fn wants(&self, rows: usize, positions: usize) -> bool {
-        let faster = |times: &Times| {
-            let [cpu, device] = times.seconds(rows, positions);
+    /// Whether it is to compute a layer for such rows.
+    pub fn wants(&self, of: Rows) -> bool {
+        let faster = |times: &AttentionTimes| {
+            let [cpu, device] = of.seconds(times);
             device < FASTER * cpu
         };
-        rows <= self.rows && self.times.as_ref().is_none_or(faster)
+        of.rows <= self.room.rows && self.times.as_ref().is_none_or(faster)
     }
 
-    /// From how many positions on it computes layers for so many rows; `None` if for none up to `context`.
-    pub fn from(&self, rows: usize, context: usize) -> Option<usize> {
+    /// From how many positions on it computes layers for such rows; `None` if for none up to those of `of`.
+    pub fn from(&self, of: Rows) -> Option<usize> {
+        let wants = |positions| self.wants(Rows { positions, ..of });
         // Times are straight lines: where it is of use at all, it is so at one of the ends.
-        let [first, last] = [1, context].map(|positions| self.wants(rows, positions));
+        let (mut without, mut with) = (1, of.positions);
+        let [first, last] = [without, with].map(wants);
         if first || !last {
             return first.then_some(1);
         }
-        let (mut without, mut with) = (1, context);
         while with - without > 1 {
             let middle = without.midpoint(with);
-            match self.wants(rows, middle) {
+            match wants(middle) {
                 true => with = middle,
                 false => without = middle,
             }
         }
         Some(with)
+    }
+
+    /// Makes buffers for passes of so many rows.
+    ///
+    /// # Errors
+    /// It has no memory for them.
+    pub fn set_rows(&mut self, rows: usize) -> Result<(), DeviceError> {
+        self.room = (self.shape).room(rows, self.room.spans, self.room.positions);
+        match self.device.lost() {
+            None => self.device.dense().make_attention_room(&self.room),
+            Some(_) => Ok(()),
+        }
     }
 
     /// Layers that it has computed.
@@ -107,27 +145,23 @@ impl OnDevice {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
-    /// Computes a layer if that is worth it: O's results without a bias, and the rows' keys and values, which it
-    /// stores. False if the CPU has to; nothing has changed then.
+    /// Computes a layer of the rows `x` if that is worth it: O's results without a bias, and the rows' keys and
+    /// values, which it stores. False if the CPU has to; nothing has changed then.
     pub fn run(
         &self,
         layer: Layer<'_>,
         on: &Compute,
+        x: &[f32],
         spans: &mut [Span<'_>],
         s: &mut Scratch,
     ) -> bool {
         let window = layer.config.window[layer.number] as usize;
-        let seen = spans.iter().map(|span| match window {
-            0 => span.sequence.len() + 1,
-            window => window.min(span.sequence.len() + 1),
-        });
-        let one = spans.iter().all(|span| span.tokens.len() == 1);
-        let wanted = one && self.wants(spans.len(), seen.max().unwrap_or(0));
-        if !wanted || self.device.lost().is_some() {
+        let rows = (spans.iter()).map(|span| (span.sequence.len(), span.tokens.len()));
+        if !self.wants(Rows::of(rows, window)) || self.device.lost().is_some() {
             return false;
         }
         let wait = Moment::now();
-        let done = self.compute(layer, on, spans, s);
+        let done = self.compute(layer, x, spans, s);
         self.waited
             .fetch_add(nanoseconds(wait.elapsed()), Ordering::Relaxed);
         if done {
@@ -138,39 +172,35 @@ impl OnDevice {
     }
 
     /// Has the device compute, and waits. False if it was lost.
-    fn compute(&self, layer: Layer<'_>, on: &Compute, spans: &[Span<'_>], s: &mut Scratch) -> bool {
-        let (n, shape) = (spans.len(), &self.shape);
-        let (out, kv) = (n * shape.d, n * shape.kv_width());
-        let input = Input::new(on.cpu, &s.normed[..out], n, &mut s.input);
-        let mut angles = Vec::new();
-        if layer.config.rotates(layer.number as u32) {
-            for row in 0..n {
-                let (cos, sin) = layer.rope.at(row);
-                angles.extend_from_slice(cos);
-                angles.extend_from_slice(sin);
-            }
-        }
-        let row = |span: &Span<'_>| {
-            let position = span.sequence.len();
-            AttendRow {
-                pages: span.sequence.kv.shared(position + 1),
-                position,
+    fn compute(&self, layer: Layer<'_>, x: &[f32], spans: &[Span<'_>], s: &mut Scratch) -> bool {
+        let n = x.len() / self.shape.d;
+        let kv = n * self.shape.kv_width();
+        let angles = match layer.config.rotates(layer.number as u32) {
+            true => layer.rope.rows(n),
+            false => [&[][..]; 2],
+        };
+        let span = |span: &Span<'_>| {
+            let first = span.sequence.len();
+            AttendSpan {
+                pages: span.sequence.kv.shared(first),
+                first,
+                rows: span.tokens.len(),
             }
         };
         let start = self.tracer.now();
         let begun = {
             // Held by the device alone from here on.
-            let rows: Vec<AttendRow> = spans.iter().map(row).collect();
+            let spans: Vec<AttendSpan> = spans.iter().map(span).collect();
             self.device.dense().attend(&Attend {
                 layer: self.layers[layer.number],
-                input,
-                angles: &angles,
-                rows: &rows,
+                x,
+                angles,
+                spans: &spans,
             })
         };
         let taken = begun.and_then(|ticket| {
             let to = Attended {
-                out: &mut s.out[..out],
+                out: &mut s.out[..x.len()],
                 keys: &mut s.k[..kv],
                 values: &mut s.v[..kv],
             };
@@ -188,13 +218,16 @@ impl OnDevice {
     /// Stores the keys and values of the rows' positions.
     fn store(&self, layer: Layer<'_>, on: &Compute, spans: &mut [Span<'_>], s: &Scratch) {
         let (hd, kv_heads) = (self.shape.head_dim, self.shape.kv_heads);
-        for (row, span) in spans.iter_mut().enumerate() {
-            let position = span.sequence.len();
-            let mut page = span.sequence.kv.writer(position);
-            for head in 0..kv_heads {
-                let at = (row * kv_heads + head) * hd;
-                page.store_key(on.cpu, layer.number, head, &s.k[at..][..hd]);
-                page.store_value(on.cpu, layer.number, head, &s.v[at..][..hd]);
+        let mut at = 0;
+        for span in spans {
+            let first = span.sequence.len();
+            for position in first..first + span.tokens.len() {
+                let mut page = span.sequence.kv.writer(position);
+                for head in 0..kv_heads {
+                    page.store_key(on.cpu, layer.number, head, &s.k[at..][..hd]);
+                    page.store_value(on.cpu, layer.number, head, &s.v[at..][..hd]);
+                    at += hd;
+                }
             }
         }
     }
@@ -203,11 +236,11 @@ impl OnDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::products::Sample;
+    use crate::device::products::{Both, Sample, Samples};
     use crate::device::{CpuDevice, Device};
     use emberflow_kernels::DType;
 
-    fn on(times: Option<Times>) -> OnDevice {
+    fn on(times: Option<AttentionTimes>) -> OnDevice {
         let device = Device::new(Box::new(CpuDevice::new()));
         OnDevice {
             device: Arc::new(InUse::new(device.lease().unwrap(), true)),
@@ -224,7 +257,10 @@ mod tests {
                 clip: None,
             },
             layers: vec![0],
-            rows: 8,
+            room: AttentionRoom {
+                rows: 8,
+                ..AttentionRoom::default()
+            },
             times,
             tracer: Tracer::default(),
             done: AtomicU64::new(0),
@@ -238,19 +274,57 @@ mod tests {
 
     #[test]
     fn measured_times_decide_by_rows_and_positions() {
-        let times = Times {
+        let next = Both {
             cpu: Samples(vec![line(1, 1.0, 0.01), line(8, 8.0, 0.08)]),
             device: Samples(vec![line(1, 5.0, 0.001), line(8, 6.0, 0.01)]),
         };
-        let on_device = on(Some(times));
-        assert!(!on_device.wants(1, 1) && on_device.wants(8, 1));
-        assert!(on_device.wants(1, 1000));
-        let from = on_device.from(1, 2048).unwrap();
-        assert!(!on_device.wants(1, from - 1) && on_device.wants(1, from));
-        assert_eq!(on_device.from(8, 2048), Some(1));
-        assert_eq!(on_device.from(1, 100), None);
+        let prompts = Both {
+            cpu: Samples(vec![line(8, 1.0, 0.01)]),
+            device: Samples(vec![line(8, 2.0, 0.02)]),
+        };
+        let on_device = on(Some(AttentionTimes {
+            same_bits: true,
+            next,
+            prompts,
+        }));
+        let of = |rows, positions| Rows {
+            rows,
+            positions,
+            prompts: false,
+        };
+        assert!(!on_device.wants(of(1, 1)) && on_device.wants(of(8, 1)));
+        assert!(on_device.wants(of(1, 1000)));
+        let from = on_device.from(of(1, 2048)).unwrap();
+        assert!(!on_device.wants(of(1, from - 1)) && on_device.wants(of(1, from)));
+        assert_eq!(on_device.from(of(8, 2048)), Some(1));
+        assert_eq!(on_device.from(of(1, 100)), None);
+        // Prompts have times of their own.
+        let prompt = Rows {
+            prompts: true,
+            ..of(8, 2048)
+        };
+        assert!(!on_device.wants(prompt) && on_device.from(prompt).is_none());
         // More than its buffers hold.
-        assert!(!on_device.wants(9, 1) && on_device.from(9, 2048).is_none());
-        assert!(on(None).wants(1, 1));
+        assert!(!on_device.wants(of(9, 1)) && on_device.from(of(9, 2048)).is_none());
+        assert!(on(None).wants(of(1, 1)) && on(None).wants(prompt));
+    }
+
+    #[test]
+    fn rows_are_told_apart_by_what_they_see() {
+        let of = |spans: &[(usize, usize)], window| {
+            let Rows {
+                rows,
+                positions,
+                prompts,
+            } = Rows::of(spans.iter().copied(), window);
+            (rows, positions, prompts)
+        };
+        // The longest of the next tokens.
+        assert_eq!(of(&[(9, 1), (0, 1), (99, 1)], 0), (3, 100, false));
+        assert_eq!(of(&[(9, 1), (0, 1), (99, 1)], 50), (3, 50, false));
+        // The mean of all rows.
+        assert_eq!(of(&[(0, 8)], 0), (8, 4, true));
+        assert_eq!(of(&[(0, 8), (99, 1)], 0), (9, (32 + 100) / 9, true));
+        assert_eq!(of(&[(96, 8)], 64), (8, 64, true));
     }
 }

@@ -10,13 +10,13 @@ use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::AttentionLayer;
-use super::on_device::{Layer, OnDevice, Times};
-use crate::device::attend::{AttentionShape, MOST_ROWS, unsupported};
+use super::on_device::{Layer, OnDevice};
+use crate::device::attend::{AttentionShape, unsupported};
 use crate::device::check::{deviation, wrong};
 use crate::device::numbers::Numbers;
-use crate::device::products::{Sample, Samples};
+use crate::device::products::{Both, Sample};
 use crate::device::{
-    AttentionLayer as OfDevice, AttentionTimes, Found, InUse, KvMemory, OfAttention,
+    AttentionLayer as OfDevice, AttentionTimes, Found, InUse, KvMemory, OfAttention, RowNorm,
 };
 use crate::error::Error;
 use crate::kv::KvPool;
@@ -26,8 +26,11 @@ use crate::scratch::Scratch;
 use crate::sequence::{Sequence, Span};
 use crate::weights::{LayerWeights, Weights};
 
-/// Numbers of rows for which times are taken, and the most.
-const ROWS: [usize; 2] = [1, 8];
+/// Numbers of texts with a next token for which times are taken, and the most, up to the last.
+const TEXTS: [usize; 3] = [1, 8, 32];
+
+/// Rows of prompts for which times are taken, and the most, up to the last.
+const PROMPTS: [usize; 2] = [16, 128];
 
 /// Positions of all rows together for which times are taken.
 const LONG: usize = 1024;
@@ -35,6 +38,12 @@ const LONG: usize = 1024;
 /// Runs of which the fastest counts, of the CPU and of the device, each of another layer, so that weights come
 /// from memory as they will.
 const RUNS: usize = 6;
+
+/// The same for prompts.
+const PROMPT_RUNS: usize = 2;
+
+/// A device that is so many times slower with few rows of a prompt is not tried with more.
+const HOPELESS: f64 = 4.0;
 
 /// Where the attention of layers is computed.
 pub(crate) struct Placed {
@@ -82,10 +91,20 @@ struct Compared {
     apart: f32,
 }
 
+/// Why there are no times.
+enum Why {
+    /// The device was lost.
+    Lost(String),
+    /// Results are wrong, and how.
+    Wrong(String),
+}
+
 /// A layer that is computed.
 #[derive(Clone, Copy)]
 struct Run {
     layer: usize,
+    texts: usize,
+    /// Of each text.
     rows: usize,
     /// Positions behind which.
     positions: usize,
@@ -128,11 +147,7 @@ impl Trying<'_> {
                 "its bits are not the processor's, and times must not decide on a text",
             ));
         }
-        tracing::info!(cpu = ?times.cpu, device = ?times.device, "attention of a layer");
-        let times = Times {
-            cpu: times.cpu,
-            device: times.device,
-        };
+        tracing::info!(?times, "attention of a layer");
         on_device.times = match self.options.device_attention {
             DeviceAttention::On => None,
             _ => Some(times),
@@ -172,10 +187,12 @@ impl Trying<'_> {
         let (c, options) = (self.config, self.options);
         let kv = self.pool.shape();
         let shape = AttentionShape::of(c, kv);
-        let room = shape.room(options.batch, options.context);
+        let rows = options.chunk.max(options.batch);
+        let room = shape.room(rows, options.batch, options.context);
         let mut dense = self.device.dense();
         let memory = KvMemory(Arc::new(self.pool.memory().clone()));
-        let prepared = dense.prepare_attention(&shape, &room, &memory);
+        let prepared = dense.prepare_attention(&shape, &memory);
+        let prepared = prepared.and_then(|()| dense.make_attention_room(&room));
         prepared.map_err(|e| e.to_string())?;
         let mut layers = Vec::with_capacity(self.weights.layers.len());
         for (number, layer) in self.weights.layers.iter().enumerate() {
@@ -188,7 +205,7 @@ impl Trying<'_> {
             device: Arc::clone(self.device),
             shape,
             layers,
-            rows: room.rows,
+            room,
             times: None,
             tracer: self.tracer.clone(),
             done: AtomicU64::new(0),
@@ -202,29 +219,36 @@ impl Trying<'_> {
         OfAttention {
             shape: on_device.shape,
             formats: [&layer.q, &layer.o].map(|m| m.dtype()),
-            rows: on_device.rows,
+            texts: self.options.batch,
+            rows: self.prompt(),
             positions: self.options.context,
             threads: self.on.threads(),
         }
     }
 
-    /// Numbers of rows of which times are taken.
-    fn rows(most: usize) -> impl Iterator<Item = usize> {
-        let few = ROWS.into_iter().filter(move |&n| n < most);
-        few.chain([most.min(MOST_ROWS)])
+    /// Most rows of a prompt of which times are taken; 1 or fewer for none.
+    fn prompt(&self) -> usize {
+        let most = self.options.chunk.min(self.options.context);
+        most.min(PROMPTS[PROMPTS.len() - 1])
     }
 
     /// Whether results are the CPU's, compared once, so that the driver has run the kernels.
     fn agrees(&mut self, on_device: &OnDevice) -> Result<bool, Error> {
-        let [_, positions] = self.positions(1);
-        let run = Run {
-            layer: self.layer(0),
-            rows: 1,
-            positions,
-            device_first: false,
-        };
-        let compared = self.one(on_device, run)?;
-        Ok(compared.is_some_and(|compared| compared.apart == 0.0))
+        for rows in [1, self.prompt().clamp(1, PROMPTS[0])] {
+            let [_, positions] = self.positions(1, rows);
+            let run = Run {
+                layer: self.layer(0),
+                texts: 1,
+                rows,
+                positions,
+                device_first: false,
+            };
+            let compared = self.one(on_device, run)?;
+            if compared.is_none_or(|compared| compared.apart != 0.0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Compares results and takes times, and keeps what came out; the reason if they are wrong.
@@ -235,40 +259,28 @@ impl Trying<'_> {
     ) -> Result<Result<AttentionTimes, String>, Error> {
         let mut times = AttentionTimes {
             same_bits: true,
-            cpu: Samples::default(),
-            device: Samples::default(),
+            next: Both::default(),
+            prompts: Both::default(),
         };
-        for n in Self::rows(on_device.rows) {
-            let positions = self.positions(n);
-            let mut best = [[f64::INFINITY; 2]; 2];
-            for run in 0..RUNS {
-                for (i, positions) in positions.into_iter().enumerate() {
-                    let device_first = run % 2 == 1;
-                    let run = Run {
-                        layer: self.layer(2 * run + i),
-                        rows: n,
-                        positions,
-                        device_first,
-                    };
-                    let compared = self.one(on_device, run)?;
-                    let Some(Compared { seconds, apart }) = compared else {
-                        let lost = self.device.lost().map(ToString::to_string);
-                        return Ok(Err(lost.unwrap_or_default()));
-                    };
-                    let facts = self.device.dense().facts().clone();
-                    if let Some(how) = wrong(&facts, apart) {
-                        let lease = self.device.lease();
-                        lease.keep_attention(of, Found::Wrong(how.clone()));
-                        return Ok(Err(format!("it computes wrong results: {how}")));
-                    }
-                    times.same_bits &= apart == 0.0;
-                    let cold = usize::from(device_first);
-                    best[i][cold] = best[i][cold].min(seconds[cold]);
-                }
+        for texts in sizes(TEXTS, self.options.batch) {
+            match self.timed(on_device, [texts, 1], &mut times)? {
+                Ok(lines) => push(&mut times.next, lines),
+                Err(why) => return Ok(Err(self.keep_wrong(of, why))),
             }
-            let both = [&mut times.cpu, &mut times.device];
-            for (i, samples) in both.into_iter().enumerate() {
-                samples.0.push(line(n, positions, best.map(|of| of[i])));
+        }
+        for rows in sizes(PROMPTS, self.prompt()).filter(|&rows| rows > 1) {
+            match self.timed(on_device, [1, rows], &mut times)? {
+                Ok(lines) => push(&mut times.prompts, lines),
+                Err(why) => return Ok(Err(self.keep_wrong(of, why))),
+            }
+            let [cpu, device] = [&times.prompts.cpu, &times.prompts.device].map(|samples| {
+                samples
+                    .0
+                    .last()
+                    .map_or(0.0, |s| s.launch + s.weight * LONG as f64)
+            });
+            if device > HOPELESS * cpu {
+                break;
             }
         }
         let found = Found::Attention(times.clone());
@@ -276,12 +288,65 @@ impl Trying<'_> {
         Ok(Ok(times))
     }
 
-    /// Few and many positions for so many rows.
-    fn positions(&self, rows: usize) -> [usize; 2] {
+    /// Keeps how wrong results are; in words.
+    fn keep_wrong(&self, of: &OfAttention, why: Why) -> String {
+        match why {
+            Why::Lost(why) => why,
+            Why::Wrong(how) => {
+                let lease = self.device.lease();
+                lease.keep_attention(of, Found::Wrong(how.clone()));
+                format!("it computes wrong results: {how}")
+            }
+        }
+    }
+
+    /// The lines through the times of CPU and device for so many texts of so many rows. `times` learns whether
+    /// the bits are the same.
+    fn timed(
+        &mut self,
+        on_device: &OnDevice,
+        [texts, rows]: [usize; 2],
+        times: &mut AttentionTimes,
+    ) -> Result<Result<[Sample; 2], Why>, Error> {
+        let positions = self.positions(texts, rows);
+        let runs = if rows > 1 { PROMPT_RUNS } else { RUNS };
+        let mut best = [[f64::INFINITY; 2]; 2];
+        for run in 0..runs {
+            for (i, positions) in positions.into_iter().enumerate() {
+                let device_first = run % 2 == 1;
+                let run = Run {
+                    layer: self.layer(2 * run + i),
+                    texts,
+                    rows,
+                    positions,
+                    device_first,
+                };
+                let Some(Compared { seconds, apart }) = self.one(on_device, run)? else {
+                    let lost = self.device.lost().map(ToString::to_string);
+                    return Ok(Err(Why::Lost(lost.unwrap_or_default())));
+                };
+                let facts = self.device.dense().facts().clone();
+                if let Some(how) = wrong(&facts, apart) {
+                    return Ok(Err(Why::Wrong(how)));
+                }
+                times.same_bits &= apart == 0.0;
+                let cold = usize::from(device_first);
+                best[i][cold] = best[i][cold].min(seconds[cold]);
+            }
+        }
+        // What a row sees on average.
+        let seen = positions.map(|positions| positions + rows.div_ceil(2));
+        Ok(Ok([0, 1].map(|who| {
+            line(texts * rows, seen, best.map(|of| of[who]))
+        })))
+    }
+
+    /// Few and many positions behind which so many texts have so many rows.
+    fn positions(&self, texts: usize, rows: usize) -> [usize; 2] {
         let windows = self.config.window.iter().map(|&window| window as usize);
         let window = windows.max().filter(|_| !self.config.window.contains(&0));
-        let most = (self.options.context - 1).min(window.unwrap_or(usize::MAX));
-        let long = (LONG / rows).min(most);
+        let most = (self.options.context - rows).min(window.unwrap_or(usize::MAX));
+        let long = (LONG / texts).min(most);
         [long / 8, long]
     }
 
@@ -299,30 +364,30 @@ impl Trying<'_> {
     fn one(&mut self, on_device: &OnDevice, run: Run) -> Result<Option<Compared>, Error> {
         let Run {
             layer: number,
-            rows: n,
+            texts,
+            rows,
             positions,
             ..
         } = run;
+        let n = texts * rows;
         let mut numbers = Numbers::new((positions + n) as u64);
-        let mut sequences = Vec::with_capacity(n);
-        for row in 0..n {
-            let mut sequence = Sequence::new(self.pool.sequence(positions + 1)?);
+        let mut sequences = Vec::with_capacity(texts);
+        for text in 0..texts {
+            let mut sequence = Sequence::new(self.pool.sequence(positions + rows)?);
             sequence.assume(0, positions);
             self.fill(&mut sequence, number, positions, &mut numbers);
-            sequence.kv.prepare(positions, 1);
-            self.rope.fill(row, positions);
+            sequence.kv.prepare(positions, rows);
+            (0..rows).for_each(|row| self.rope.fill(text * rows + row, positions + row));
             sequences.push(sequence);
         }
-        let mut spans: Vec<_> = sequences
-            .iter_mut()
-            .map(|sequence| Span {
-                sequence,
-                tokens: &[0],
-            })
-            .collect();
+        let tokens = vec![0; rows];
+        let spans = sequences.iter_mut().map(|sequence| Span {
+            sequence,
+            tokens: &tokens,
+        });
+        let mut spans: Vec<_> = spans.collect();
         let d = self.config.d_model as usize;
-        let x = &mut self.scratch.normed[..n * d];
-        x.iter_mut().for_each(|x| *x = numbers.next());
+        let x: Vec<f32> = (0..n * d).map(|_| numbers.next()).collect();
         let of = Layer {
             config: self.config,
             number,
@@ -341,8 +406,8 @@ impl Trying<'_> {
         for by_device in [run.device_first, !run.device_first] {
             let start = Moment::now();
             match by_device {
-                false => layer.run(on, &mut spans, n, s),
-                true if on_device.run(of, on, &mut spans, s) => layer.add_o_bias(n, s),
+                false => layer.run(on, &x, &mut spans, s),
+                true if on_device.run(of, on, &x, &mut spans, s) => layer.add_o_bias(n, s),
                 true => return Ok(None),
             }
             seconds[usize::from(by_device)] = start.elapsed().as_secs_f64();
@@ -372,6 +437,19 @@ impl Trying<'_> {
     }
 }
 
+/// Numbers of rows of which times are taken: the sizes below `most`, and that itself up to the last of them.
+fn sizes<const N: usize>(sizes: [usize; N], most: usize) -> impl Iterator<Item = usize> {
+    let most = most.min(sizes[N - 1]);
+    let few = sizes.into_iter().filter(move |&n| n < most);
+    few.chain([most])
+}
+
+/// Adds times of CPU and device.
+fn push(to: &mut Both, [cpu, device]: [Sample; 2]) {
+    to.cpu.0.push(cpu);
+    to.device.0.push(device);
+}
+
 /// Wrong results: told aloud, and left to the CPU.
 fn refused_aloud(why: String) -> Placed {
     tracing::warn!(why, "attention stays on the CPU");
@@ -387,12 +465,21 @@ fn of_device(
 ) -> Option<OfDevice> {
     let numbers = layer.projections().map(|m| Some(m.device()?.matrix));
     let numbers: Option<Vec<usize>> = numbers.collect();
+    let quantizes: Vec<bool> = (layer.projections())
+        .map(|m| m.dtype().is_grouped())
+        .collect();
     let vectors = |all: &Option<[Vec<f32>; 3]>| all.as_ref().map(|all| all.concat());
     Some(OfDevice {
         matrices: numbers?.try_into().ok()?,
-        quantizes: layer.o.dtype().is_grouped(),
+        quantizes: quantizes.try_into().ok()?,
+        norm: layer.attn_norm.as_ref().map(|norm| RowNorm {
+            weights: norm.weight.clone(),
+            biases: norm.bias.clone().unwrap_or_default(),
+            eps: norm.eps,
+        }),
         biases: vectors(&layer.qkv_bias).unwrap_or_default(),
         norms: (layer.qk_norm.as_ref()).map_or_else(Vec::new, |norms| norms.concat()),
+        whole: c.qk_norm_whole,
         value_norm: layer.value_norm.is_some(),
         rotates: c.rotates(number as u32),
         sinks: layer.sinks.clone().unwrap_or_default(),

@@ -1,9 +1,11 @@
-//! Attention of a layer as one piece of work on a device: Q, K and V, norms, rotation, attention over pages of keys
-//! and values, O.
+//! Attention of a layer as one piece of work on a device: the norm before it, Q, K and V, norms, rotation, attention
+//! over pages of keys and values, O.
 //!
 //! ```text
-//! attend ─▶ Q K V ─▶ norms, rotation ─▶ scores and sums over the pages ─▶ O ─▶ take: out, new keys and values
+//! attend ─▶ norm ─▶ Q K V ─▶ norms, rotation ─▶ scores and sums ─▶ O ─▶ take: out, new keys and values
 //! ```
+//!
+//! A row sees the pages of the positions before its span, and the keys and values of the span's own rows up to itself.
 //!
 //! The pages are the host's, in memory that both see. A device only reads them, and holds them meanwhile, so that
 //! nobody writes: the keys and values of the rows' own positions come back with the result, and the host stores
@@ -15,12 +17,14 @@ use emberflow_kernels::{Activations, DType, GROUP};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::ArenaPages;
 
-pub use crate::input::Input;
 use crate::kv::{BLOCK, KvShape};
-pub use emberflow_opencl::{AttendRow, Attended, AttentionLayer, AttentionRoom};
+pub use emberflow_opencl::{Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, RowNorm};
 
-/// Most rows of a piece of work: texts that each have a next token.
-pub(crate) const MOST_ROWS: usize = 32;
+/// Most rows whose scores are held at a time.
+const SCORED: usize = 32;
+
+/// Bytes of scores, and of what follows from them, that are held at a time, if one row has fewer.
+const SCORES: usize = 4 << 20;
 
 /// What is alike in the attention of all layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,33 +90,39 @@ impl AttentionShape {
         self.kv_heads * self.kv.row_bytes(elements)
     }
 
-    /// Bytes that a row reads of keys and values at `position`, with a window or without.
-    pub(crate) fn read_bytes(&self, position: usize, window: usize) -> f64 {
-        let seen = match window {
-            0 => position + 1,
-            window => window.min(position + 1),
-        };
-        (seen * self.kv_heads * self.kv.row_bytes(2 * self.head_dim)) as f64
+    /// Bytes of keys and values of so many positions.
+    pub(crate) fn read_bytes(&self, positions: usize) -> f64 {
+        (positions * self.kv_heads * self.kv.row_bytes(2 * self.head_dim)) as f64
     }
 
-    /// Room for so many rows and positions.
-    pub(crate) fn room(&self, rows: usize, positions: usize) -> AttentionRoom {
+    /// Bytes of a row's scores, and of what follows from them, over so many positions.
+    fn scores_bytes(&self, positions: usize) -> usize {
+        let blocks = positions.div_ceil(BLOCK);
+        4 * self.heads * blocks * (BLOCK + 2 + self.head_dim)
+    }
+
+    /// Room for so many rows of so many texts, of so many positions each.
+    pub(crate) fn room(&self, rows: usize, spans: usize, positions: usize) -> AttentionRoom {
+        let scored = SCORES / self.scores_bytes(positions).max(1);
         AttentionRoom {
-            rows: rows.min(MOST_ROWS),
+            rows,
+            spans,
             positions,
-            input: Activations::bytes(self.d, 1).max(4 * self.d),
-            quantized: Activations::bytes(self.width(), 1),
+            scored: scored.clamp(1, SCORED).min(rows.max(1)),
+            quantized: Activations::bytes(self.d.max(self.width()), 1),
         }
     }
 
-    /// Bytes of buffers for such room.
+    /// Bytes of buffers for such room, on the device and in staging memory.
     pub(crate) fn room_bytes(&self, room: &AttentionRoom) -> u64 {
-        let blocks = room.positions.div_ceil(BLOCK);
-        let heads = self.width() + 4 * self.kv_width();
-        let scores = self.heads * blocks * (BLOCK + 2 + self.head_dim);
-        let small = 8 * room.positions.div_ceil(self.page) + 4 * 2 * self.rotary;
-        let row = 4 * (2 * heads + scores + 2 * self.d) + 2 * (room.input + room.quantized);
-        (room.rows * (row + small)) as u64
+        let (q, kv) = (self.width(), 2 * self.kv_width());
+        let on_device = 4 * (2 * self.d + 2 * q + 2 * kv) + room.quantized;
+        let staged = 4 * (2 * self.d + kv);
+        // Angles and places, there and here.
+        let small = 2 * 4 * (2 * self.rotary + 5);
+        let pages = 2 * 8 * room.spans * room.positions.div_ceil(self.page);
+        let scores = room.scored * self.scores_bytes(room.positions);
+        (room.rows * (on_device + staged + small) + pages + scores) as u64
     }
 }
 
@@ -121,9 +131,6 @@ pub(crate) fn unsupported(c: &ModelConfig) -> Option<&'static str> {
     let local = c.form.local_rope.as_ref();
     match () {
         () if c.form.attention_cap.is_some() => Some("devices do not know caps of scores"),
-        () if c.qk_norm && c.qk_norm_whole => {
-            Some("devices do not know norms over all heads of queries and keys")
-        }
         () if c.kv_layers() != c.layers => {
             Some("devices do not know layers that read the keys and values of others")
         }
@@ -138,19 +145,6 @@ pub(crate) fn unsupported(c: &ModelConfig) -> Option<&'static str> {
 /// The memory of keys and values, as a device is told of it.
 #[derive(Clone)]
 pub struct KvMemory(pub(crate) Arc<ArenaPages>);
-
-/// Attention of a layer for rows that each have one position.
-#[derive(Clone, Copy)]
-pub struct Attend<'a> {
-    /// Number of the layer.
-    pub layer: usize,
-    /// The normalised input of all rows.
-    pub input: Input<'a>,
-    /// Cosines and sines of each row's position, `[rows × 2 · rotary]`; empty where the layer does not rotate.
-    pub angles: &'a [f32],
-    /// The rows.
-    pub rows: &'a [AttendRow],
-}
 
 /// Divides what lies one after the other: O's results, keys, values.
 pub(super) fn by_parts(all: &[f32], to: Attended<'_>) {

@@ -1,18 +1,25 @@
-//! Attention on the OpenCL devices of this machine beside the CPU as a device, bit for bit: odd shapes, several rows,
-//! windows, sinks, norms, biases, clamps, denormals, infinities.
+//! Attention on the OpenCL devices of this machine beside the CPU as a device, bit for bit: odd shapes, next tokens and
+//! prompts, windows, sinks, norms of rows, of heads and over all heads, biases, clamps, denormals, infinities.
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
+use emberflow_kernels::{Cpu, DType, quantize_row};
 
-use super::attend::MOST_ROWS;
 use super::numbers::Numbers;
 use super::tests::devices;
 use super::{
-    Attend, AttendRow, Attended, AttentionLayer, AttentionShape, CpuDevice, Dense, Input, KvMemory,
-    SharedMatrix,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionShape, CpuDevice, Dense, KvMemory,
+    RowNorm, SharedMatrix,
 };
 use crate::kv::{KvPages, KvPool, KvShape};
+
+/// The norm before the projections.
+#[derive(Clone, Copy)]
+enum Before {
+    Nothing,
+    Rms,
+    Layer,
+}
 
 /// What is compared.
 #[derive(Clone, Copy)]
@@ -23,15 +30,20 @@ struct Case {
     window: usize,
     /// Biases, norms, sinks, a norm of values.
     vectors: bool,
-    /// Positions of the rows.
-    rows: &'static [usize],
+    /// Norms of Q and K are over all heads.
+    whole: bool,
+    before: Before,
+    /// First position and rows of each span.
+    spans: &'static [(usize, usize)],
+    /// Most rows.
+    room: usize,
     /// Magnitude of the input and of stored keys and values.
     size: f32,
 }
 
 const CONTEXT: usize = 700;
 
-fn case(heads: [usize; 2], head_dim: usize, rows: &'static [usize]) -> Case {
+fn case(heads: [usize; 2], head_dim: usize, spans: &'static [(usize, usize)]) -> Case {
     Case {
         shape: AttentionShape {
             d: 96,
@@ -48,7 +60,10 @@ fn case(heads: [usize; 2], head_dim: usize, rows: &'static [usize]) -> Case {
         dtypes: [DType::Q4; 2],
         window: 0,
         vectors: false,
-        rows,
+        whole: false,
+        before: Before::Rms,
+        spans,
+        room: spans.iter().map(|span| span.1).sum(),
         size: 1.0,
     }
 }
@@ -76,12 +91,26 @@ impl Case {
         (0..len).map(|_| 1.0 + 0.5 * numbers.next()).collect()
     }
 
-    /// Pages of each row, filled with two layers of keys and values.
+    fn norm(&self, numbers: &mut Numbers) -> Option<RowNorm> {
+        let mut vector = |len| (0..len).map(|_| 1.0 + 0.5 * numbers.next()).collect();
+        let biases = match self.before {
+            Before::Nothing => return None,
+            Before::Rms => 0,
+            Before::Layer => self.shape.d,
+        };
+        Some(RowNorm {
+            weights: vector(self.shape.d),
+            biases: vector(biases),
+            eps: 1e-6,
+        })
+    }
+
+    /// Pages of each span, filled with two layers of keys and values.
     fn pages(&self, pool: &Arc<KvPool>, numbers: &mut Numbers) -> Vec<KvPages> {
-        let fill = |&position: &usize| {
-            let mut pages = pool.sequence(position + 1).unwrap();
-            pages.prepare(0, position + 1);
-            for p in 0..position {
+        let fill = |&(first, rows): &(usize, usize)| {
+            let mut pages = pool.sequence(first + rows).unwrap();
+            pages.prepare(0, first + rows);
+            for p in 0..first {
                 let mut page = pages.writer(p);
                 for head in 0..self.shape.kv_heads {
                     let mut row = || {
@@ -94,7 +123,7 @@ impl Case {
             }
             pages
         };
-        self.rows.iter().map(fill).collect()
+        self.spans.iter().map(fill).collect()
     }
 
     /// The layer, with matrices of the device's.
@@ -113,9 +142,14 @@ impl Case {
                 share(of_qkv, s.kv_width(), s.d),
                 share(of_o, s.d, s.width()),
             ],
-            quantizes: of_o.is_grouped(),
+            quantizes: [of_qkv, of_qkv, of_qkv, of_o].map(DType::is_grouped),
+            norm: self.norm(&mut numbers),
             biases: self.vector(s.width() + 2 * s.kv_width(), &mut numbers),
-            norms: self.vector(2 * s.head_dim, &mut numbers),
+            norms: match self.whole {
+                true => self.vector(s.width() + s.kv_width(), &mut numbers),
+                false => self.vector(2 * s.head_dim, &mut numbers),
+            },
+            whole: self.whole,
             value_norm: self.vectors,
             rotates: s.rotary > 0,
             sinks: self.vector(s.heads, &mut numbers),
@@ -126,28 +160,31 @@ impl Case {
 
     /// O's results, keys and values, by a device.
     fn run(&self, device: &mut dyn Dense, pool: &Arc<KvPool>) -> [Vec<f32>; 3] {
-        let (s, n) = (&self.shape, self.rows.len());
+        let s = &self.shape;
+        let n: usize = self.spans.iter().map(|span| span.1).sum();
         let mut numbers = Numbers::new(11);
         let pages = self.pages(pool, &mut numbers);
         let memory = KvMemory(Arc::new(pool.memory().clone()));
-        let room = s.room(MOST_ROWS, CONTEXT);
-        device.prepare_attention(s, &room, &memory).unwrap();
+        device.prepare_attention(s, &memory).unwrap();
+        let room = s.room(self.room, self.spans.len(), CONTEXT);
+        device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));
         let layer = device.share_attention(layer).unwrap();
         let x: Vec<f32> = (0..n * s.d).map(|_| self.size * numbers.next()).collect();
         let angles: Vec<f32> = (0..n * 2 * s.rotary).map(|_| numbers.next()).collect();
-        let rows: Vec<AttendRow> = (pages.iter().zip(self.rows))
-            .map(|(pages, &position)| AttendRow {
-                pages: pages.shared(position + 1),
-                position,
+        let (cosines, sines) = angles.split_at(n * s.rotary);
+        let spans: Vec<AttendSpan> = (pages.iter().zip(self.spans))
+            .map(|(pages, &(first, rows))| AttendSpan {
+                pages: pages.shared(first),
+                first,
+                rows,
             })
             .collect();
-        let mut quantized = Activations::default();
         let ticket = device.attend(&Attend {
             layer,
-            input: Input::new(Cpu::detect(), &x, n, &mut quantized),
-            angles: &angles,
-            rows: &rows,
+            x: &x,
+            angles: [cosines, sines],
+            spans: &spans,
         });
         let [mut out, mut keys, mut values] =
             [s.d, s.kv_width(), s.kv_width()].map(|width| vec![0.0; n * width]);
@@ -170,7 +207,7 @@ impl Case {
             head_dim: s.head_dim,
             page: s.page,
         };
-        let pool = KvPool::new(shape, self.rows.len() * shape.pages(CONTEXT)).unwrap();
+        let pool = KvPool::new(shape, self.spans.len() * shape.pages(CONTEXT)).unwrap();
         let expected = self.run(&mut CpuDevice::new(), &pool);
         for device in devices() {
             let lease = device.lease().unwrap();
@@ -186,15 +223,74 @@ impl Case {
     }
 }
 
+/// Next tokens.
 #[test]
 fn odd_shapes_have_the_cpus_bits() {
     // One head for all, and of each its own; elements that fill no group; positions at borders of blocks and pages.
-    case([6, 2], 10, &[0, 1, 63, 255]).compare("six heads of 10");
-    case([3, 3], 33, &[256, 511, 64]).compare("three heads of 33");
-    case([4, 1], 96, &[600]).compare("four heads of 96");
-    let mut odd = case([2, 1], 64, &[300, 5]);
+    case([6, 2], 10, &[(0, 1), (1, 1), (63, 1), (255, 1)]).compare("six heads of 10");
+    case([3, 3], 33, &[(256, 1), (511, 1), (64, 1)]).compare("three heads of 33");
+    case([4, 1], 96, &[(600, 1)]).compare("four heads of 96");
+    let mut odd = case([2, 1], 64, &[(300, 1), (5, 1)]);
     (odd.shape.kv, odd.shape.page, odd.shape.rotary) = (DType::F32, 256, 0);
     odd.compare("f32 without rotation");
+}
+
+/// Rows that see each other, in spans that begin and end at borders of blocks and pages and within them.
+#[test]
+fn prompts_have_the_cpus_bits() {
+    case([6, 2], 10, &[(0, 70)]).compare("from the first position on");
+    case([4, 1], 32, &[(255, 2), (64, 64), (0, 1), (37, 30)]).compare("four spans");
+    let mut long = case([2, 2], 24, &[(200, 400)]);
+    (long.shape.kv, long.shape.page) = (DType::F32, 32);
+    long.compare("across three blocks");
+    // With more room than rows.
+    long.room = 500;
+    long.compare("less than there is room for");
+    for window in [1, 3, 40, 256, 300] {
+        let mut case = case([4, 2], 16, &[(250, 90), (513, 1), (3, 8)]);
+        (case.window, case.vectors) = (window, true);
+        case.compare(&format!("a window of {window}"));
+    }
+}
+
+/// So many positions that few rows have their scores held at a time.
+#[test]
+fn rows_whose_scores_are_held_one_after_the_other_have_the_cpus_bits() {
+    let case = case([160, 1], 8, &[(600, 100)]);
+    let scored = case.shape.room(100, 1, CONTEXT).scored;
+    assert!((2..25).contains(&scored) && 100 % scored != 0, "{scored}");
+    case.compare("160 heads");
+}
+
+#[test]
+fn norms_of_rows_have_the_cpus_bits() {
+    for (before, d) in [
+        (Before::Nothing, 96),
+        (Before::Rms, 1),
+        (Before::Rms, 63),
+        (Before::Rms, 1030),
+        (Before::Layer, 64),
+        (Before::Layer, 65),
+        (Before::Layer, 700),
+    ] {
+        for (size, dtype) in [(1.0, DType::Q4), (1e-39, DType::F32), (1e18, DType::F16)] {
+            let mut case = case([2, 1], 16, &[(3, 5), (40, 1)]);
+            (case.before, case.shape.d, case.size) = (before, d, size);
+            (case.dtypes, case.shape.kv) = ([dtype, DType::Q8], DType::F32);
+            case.compare(&format!("rows of {d} numbers of {size:e}"));
+        }
+    }
+}
+
+#[test]
+fn norms_over_all_heads_have_the_cpus_bits() {
+    for (heads, head_dim) in [([3, 1], 10), ([4, 2], 64), ([5, 5], 33)] {
+        for clip in [None, Some(0.75)] {
+            let mut case = case(heads, head_dim, &[(70, 9), (0, 1)]);
+            (case.vectors, case.whole, case.shape.clip) = (true, true, clip);
+            case.compare(&format!("{heads:?} of {head_dim}"));
+        }
+    }
 }
 
 #[test]
@@ -205,7 +301,7 @@ fn formats_windows_and_vectors_have_the_cpus_bits() {
         ([DType::BF16, DType::F16], 300),
         ([DType::Q4, DType::F32], 1),
     ] {
-        let mut case = case([4, 2], 24, &[0, 299, 512, 2]);
+        let mut case = case([4, 2], 24, &[(0, 1), (299, 1), (512, 1), (2, 1)]);
         (case.dtypes, case.window, case.vectors) = (dtypes, window, true);
         case.shape.clip = Some(0.75);
         case.compare("with vectors");
@@ -221,16 +317,18 @@ fn denormals_and_infinities_have_the_cpus_bits() {
         (1e30, DType::F32),
         (f32::INFINITY, DType::F32),
     ] {
-        let mut case = case([2, 2], 16, &[40, 280]);
-        (case.size, case.shape.kv) = (size, kv);
-        case.compare(&format!("numbers of {size:e} in {kv}"));
+        for before in [Before::Nothing, Before::Rms, Before::Layer] {
+            let mut case = case([2, 2], 16, &[(40, 1), (280, 3)]);
+            (case.size, case.shape.kv, case.before) = (size, kv, before);
+            case.compare(&format!("numbers of {size:e} in {kv}"));
+        }
     }
 }
 
 /// What does not fit is refused, and nothing is done.
 #[test]
 fn work_that_does_not_fit_is_refused() {
-    let case = case([2, 1], 16, &[3]);
+    let case = case([2, 1], 16, &[(3, 1)]);
     let shape = KvShape {
         dtype: DType::F16,
         layers: 2,
@@ -243,39 +341,41 @@ fn work_that_does_not_fit_is_refused() {
         let lease = device.lease().unwrap();
         let mut dense = lease.dense();
         let memory = KvMemory(Arc::new(pools[0].memory().clone()));
-        let room = case.shape.room(1, 100);
-        dense
-            .prepare_attention(&case.shape, &room, &memory)
-            .unwrap();
+        dense.prepare_attention(&case.shape, &memory).unwrap();
         let layer = case.layer(dense.as_mut(), shape.at(1, 0, 0));
         let layer = dense.share_attention(layer).unwrap();
-        let x = vec![0.5; case.shape.d];
-        let angles = vec![0.5; 2 * case.shape.rotary];
-        let mut quantized = Activations::default();
-        let input = Input::new(Cpu::detect(), &x, 1, &mut quantized);
-        let mut refused = |pool: &Arc<KvPool>, layer, position: usize, held: usize, count| {
+        let refused = |dense: &mut dyn Dense, pool: &Arc<KvPool>, layer, span: [usize; 3]| {
+            let [first, held, rows] = span;
             let mut pages = pool.sequence(held).unwrap();
             pages.prepare(0, held);
-            let row = AttendRow {
+            let spans = [AttendSpan {
                 pages: pages.shared(held),
-                position,
-            };
-            let rows = vec![row; count];
+                first,
+                rows,
+            }];
+            let x = vec![0.5; rows * case.shape.d];
+            let angles = vec![0.5; rows * case.shape.rotary];
             let work = Attend {
                 layer,
-                input,
-                angles: &angles,
-                rows: &rows,
+                x: &x,
+                angles: [&angles; 2],
+                spans: &spans,
             };
             dense.attend(&work).is_err()
         };
+        let [own, other] = &pools;
+        // No buffers yet.
+        assert!(refused(dense.as_mut(), own, layer, [3, 64, 1]));
+        let room = case.shape.room(2, 1, 100);
+        dense.make_attention_room(&room).unwrap();
         // Another pool's pages, no such layer, too many positions, too few pages, too many rows, none.
-        assert!(refused(&pools[1], layer, 3, 64, 1));
-        assert!(refused(&pools[0], layer + 1, 3, 64, 1));
-        assert!(refused(&pools[0], layer, 100, 128, 1));
-        assert!(refused(&pools[0], layer, 64, 64, 1));
-        assert!(refused(&pools[0], layer, 3, 64, 2));
-        assert!(refused(&pools[0], layer, 3, 64, 0));
-        assert!(!refused(&pools[0], layer, 3, 64, 1));
+        assert!(refused(dense.as_mut(), other, layer, [3, 64, 1]));
+        assert!(refused(dense.as_mut(), own, layer + 1, [3, 64, 1]));
+        assert!(refused(dense.as_mut(), own, layer, [100, 128, 1]));
+        assert!(refused(dense.as_mut(), own, layer, [99, 128, 2]));
+        assert!(refused(dense.as_mut(), own, layer, [65, 64, 1]));
+        assert!(refused(dense.as_mut(), own, layer, [3, 64, 3]));
+        assert!(refused(dense.as_mut(), own, layer, [3, 64, 0]));
+        assert!(!refused(dense.as_mut(), own, layer, [3, 64, 2]));
     }
 }

@@ -316,11 +316,14 @@ impl Dense for CpuDevice {
     fn prepare_attention(
         &mut self,
         shape: &AttentionShape,
-        _room: &AttentionRoom,
         _memory: &KvMemory,
     ) -> Result<(), DeviceError> {
         self.attention = Some(*shape);
         self.layers.clear();
+        Ok(())
+    }
+
+    fn make_attention_room(&mut self, _room: &AttentionRoom) -> Result<(), DeviceError> {
         Ok(())
     }
 

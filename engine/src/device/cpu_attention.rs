@@ -7,8 +7,8 @@ use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, math};
 use emberflow_storage::clock::Moment;
 
 use super::HostBytes;
-use super::attend::{Attend, AttendRow, AttentionLayer, AttentionShape};
-use super::on_cpu::{copied, products};
+use super::attend::{Attend, AttendSpan, AttentionLayer, AttentionShape};
+use super::on_cpu::products;
 use super::products::SharedMatrix;
 use crate::kv::BLOCK;
 
@@ -23,20 +23,23 @@ pub(super) struct Task {
     shape: AttentionShape,
     layer: Arc<Layer>,
     x: Vec<f32>,
-    quantized: Activations,
-    angles: Vec<f32>,
-    rows: Vec<AttendRow>,
+    angles: [Vec<f32>; 2],
+    spans: Vec<AttendSpan>,
     pub submitted: Moment,
 }
 
-/// A head's query, and its keys and values of the row's own position.
+/// A head's query.
 struct Query<'a> {
     q: &'a [f32],
     /// Of keys and values.
     head: usize,
-    position: usize,
-    key: &'a [f32],
-    value: &'a [f32],
+}
+
+/// A span with the keys and values of its rows, as pages have them, `[rows × kv_heads·head_dim]` each.
+struct Seen<'a> {
+    of: &'a AttendSpan,
+    keys: &'a [f32],
+    values: &'a [f32],
 }
 
 /// Sums of a block, or of several: the largest score and `Σ exp(score − largest)`.
@@ -52,47 +55,80 @@ impl Task {
         Self {
             shape,
             layer,
-            x: work.input.x.to_vec(),
-            quantized: copied(work.input.quantized),
-            angles: work.angles.to_vec(),
-            rows: work.rows.to_vec(),
+            x: work.x.to_vec(),
+            angles: work.angles.map(<[f32]>::to_vec),
+            spans: work.spans.to_vec(),
             submitted: Moment::now(),
         }
     }
 
     /// O's results of all rows, then the keys of their positions, then their values.
-    pub fn answer(self) -> Vec<f32> {
+    pub fn answer(mut self) -> Vec<f32> {
         let cpu = Cpu::detect();
+        self.norm(cpu);
+        let rows = self.x.len() / self.shape.d;
+        let mut quantized = Activations::default();
+        cpu.quantize_activations(&self.x, rows, &mut quantized);
         let [of_q, of_k, of_v, of_o] = &self.layer.matrices;
         let [mut q, mut k, mut v] =
-            [of_q, of_k, of_v].map(|m| products(cpu, m, 0..m.rows, &self.x, &self.quantized));
+            [of_q, of_k, of_v].map(|m| products(cpu, m, 0..m.rows, &self.x, &quantized));
         let (width, kv_width) = (self.shape.width(), self.shape.kv_width());
-        let mut attended = vec![0.0; self.rows.len() * width];
-        for (i, row) in self.rows.iter().enumerate() {
+        for i in 0..rows {
             let q = &mut q[i * width..][..width];
             let (k, v) = (
                 &mut k[i * kv_width..][..kv_width],
                 &mut v[i * kv_width..][..kv_width],
             );
             self.prepare(cpu, i, [q, k, v]);
-            let [fresh_k, fresh_v] = [&*k, &*v].map(|x| self.as_stored(cpu, x));
-            let out = &mut attended[i * width..][..width];
-            self.row(cpu, row, q, [&fresh_k, &fresh_v], out);
         }
-        let mut quantized = Activations::default();
-        cpu.quantize_activations(&attended, self.rows.len(), &mut quantized);
+        let [keys, values] = [&k, &v].map(|x| self.as_stored(cpu, x));
+        let mut attended = vec![0.0; rows * width];
+        let mut row = 0;
+        for of in &self.spans {
+            let fresh = row * kv_width..(row + of.rows) * kv_width;
+            let span = Seen {
+                of,
+                keys: &keys[fresh.clone()],
+                values: &values[fresh],
+            };
+            for position in of.first..of.first + of.rows {
+                let out = &mut attended[row * width..][..width];
+                self.row(cpu, &span, position, &q[row * width..][..width], out);
+                row += 1;
+            }
+        }
+        cpu.quantize_activations(&attended, rows, &mut quantized);
         let mut all = products(cpu, of_o, 0..of_o.rows, &attended, &quantized);
         all.append(&mut k);
         all.append(&mut v);
         all
     }
 
-    /// Biases, the clamp, norms, rotation and scale of row `i`.
+    /// The norm before the projections.
+    fn norm(&mut self, cpu: Cpu) {
+        let Some(norm) = &self.layer.of.norm else {
+            return;
+        };
+        for row in self.x.chunks_exact_mut(self.shape.d) {
+            match norm.biases.is_empty() {
+                true => cpu.rmsnorm_inplace(row, &norm.weights, norm.eps),
+                false => cpu.layernorm_inplace(row, &norm.weights, &norm.biases, norm.eps),
+            }
+        }
+    }
+
+    /// Biases, norms, the clamp, rotation and scale of row `i`.
     fn prepare(&self, cpu: Cpu, i: usize, qkv: [&mut [f32]; 3]) {
         let (s, layer) = (&self.shape, &self.layer.of);
         let mut biases = layer.biases.iter();
         let ones = vec![1.0; s.head_dim];
-        let angles = self.angles.chunks_exact((2 * s.rotary).max(1)).nth(i);
+        let angle = |kind: usize| self.angles[kind].get(i * s.rotary..(i + 1) * s.rotary);
+        let angles = angle(0).zip(angle(1)).filter(|_| layer.rotates);
+        let [by_head, whole] = [!layer.whole, layer.whole].map(|yes| match yes {
+            true => &layer.norms[..],
+            false => &[],
+        });
+        let mut whole = whole;
         for (kind, values) in qkv.into_iter().enumerate() {
             if !layer.biases.is_empty() {
                 values
@@ -100,19 +136,24 @@ impl Task {
                     .zip(&mut biases)
                     .for_each(|(x, b)| *x += b);
             }
+            if let Some((norm, rest)) = whole.split_at_checked(values.len())
+                && kind < 2
+            {
+                cpu.rmsnorm_inplace(values, norm, s.eps);
+                whole = rest;
+            }
             if let Some(clip) = s.clip {
                 values.iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
             }
             for head in values.chunks_exact_mut(s.head_dim) {
-                match layer.norms.get(kind * s.head_dim..(kind + 1) * s.head_dim) {
+                match by_head.get(kind * s.head_dim..(kind + 1) * s.head_dim) {
                     Some(weights) => cpu.rmsnorm_inplace(head, weights, s.eps),
                     None if kind == 2 && layer.value_norm => {
                         cpu.rmsnorm_inplace(head, &ones, s.eps);
                     }
                     None => {}
                 }
-                if let Some(angles) = angles.filter(|_| layer.rotates && kind < 2) {
-                    let (cos, sin) = angles.split_at(s.rotary);
+                if let Some((cos, sin)) = angles.filter(|_| kind < 2) {
                     cpu.rope_rotate_half(head, cos, sin);
                 }
                 if kind == 0 {
@@ -133,30 +174,19 @@ impl Task {
         out
     }
 
-    /// Attention of a row over its pages and its own position, whose keys and values are `fresh`.
-    fn row(&self, cpu: Cpu, row: &AttendRow, q: &[f32], fresh: [&[f32]; 2], out: &mut [f32]) {
-        let (s, window) = (&self.shape, self.layer.of.window);
-        let end = row.position + 1;
-        let first = match window {
-            0 => 0,
-            window => end.saturating_sub(window),
-        };
+    /// Attention of a row over its span's pages and those of the span's rows that it sees.
+    fn row(&self, cpu: Cpu, span: &Seen<'_>, position: usize, q: &[f32], out: &mut [f32]) {
+        let s = &self.shape;
+        let (first, end) = (self.layer.of.first_seen(position), position + 1);
         let heads = q.chunks_exact(s.head_dim);
         let heads = heads.zip(out.chunks_exact_mut(s.head_dim));
         for (h, (q, out)) in heads.enumerate() {
             let head = h / (s.heads / s.kv_heads);
-            let [key, value] = fresh.map(|all| &all[head * s.head_dim..][..s.head_dim]);
-            let query = Query {
-                q,
-                head,
-                position: row.position,
-                key,
-                value,
-            };
+            let query = Query { q, head };
             let mut sums: Option<Sums> = None;
-            for block in first / BLOCK..=row.position / BLOCK {
+            for block in first / BLOCK..=position / BLOCK {
                 let here = first.max(block * BLOCK)..end.min((block + 1) * BLOCK);
-                let (next, mix) = self.block(cpu, &row.pages, &query, here);
+                let (next, mix) = self.block(cpu, span, &query, here);
                 sums = Some(match sums {
                     None => {
                         out.copy_from_slice(&mix);
@@ -175,36 +205,41 @@ impl Task {
     fn block(
         &self,
         cpu: Cpu,
-        pages: &[HostBytes],
+        span: &Seen<'_>,
         query: &Query<'_>,
         here: Range<usize>,
     ) -> (Sums, Vec<f32>) {
-        let (s, width) = (&self.shape, self.shape.value_width());
+        let (s, width, pages) = (&self.shape, self.shape.value_width(), &span.of.pages);
         let start = here.start / GROUP * GROUP;
         let mut scores = vec![0.0; BLOCK];
-        for (p, piece) in self.pieces(here.clone()) {
+        // Positions before the span are in pages; behind them are its own.
+        let border = span.of.first.clamp(here.start, here.end);
+        for (p, piece) in self.pieces(here.start..border) {
             let (first, keys) = self.keys(&pages[p], query.head, piece);
             let scores = &mut scores[p * s.page + first - start..];
             cpu.key_scores(s.kv, keys, s.head_dim, query.q, scores, BLOCK);
         }
-        // The row's own position is in no page yet.
-        let own = (here.end == query.position + 1).then_some(query.position);
-        if let Some(own) = own {
-            let both = query.q.iter().zip(query.key);
+        for own in border..here.end {
+            let both = query
+                .q
+                .iter()
+                .zip(span.of_head(s, span.keys, own, query.head));
             scores[own - start] = both.fold(0.0, |sum, (q, k)| q.mul_add(*k, sum));
         }
         let seen = &mut scores[here.start - start..here.end - start];
         let (max, sum) = cpu.exp_block(seen);
         let mut mix = vec![0.0; width];
-        for (p, piece) in self.pieces(here.start..own.unwrap_or(here.end)) {
+        for (p, piece) in self.pieces(here.start..border) {
             let weights = &seen[p * s.page + piece.start - here.start..];
             let values = self.values(&pages[p], query.head, piece);
             cpu.mix_values(s.kv, values, width, weights, BLOCK, &mut mix);
         }
         mix.truncate(s.head_dim);
-        if let Some(own) = own {
+        for own in border..here.end {
             let weight = seen[own - here.start];
-            let both = mix.iter_mut().zip(query.value);
+            let both = mix
+                .iter_mut()
+                .zip(span.of_head(s, span.values, own, query.head));
             both.for_each(|(x, v)| *x = weight.mul_add(*v, *x));
         }
         (Sums { max, sum }, mix)
@@ -213,7 +248,10 @@ impl Task {
     /// The pages of some positions, and their places there.
     fn pieces(&self, of: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
         let page = self.shape.page;
-        let pages = of.start / page..of.end.div_ceil(page);
+        let pages = match of.is_empty() {
+            true => 0..0,
+            false => of.start / page..of.end.div_ceil(page),
+        };
         pages.map(move |p| {
             let first = p * page;
             let piece = of.start.max(first) - first..of.end.min(first + page) - first;
@@ -238,6 +276,20 @@ impl Task {
         let at = self.layer.of.first + bytes(before);
         let [from, to] = [of.start, of.end].map(|place| at + bytes(place * width));
         &(**page).as_ref()[from..to]
+    }
+}
+
+impl Seen<'_> {
+    /// A head of the keys or values of one of the span's positions.
+    fn of_head<'a>(
+        &self,
+        s: &AttentionShape,
+        all: &'a [f32],
+        position: usize,
+        head: usize,
+    ) -> &'a [f32] {
+        let at = (position - self.of.first) * s.kv_width() + head * s.head_dim;
+        &all[at..][..s.head_dim]
     }
 }
 

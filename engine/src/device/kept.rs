@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::attend::AttentionShape;
 use super::check::{self, wrong};
 use super::choose::Tried;
-use super::products::Samples;
+use super::products::{Both, Samples};
 use super::{DenseShape, DeviceError, Facts, Lease, Verdict, Ways};
 
 /// Version of the file's form; others are ignored.
@@ -39,15 +39,15 @@ pub enum Found {
     Attention(AttentionTimes),
 }
 
-/// Times of attention by rows: a weight is a position.
+/// Times of attention by rows: a weight is a position. The CPU's are with the products that the device takes from it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttentionTimes {
     /// Every bit is the CPU's; otherwise attention stays there.
     pub same_bits: bool,
-    /// The CPU's, with the products that the device takes from it.
-    pub(crate) cpu: Samples,
-    /// The device's.
-    pub(crate) device: Samples,
+    /// Of the next tokens of texts, by the positions that the longest sees.
+    pub(crate) next: Both,
+    /// Where some text has several rows, by the positions that a row sees on average. Empty without prompts.
+    pub(crate) prompts: Both,
 }
 
 /// Times of products.
@@ -142,7 +142,9 @@ pub(crate) struct OfAttention {
     pub shape: AttentionShape,
     /// Of Q and of O.
     pub formats: [DType; 2],
-    /// Most rows.
+    /// Most texts.
+    pub texts: usize,
+    /// Rows of a prompt.
     pub rows: usize,
     /// Most positions.
     pub positions: usize,
@@ -159,7 +161,7 @@ impl OfAttention {
         } = self;
         format!(
             "attention of {q} and {o}, {} with {} and {} heads of {}, {} rotated, {} in pages of {}{}, up to {} \
-             rows and {} positions, {} threads",
+             texts, prompts of {} rows and {} positions, {} threads",
             s.d,
             s.heads,
             s.kv_heads,
@@ -168,6 +170,7 @@ impl OfAttention {
             s.kv,
             s.page,
             if s.clip.is_some() { ", clamped" } else { "" },
+            self.texts,
             self.rows,
             self.positions,
             self.threads
@@ -197,7 +200,10 @@ impl Found {
             Self::Products(times) => {
                 !times.same_bits || samples(&times.cpu) && samples(&times.device)
             }
-            Self::Attention(times) => samples(&times.cpu) && samples(&times.device),
+            Self::Attention(times) => {
+                let both = |both: &Both| samples(&both.cpu) && samples(&both.device);
+                both(&times.next) && (times.prompts == Both::default() || both(&times.prompts))
+            }
         }
     }
 }

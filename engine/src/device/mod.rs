@@ -49,7 +49,7 @@ pub use emberflow_opencl::{
 };
 
 pub use self::attend::{
-    Attend, AttendRow, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, RowNorm,
 };
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
@@ -414,17 +414,24 @@ pub trait Dense: Send {
     /// The driver's.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
-    /// Makes kernels and buffers for attention over pages of keys and values that lie in `memory`, which the
-    /// device reads as the host does.
+    /// Makes kernels for attention over pages of keys and values that lie in `memory`, which the device reads as
+    /// the host does.
     ///
     /// # Errors
     /// The driver's, or a device that does not compute attention.
     fn prepare_attention(
         &mut self,
         _shape: &AttentionShape,
-        _room: &AttentionRoom,
         _memory: &KvMemory,
     ) -> Result<(), DeviceError> {
+        Err(no_attention(self.facts()))
+    }
+
+    /// Makes buffers for attention up to `room`, after [`Dense::prepare_attention`].
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn make_attention_room(&mut self, _room: &AttentionRoom) -> Result<(), DeviceError> {
         Err(no_attention(self.facts()))
     }
 

@@ -22,6 +22,9 @@ use crate::store::regions::CLUSTER;
 /// Divisions and square roots are rounded correctly.
 const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 
+/// Most items that share a row or a head, in attention: a lane of the sum each.
+const TEAM: usize = 64;
+
 /// What a device is.
 pub(super) fn facts(of: &cl::Listed) -> Facts {
     Facts {
@@ -54,8 +57,6 @@ pub(super) struct OpenCl {
     banks: Vec<Bank>,
     /// Whether each shared matrix is multiplied by activations in 8 bits.
     grouped: Vec<bool>,
-    /// The same of the projections of each layer's attention.
-    layers: Vec<bool>,
     tickets: u64,
 }
 
@@ -93,7 +94,6 @@ impl OpenCl {
             pieces: Vec::new(),
             banks: Vec::new(),
             grouped: Vec::new(),
-            layers: Vec::new(),
             tickets: 0,
         })
     }
@@ -143,9 +143,12 @@ impl OpenCl {
     /// The same of the kernels of attention.
     fn attention(&self, of: &AttentionShape) -> cl::AttentionSpec {
         let bits = |x: f32| format!("as_float({}u)", x.to_bits());
+        let most = usize::try_from(self.device.facts().group).unwrap_or(TEAM);
+        let team = 1 << most.clamp(1, TEAM).ilog2();
         let mut options = format!(
-            "-w -cl-std=CL1.2 -D HEADS={} -D KV_HEADS={} -D HEAD_DIM={} -D ROTARY={} -D PAGE={} -D ELEMENT={} \
-             -D BLOCK={BLOCK} -D EPS={} -D SCALE={}",
+            "-w -cl-std=CL1.2 -D D={} -D HEADS={} -D KV_HEADS={} -D HEAD_DIM={} -D ROTARY={} -D PAGE={} \
+             -D ELEMENT={} -D BLOCK={BLOCK} -D EPS={} -D SCALE={} -D TEAM={team}",
+            of.d,
             of.heads,
             of.kv_heads,
             of.head_dim,
@@ -172,6 +175,7 @@ impl OpenCl {
             block: BLOCK,
             page: of.page,
             layer_bytes: of.layer_bytes(),
+            team,
         }
     }
 
@@ -356,7 +360,6 @@ impl Dense for OpenCl {
     fn clear(&mut self) {
         self.banks.clear();
         self.grouped.clear();
-        self.layers.clear();
         self.device.clear();
     }
 
@@ -498,35 +501,26 @@ impl Dense for OpenCl {
     fn prepare_attention(
         &mut self,
         shape: &AttentionShape,
-        room: &AttentionRoom,
         memory: &KvMemory,
     ) -> Result<(), DeviceError> {
         let spec = self.attention(shape);
         let memory: cl::HostMemory = Arc::clone(&memory.0) as _;
-        let prepared = self.device.prepare_attention(&spec, *room, memory);
+        let prepared = self.device.prepare_attention(&spec, memory);
         prepared.map_err(|e| self.failed(e))
     }
 
+    fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), DeviceError> {
+        let made = self.device.make_attention_room(room);
+        made.map_err(|e| self.failed(e))
+    }
+
     fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
-        let grouped = self.grouped.get(layer.matrices[0]).copied();
         let shared = self.device.share_attention(layer);
-        let number = shared.map_err(|e| self.failed(e))?;
-        // Q, K and V take the same input.
-        self.layers.push(grouped == Some(true));
-        Ok(number)
+        shared.map_err(|e| self.failed(e))
     }
 
     fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
-        let x = match self.layers.get(work.layer) {
-            Some(true) => work.input.quantized.bytes(),
-            _ => bytemuck::cast_slice(work.input.x),
-        };
-        let begun = self.device.attend(&cl::Attend {
-            layer: work.layer,
-            x,
-            angles: work.angles,
-            rows: work.rows,
-        });
+        let begun = self.device.attend(work);
         begun.map_err(|e| self.failed(e))?;
         self.tickets += 1;
         Ok(Ticket(self.tickets))

@@ -4,7 +4,8 @@
 //! ```text
 //! alone      Gate + Up + Down by the processor's curve + synchronisation
 //! beside     the same, but not faster than the memory that a busy CPU leaves
-//! attention  the products by the curve, keys and values by the memory's speed, one synchronisation
+//! attention  the products by the curve, keys and values by the memory's speed, one synchronisation;
+//!            of spans of several rows scores and mixes are products by the curve too
 //! arrival    while the CPU computes its own clusters work goes on at the second rate, then at the first
 //! ```
 //!
@@ -17,7 +18,7 @@ use std::time::Duration;
 use emberflow_storage::clock::{self, Moment};
 
 use super::attend::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
 };
 use super::cpu::put;
 use super::{
@@ -72,6 +73,27 @@ impl Simulated {
         };
         let products = (1..shape.matrices()).map(|_| inward).chain([outward]);
         self.times(products, neurons as f64 * shape.neuron_bytes() as f64)
+    }
+
+    /// Seconds for the keys and values of a span's rows, in the same two cases. A row alone takes the time to read
+    /// them; several rows take products besides, whose weights are the keys, then the values.
+    fn over_pages(self, shape: &AttentionShape, span: &AttendSpan, window: usize) -> [f64; 2] {
+        let end = span.first + span.rows;
+        let seen = match window {
+            0 => end,
+            window => end.min(window + span.rows - 1),
+        };
+        let mix = Product {
+            rows: seen * shape.kv_heads,
+            cols: shape.head_dim,
+            n: span.rows * (shape.heads / shape.kv_heads),
+        };
+        let products = match span.rows {
+            1 => 0.0,
+            _ => 2.0 * self.curve().seconds(mix),
+        };
+        let read = shape.read_bytes(seen);
+        [MEMORY_OF_ONE, MEMORY - MEMORY_OF_CPU].map(|speed| products.max(read / speed))
     }
 
     /// As `seconds`, of products of `bytes` of weights.
@@ -189,6 +211,7 @@ impl Dense for SimDevice {
         self.matrices.clear();
         (self.sums, self.products) = (Vec::new(), Vec::new());
         self.attention = None;
+        self.attended = Vec::new();
         self.layers.clear();
         self.cpu.clear();
     }
@@ -302,13 +325,20 @@ impl Dense for SimDevice {
     fn prepare_attention(
         &mut self,
         shape: &AttentionShape,
-        room: &AttentionRoom,
         memory: &KvMemory,
     ) -> Result<(), DeviceError> {
         self.attention = Some(*shape);
         self.layers.clear();
+        self.cpu.prepare_attention(shape, memory)
+    }
+
+    fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), DeviceError> {
+        let shape = self
+            .attention
+            .ok_or_else(|| self.failed("is not prepared"))?;
+        self.attended = Vec::new();
         self.attended = vec![0.0; room.rows * (shape.d + 2 * shape.kv_width())];
-        self.cpu.prepare_attention(shape, room, memory)
+        self.cpu.make_attention_room(room)
     }
 
     fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
@@ -324,7 +354,7 @@ impl Dense for SimDevice {
         else {
             return Err(self.failed("has no such layer"));
         };
-        let n = work.rows.len();
+        let n = work.rows();
         let (out, kv) = (n * shape.d, n * shape.kv_width());
         let ticket = self.cpu.attend(work)?;
         let taken = match self.attended.get_mut(..out + 2 * kv) {
@@ -340,14 +370,17 @@ impl Dense for SimDevice {
             n,
         });
         let weights: usize = matrices().map(|m| m.rows * m.dtype.row_bytes(m.cols)).sum();
-        let read = |row: &super::AttendRow| shape.read_bytes(row.position, window);
-        let read: f64 = work.rows.iter().map(read).sum();
-        let [alone, beside] = self.of.times(products, weights as f64);
+        let [mut alone, mut beside] = self.of.times(products, weights as f64);
+        for span in work.spans {
+            let [of_alone, of_beside] = self.of.over_pages(&shape, span, window);
+            alone += of_alone;
+            beside += of_beside;
+        }
         self.underway = Some(Underway {
             submitted,
             fired: 0,
-            alone: alone + read / MEMORY_OF_ONE,
-            beside: beside + read / (MEMORY - MEMORY_OF_CPU),
+            alone,
+            beside,
         });
         drop(pause);
         Ok(ticket)
@@ -414,6 +447,41 @@ mod tests {
         assert!(of(129) > of(128));
         let of = |rows| Simulated::Gpu8Gen3.seconds(&shape(), 4096, rows)[0];
         assert!(of(97) < of(128));
+    }
+
+    #[test]
+    fn a_row_reads_keys_and_values_and_several_multiply_by_them() {
+        let shape = AttentionShape {
+            d: 4096,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            rotary: 64,
+            kv: DType::F16,
+            page: 256,
+            eps: 1e-5,
+            scale: 1.0,
+            clip: None,
+        };
+        let npu = Simulated::Npu8Gen3;
+        let times = |first, rows, window| {
+            let pages = Vec::new();
+            npu.over_pages(&shape, &AttendSpan { pages, first, rows }, window)
+        };
+        // 2 bytes of 8 heads of 128 elements, of keys and of values, for each position.
+        let [alone, beside] = times(1023, 1, 0);
+        assert!((alone - 1024.0 * 4096.0 / MEMORY_OF_ONE).abs() < 1e-12);
+        assert!(beside > alone);
+        assert_eq!(times(1023, 1, 256), times(255, 1, 0));
+        let weights = Product {
+            rows: 512 * 8,
+            cols: 128,
+            n: 32 * 4,
+        };
+        let of_rows = 2.0 * NPU.seconds(weights);
+        assert!((times(480, 32, 0)[0] - of_rows).abs() < 1e-12);
+        // The first row sees as many as the window has, and each other one more.
+        assert_eq!(times(480, 32, 100), times(99, 32, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::attention::on_device::OnDevice;
+use crate::attention::on_device::{OnDevice, Rows};
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
@@ -53,7 +53,7 @@ pub struct DeviceReport {
     pub no_products: Option<&'static str>,
     /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
     pub gates_share: f64,
-    /// The attention of whole layers as one piece of work, for the next tokens of texts.
+    /// The attention of whole layers as one piece of work.
     pub attention: AttentionReport,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
@@ -68,8 +68,11 @@ pub struct DeviceReport {
 pub struct AttentionReport {
     /// Layers that it has computed, those of the check at the start not counted.
     pub layers: u64,
-    /// What it computes by the rows of a pass, and why: empty where it knows no attention.
+    /// What it computes by the rows of a pass, each the next token of a text, and why: empty where it knows no
+    /// attention.
     pub by_rows: Vec<AttentionByRows>,
+    /// The same for a chunk of a prompt, whose rows see so many positions on average.
+    pub prompt: Option<AttentionByRows>,
     /// Why it computes none, if it does not.
     pub none: Option<String>,
 }
@@ -77,15 +80,32 @@ pub struct AttentionReport {
 /// Attention on a device for some rows.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AttentionByRows {
-    /// Rows of the pass, each of a text of its own.
+    /// Rows of the pass.
     pub rows: usize,
     /// From how many positions on it is used; `null` for never.
     pub from_positions: Option<usize>,
-    /// Microseconds of a layer behind one position and behind all that the context has room for: the
+    /// Microseconds of a layer with one position and with all that the context has room for: the
     /// processor's, with the products that the device takes from it. 0 where nothing was measured.
     pub cpu_us: [f64; 2],
     /// The device's alone.
     pub device_us: [f64; 2],
+}
+
+impl AttentionByRows {
+    /// Of rows that see up to `of.positions`.
+    fn of(device: &OnDevice, of: Rows) -> Self {
+        let at = |positions| match &device.times {
+            Some(times) => Rows { positions, ..of }.seconds(times).map(|s| s * 1e6),
+            None => [0.0; 2],
+        };
+        let [first, last] = [at(1), at(of.positions)];
+        Self {
+            rows: of.rows,
+            from_positions: device.from(of),
+            cpu_us: [first[0], last[0]],
+            device_us: [first[1], last[1]],
+        }
+    }
 }
 
 impl AttentionReport {
@@ -95,37 +115,39 @@ impl AttentionReport {
             return Self {
                 layers: 0,
                 by_rows: Vec::new(),
+                prompt: None,
                 none: placed.why.clone(),
             };
         };
-        let context = engine.options().context;
-        let mut rows = vec![1, device.rows];
-        rows.dedup();
-        let by_rows = rows.into_iter().map(|rows| {
-            let at = |positions| match &device.times {
-                Some(times) => times.seconds(rows, positions).map(|s| s * 1e6),
-                None => [0.0; 2],
-            };
-            let [first, last] = [at(1), at(context)];
-            AttentionByRows {
-                rows,
-                from_positions: device.from(rows, context),
-                cpu_us: [first[0], last[0]],
-                device_us: [first[1], last[1]],
-            }
-        });
-        let by_rows: Vec<_> = by_rows.collect();
-        let never = by_rows.iter().all(|of| of.from_positions.is_none());
+        let options = engine.options();
+        let mut texts = vec![1, options.batch];
+        texts.dedup();
+        let of = |rows, prompts| {
+            let positions = options.context;
+            AttentionByRows::of(
+                device,
+                Rows {
+                    rows,
+                    positions,
+                    prompts,
+                },
+            )
+        };
+        let by_rows: Vec<_> = texts.into_iter().map(|texts| of(texts, false)).collect();
+        let prompt = (options.chunk > 1).then(|| of(options.chunk, true));
+        let all = by_rows.iter().chain(&prompt);
+        let never = all.clone().all(|of| of.from_positions.is_none());
         Self {
             layers: device.done(),
             by_rows,
+            prompt,
             none: never.then(|| "by measurement the processor is faster".to_owned()),
         }
     }
 
     /// In words.
     fn words(&self) -> String {
-        let of = |of: &AttentionByRows| {
+        let of = |what: &str, of: &AttentionByRows| {
             let times = format!(
                 "{:.0} to {:.0} us a layer, the processor's {:.0} to {:.0}",
                 of.device_us[0], of.device_us[1], of.cpu_us[0], of.cpu_us[1]
@@ -135,13 +157,18 @@ impl AttentionReport {
                 Some(1) => "always".to_owned(),
                 Some(from) => format!("from {from} positions on"),
             };
-            format!("for {} rows {from} ({times})", of.rows)
+            format!("for {} {what} {from} ({times})", of.rows)
         };
         match (&self.none, self.by_rows.is_empty()) {
             (Some(why), true) => format!("attention stays on the processor: {why}"),
             (None, true) => "attention stays on the processor".to_owned(),
             _ => {
-                let all: Vec<String> = self.by_rows.iter().map(of).collect();
+                let next = self.by_rows.iter().map(|rows| of("next tokens", rows));
+                let prompt = self
+                    .prompt
+                    .iter()
+                    .map(|rows| of("tokens of a prompt", rows));
+                let all: Vec<String> = next.chain(prompt).collect();
                 format!("attention of whole layers {}", all.join(", "))
             }
         }

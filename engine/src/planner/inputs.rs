@@ -187,19 +187,21 @@ impl Opened<'_> {
         let device = self.options.device.as_ref();
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
+            let rows = room.rows;
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
             let streamed = match self.verdict.is_some_and(|v| v.same_bits) {
                 true => 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes(),
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
-            room + products.bytes(unified) + streamed + self.attention_room(device.facts())
+            let attention = self.attention_room(device.facts(), rows);
+            room + products.bytes(unified) + streamed + attention
         };
         device.map_or(0, of)
     }
 
-    /// Host memory for the attention of layers on a device.
-    fn attention_room(&self, of: &Facts) -> u64 {
+    /// Host memory for the attention of layers on a device, for passes of so many rows.
+    fn attention_room(&self, of: &Facts, rows: usize) -> u64 {
         let (c, options) = (self.config, self.options);
         let same_bits = self.verdict.is_some_and(|v| v.same_bits);
         let wanted = options.device_attention != DeviceAttention::Off;
@@ -209,7 +211,8 @@ impl Opened<'_> {
         let shape = AttentionShape::of(c, self.kv());
         // Other kernels are made before the process is measured.
         let compiler = if of.compiles { COMPILER } else { 0 };
-        compiler + shape.room_bytes(&shape.room(options.batch, options.context))
+        let room = shape.room(rows, options.batch, options.context);
+        compiler + shape.room_bytes(&room)
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
