@@ -234,7 +234,8 @@ impl Lease {
 #[cfg(test)]
 pub(super) fn apart(
     device: &mut dyn Dense,
-    (dtype, cols): (DType, usize),
+    dtype: DType,
+    cols: usize,
     form: super::Form,
 ) -> Result<f32, DeviceError> {
     let mut trial = Trial::new(device, Order::Rows, matrix(dtype, cols))?;
