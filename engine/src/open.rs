@@ -171,8 +171,9 @@ fn checked_device(
     let verdict = checked(&lease, &shape.of_device())?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Now, so that the process whose size the plan knows has its driver's code.
-    for (dtype, cols) in multiplied(&layout.container, c) {
+    // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
+    let products = verdict.same_bits.then(|| multiplied(&layout.container, c));
+    for (dtype, cols) in products.into_iter().flatten() {
         lease.prepare_products(verdict.kernels.order, dtype, cols)?;
     }
     let used = InUse::new(lease, verdict.same_bits);

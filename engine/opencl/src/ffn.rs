@@ -1,7 +1,7 @@
 //! The FFN of a part of a bank: its kernels, and a piece of work.
 
 use crate::buffers::Scratch;
-use crate::forms::{Form, Kernels, Made, Maker, Order};
+use crate::forms::{Form, Kernels, Made, Maker, Order, Variant, made_as};
 use crate::handles::{Arg, Kernel, Queue};
 use crate::library::Code;
 use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
@@ -45,14 +45,25 @@ impl Prepared {
     pub fn make(&mut self, maker: &Maker<'_>, kernels: &Kernels) -> Result<(), Error> {
         let (order, options) = (kernels.order, &self.spec.options);
         for form in [kernels.hidden.one.form, kernels.hidden.several.form] {
-            if !self.hidden.iter().any(|made| made.is(order, form)) {
+            if !self
+                .hidden
+                .iter()
+                .any(|made| made.is(Variant { order, form }))
+            {
                 let source = [HIDDEN, "hidden_values"];
                 self.hidden
-                    .push(maker.kernel(source, options, (order, form))?);
+                    .push(maker.kernel(source, options, Variant { order, form })?);
             }
         }
         if !self.sums.iter().any(|made| made.order == order) {
-            let program = maker.program(SUMS, options, (order, Form::default()))?;
+            let program = maker.program(
+                SUMS,
+                options,
+                Variant {
+                    order,
+                    form: Form::default(),
+                },
+            )?;
             let make = || -> Result<SumsMade, Code> {
                 Ok(SumsMade {
                     order,
@@ -71,9 +82,19 @@ impl Prepared {
         let Kernels { order, hidden, .. } = self.kernels;
         let forms = [hidden.one.form, hidden.several.form];
         self.hidden
-            .retain(|made| forms.iter().any(|&form| made.is(order, form)));
+            .retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
         self.sums.retain(|made| made.order == order);
     }
+}
+
+/// What `hidden_values` is told of a piece of work.
+fn flags(work: &Work<'_>) -> i32 {
+    let flags = [
+        (work.mask.is_some(), MASKED),
+        (!work.gate_bias.is_empty(), GATE_BIAS),
+        (!work.up_bias.is_empty(), UP_BIAS),
+    ];
+    flags.iter().filter(|f| f.0).map(|f| f.1).sum()
 }
 
 /// Copies inputs to the device and starts both kernels.
@@ -85,15 +106,7 @@ pub(super) fn start(
 ) -> Result<Underway, Code> {
     let spec = &prepared.spec;
     let vectors = work.sums.vectors(work.clusters, work.rows);
-    let Some(scratch) = &mut prepared.scratch else {
-        return Err(INVALID);
-    };
-    let flags = [
-        (work.mask.is_some(), MASKED),
-        (!work.gate_bias.is_empty(), GATE_BIAS),
-        (!work.up_bias.is_empty(), UP_BIAS),
-    ];
-    let flags: i32 = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
+    let scratch = prepared.scratch.as_mut().ok_or(INVALID)?;
     let end = work.end.min(work.neurons);
     let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
     let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
@@ -110,7 +123,7 @@ pub(super) fn start(
         neurons,
         end,
         rows,
-        Arg::Int(flags),
+        Arg::Int(flags(work)),
         Arg::Float(work.cut),
     ];
     let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
@@ -131,14 +144,9 @@ pub(super) fn start(
         sums,
     } = prepared.kernels;
     let way = hidden.of(work.rows);
-    let of_way = prepared
-        .hidden
-        .iter_mut()
-        .find(|made| made.is(order, way.form));
-    let of_order = prepared.sums.iter_mut().find(|made| made.order == order);
-    let (Some(of_way), Some(of_order)) = (of_way, of_order) else {
-        return Err(INVALID);
-    };
+    let of_way = made_as(&mut prepared.hidden, order, way.form)?;
+    let mut of_order = prepared.sums.iter_mut();
+    let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
     let tiles = work.rows.div_ceil(TILE);
     let items = [work.clusters * spec.cluster, tiles, way.group];
     let elements = [spec.d.next_multiple_of(sums), tiles, work.clusters];

@@ -244,7 +244,8 @@ impl Extensions {
     }
 
     /// Build options of a form in an order, behind those of a format.
-    fn options(&self, options: &str, order: Order, form: Form) -> String {
+    fn options(&self, options: &str, variant: Variant) -> String {
+        let Variant { order, form } = variant;
         let mut all = options.to_owned();
         // Shuffles and integer products are functions of newer versions.
         let plain =
@@ -284,6 +285,13 @@ impl Extensions {
     }
 }
 
+/// A form for an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Variant {
+    pub order: Order,
+    pub form: Form,
+}
+
 /// Where kernels are made.
 pub(super) struct Maker<'a> {
     pub device: &'a Found,
@@ -296,16 +304,11 @@ impl Maker<'_> {
     ///
     /// # Errors
     /// The compiler's log, or a form that this device cannot have.
-    pub fn program(
-        &self,
-        source: &str,
-        options: &str,
-        (order, form): (Order, Form),
-    ) -> Result<Program, Error> {
-        if !self.extensions.has(form.team) {
+    pub fn program(&self, source: &str, options: &str, variant: Variant) -> Result<Program, Error> {
+        if !self.extensions.has(variant.form.team) {
             return Err(Error("has no shuffles within subgroups".into()));
         }
-        let options = self.extensions.options(options, order, form);
+        let options = self.extensions.options(options, variant);
         let built = self.device.build(self.context, source, &options);
         built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
     }
@@ -318,19 +321,18 @@ impl Maker<'_> {
         &self,
         [source, name]: [&str; 2],
         options: &str,
-        (order, form): (Order, Form),
+        variant: Variant,
     ) -> Result<Made, Error> {
-        let program = self.program(source, options, (order, form))?;
+        let program = self.program(source, options, variant)?;
         let kernel = driver("make kernels", program.kernel(name))?;
         let made = Made {
-            order,
-            form,
+            variant,
             kernel,
             // A float for each chain, or four lanes.
             chain: 4 * size_of::<f32>(),
             most: self.device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE) as usize,
         };
-        if form.team == Team::Subgroup {
+        if variant.form.team == Team::Subgroup {
             let size = self.device.subgroup(&made.kernel, USUAL_GROUP);
             if size.is_none_or(|size| size == 0 || size % ITEMS != 0) {
                 let size = size.map_or("unknown size".into(), |size| format!("{size} items"));
@@ -345,17 +347,23 @@ impl Maker<'_> {
 
 /// A kernel with a row for an item or a team of the first dimension.
 pub(super) struct Made {
-    order: Order,
-    form: Form,
+    variant: Variant,
     kernel: Kernel,
     chain: usize,
     most: usize,
 }
 
+/// The kernel of a form, which has been made.
+pub(super) fn made_as(all: &mut [Made], order: Order, form: Form) -> Result<&mut Made, Code> {
+    let variant = Variant { order, form };
+    let found = all.iter_mut().find(|made| made.is(variant));
+    found.ok_or(INVALID)
+}
+
 impl Made {
     /// Whether it is that.
-    pub fn is(&self, order: Order, form: Form) -> bool {
-        (self.order, self.form) == (order, form)
+    pub fn is(&self, variant: Variant) -> bool {
+        self.variant == variant
     }
 
     /// Begins to run it for so many rows, and tiles of tokens, in work groups of `group` items.
@@ -369,7 +377,7 @@ impl Made {
         args: &[Arg<'_>],
         [rows, tiles, group]: [usize; 3],
     ) -> Result<Event, Code> {
-        let items = match self.form.team {
+        let items = match self.variant.form.team {
             Team::Alone => 1,
             Team::Local | Team::Subgroup => ITEMS,
         };
@@ -380,7 +388,7 @@ impl Made {
         let mut all = [Arg::Int(0); MOST_ARGS + 2];
         let mut len = args.len();
         all.get_mut(..len).ok_or(INVALID)?.copy_from_slice(args);
-        if self.form.team == Team::Local {
+        if self.variant.form.team == Team::Local {
             let room = [
                 Arg::Local(group * TILE * self.chain),
                 Arg::Local(group / ITEMS * TILE * size_of::<f32>()),
@@ -402,6 +410,7 @@ mod tests {
 
     #[test]
     fn forms_follow_extensions() {
+        let variant = |order, form| Variant { order, form };
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
             Extensions::of(&names)
@@ -417,7 +426,7 @@ mod tests {
             team: Team::Subgroup,
             dots: Dots::Packed,
         };
-        let options = of(&[INTEL_SHUFFLE]).options("-w", Order::Tiles, form);
+        let options = of(&[INTEL_SHUFFLE]).options("-w", variant(Order::Tiles, form));
         for told in [
             "-D ITS_SHUFFLE",
             "-D PLAIN_DOTS",
@@ -428,7 +437,7 @@ mod tests {
         }
         assert!(!options.contains("ITS_SIZE"), "{options}");
         // Forms that any device has are of the version that any device has.
-        let options = of(&[PACKED]).options("-w", Order::Rows, Form::default());
+        let options = of(&[PACKED]).options("-w", variant(Order::Rows, Form::default()));
         assert!(options.contains("-cl-std=CL1.2"), "{options}");
     }
 }

@@ -3,9 +3,9 @@
 //   LOCAL_TEAMS      16 items have a row: an item has a chain of each token, and they add them up in local memory
 //   SUBGROUP_TEAMS   the same, within a subgroup, by shuffles; ITS_SHUFFLE where the vendor has its own
 //
-// Without either an item has a row. Items of the first dimension are neighbouring rows of a tile, or the chains of a row
-// where rows lie one after the other: neighbouring items read neighbouring bytes. Chains are added in the same order by
-// all: halves, quarters, and so on.
+// Without either an item has a row. Neighbouring items have neighbouring rows of a tile; or the chains of a row, where rows
+// lie one after the other, and always within subgroups. Chains are added in the same order by all: halves, quarters, and so
+// on.
 
 #if defined(LOCAL_TEAMS) || defined(SUBGROUP_TEAMS)
 #define TEAMS
@@ -22,7 +22,7 @@ Member member(void) {
 #if !defined(TEAMS)
     of.chain = 0;
     of.row = item;
-#elif defined(TILES)
+#elif defined(TILES) && defined(LOCAL_TEAMS)
     int rows = get_local_size(0) / CHAINS;
     of.chain = item / rows;
     of.row = item % rows;

@@ -1,7 +1,7 @@
 //! Products of matrices that the host holds too.
 
 use crate::buffers::{Bytes, Memory, begin, read, write};
-use crate::forms::{Extensions, Made, Maker, Order, Ways};
+use crate::forms::{Extensions, Made, Maker, Order, Variant, Ways, made_as};
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
 use crate::tiles::{TILE_ROWS, Tiles};
@@ -40,10 +40,22 @@ impl Of {
     /// Has the kernels of these ways, those that are there and those that are made.
     fn make(&mut self, maker: &Maker<'_>, ways: Ways) -> Result<(), Error> {
         for form in [ways.one.form, ways.several.form] {
-            let known = self.made.iter().any(|made| made.is(self.order, form));
+            let known = self.made.iter().any(|made| {
+                made.is(Variant {
+                    order: self.order,
+                    form,
+                })
+            });
             if !known {
                 let source = [MATRIX, "row_products"];
-                let made = maker.kernel(source, &self.spec.options, (self.order, form))?;
+                let made = maker.kernel(
+                    source,
+                    &self.spec.options,
+                    Variant {
+                        order: self.order,
+                        form,
+                    },
+                )?;
                 self.made.push(made);
             }
         }
@@ -170,7 +182,7 @@ impl Products {
         for of in &mut self.kernels {
             let forms = [of.ways.one.form, of.ways.several.form];
             let order = of.order;
-            (of.made).retain(|made| forms.iter().any(|&form| made.is(order, form)));
+            (of.made).retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
         }
     }
 
@@ -279,7 +291,7 @@ fn enqueue(
     } = &mut kernels[matrix.kernel];
     let (rows, tokens) = (block.rows.len(), with.tokens);
     let way = ways.of(tokens);
-    let kernel = made.iter_mut().find(|made| made.is(*order, way.form));
+    let kernel = made_as(made, *order, way.form)?;
     if block.rows.end > matrix.rows {
         return Err(INVALID);
     }
@@ -298,7 +310,7 @@ fn enqueue(
     let sizes = [rows, tokens.div_ceil(TILE), way.group];
     // SAFETY: arguments in number, order and type as in matrix.cl. Rows lie within the matrix, tokens within
     // the input and results within their buffer, as was just checked.
-    unsafe { kernel.ok_or(INVALID)?.run(queue, &args, sizes) }
+    unsafe { kernel.run(queue, &args, sizes) }
 }
 
 /// Copies the rows of a matrix in tiles, some at once.

@@ -48,9 +48,16 @@ impl Tiles {
         let whole = self.quants / UNIT * UNIT;
         let (units, behind) = to.split_at_mut(TILE_ROWS * whole);
         let (rest, scales) = behind.split_at_mut(TILE_ROWS * (self.quants - whole));
-        for (u, units) in units.chunks_exact_mut(TILE_ROWS * UNIT).enumerate() {
-            for ([quants, _], to) in rows.iter().zip(units.chunks_exact_mut(UNIT)) {
-                to.copy_from_slice(&quants[u * UNIT..][..UNIT]);
+        // Row by row: what is read lies together, and what is written stays in the cache.
+        for (r, [quants, _]) in rows.iter().enumerate() {
+            let from = quants[..whole].as_chunks::<UNIT>().0;
+            let places = units
+                .as_chunks_mut::<UNIT>()
+                .0
+                .get_mut(r..)
+                .unwrap_or_default();
+            for (unit, to) in from.iter().zip(places.iter_mut().step_by(TILE_ROWS)) {
+                *to = *unit;
             }
         }
         if whole < self.quants {
@@ -59,9 +66,15 @@ impl Tiles {
                 to.copy_from_slice(&quants[whole..]);
             }
         }
-        for (s, all) in scales.chunks_exact_mut(TILE_ROWS * SCALE).enumerate() {
-            for ([_, scales], to) in rows.iter().zip(all.chunks_exact_mut(SCALE)) {
-                to.copy_from_slice(&scales[s * SCALE..][..SCALE]);
+        for (r, [_, its]) in rows.iter().enumerate() {
+            let places = scales
+                .as_chunks_mut::<SCALE>()
+                .0
+                .get_mut(r..)
+                .unwrap_or_default();
+            let from = its.as_chunks::<SCALE>().0;
+            for (scale, to) in from.iter().zip(places.iter_mut().step_by(TILE_ROWS)) {
+                *to = *scale;
             }
         }
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::choose::{Tried, choose};
 pub use super::compare::WIDTHS;
 pub(crate) use super::compare::deviation;
-use super::compare::{Both, CLUSTERS, NEURONS, OF_WIDE, is_wrong, one_case};
+use super::compare::{Apart, Both, CLUSTERS, NEURONS, OF_WIDE, few_cases, is_wrong};
 use super::products::{Sample, Samples};
 use super::{Dense, DenseShape, DeviceError, Facts, Kernels};
 use crate::store::regions::CLUSTER;
@@ -119,7 +119,7 @@ fn speeds(both: &mut Both<'_>, rows: usize, most: usize) -> Result<[Speed; 2], D
     Ok([0, 1].map(|i| Speed::of(neurons, all[i], first[i])))
 }
 
-/// Prepares `device` for `shape` and compares it once: whether it is as a verdict has it.
+/// Prepares `device` for `shape` and compares it with the CPU once more: whether it is as a verdict has it.
 ///
 /// # Errors
 /// The driver's.
@@ -130,7 +130,10 @@ pub(super) fn agrees(
 ) -> Result<bool, DeviceError> {
     let mut both = Both::new(device, shape)?;
     both.set(&verdict.kernels)?;
-    let apart = both.compare(one_case())?;
+    let mut apart = Apart::NONE;
+    for case in few_cases() {
+        apart = apart.and(both.compare(case)?);
+    }
     device.clear();
     Ok(!is_wrong(apart.worst) && (apart.same_bits || !verdict.same_bits))
 }

@@ -44,9 +44,9 @@ pub(super) fn cases() -> [Case; 7] {
     ]
 }
 
-/// The one that is compared at later starts.
-pub(super) fn one_case() -> Case {
-    Case::new(ROWS, 1.0).masked().biased()
+/// What is compared at later starts: one row and several, so that the driver has made the kernels of both.
+pub(super) fn few_cases() -> [Case; 2] {
+    [1, ROWS].map(|rows| Case::new(rows, 1.0).masked().biased())
 }
 
 /// How results compare.

@@ -115,7 +115,7 @@ fn every_form_has_the_cpus_products() {
             for order in [Order::Rows, Order::Tiles] {
                 dense.set_kernels(&kernels(order, Form::default())).unwrap();
                 for form in forms(dense.as_ref(), dtype) {
-                    let apart = apart(dense.as_mut(), (dtype, cols), form).unwrap();
+                    let apart = apart(dense.as_mut(), dtype, cols, form).unwrap();
                     assert_eq!(apart, 0.0, "{dtype}, {cols}: {order}, {form}");
                 }
             }

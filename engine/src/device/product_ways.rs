@@ -213,11 +213,18 @@ impl Lease {
         };
         let facts = self.dense().facts().clone();
         let of = format!("products of {dtype}, width {cols}, {order}");
-        if let Some(Found::Ways(ways)) = kept.find(&facts, &of)? {
-            return self.dense().set_product_ways(dtype, cols, ways);
-        }
+        let known = kept.find(&facts, &of)?;
         let mut dense = self.dense();
         let mut trial = Trial::new(dense.as_mut(), order, matrix(dtype, cols))?;
+        if let Some(Found::Ways(ways)) = known {
+            trial.set(ways)?;
+            // So that the driver has made the kernels, too.
+            if !is_wrong(trial.apart()?) {
+                dense.clear();
+                return Ok(());
+            }
+            tracing::warn!(device = facts.name, of, "is not what it was: tried anew");
+        }
         let (ways, tried) = trial.chosen(&of)?;
         let found = match ways {
             Some(ways) => Found::Ways(ways),
@@ -234,7 +241,8 @@ impl Lease {
 #[cfg(test)]
 pub(super) fn apart(
     device: &mut dyn Dense,
-    (dtype, cols): (DType, usize),
+    dtype: DType,
+    cols: usize,
     form: super::Form,
 ) -> Result<f32, DeviceError> {
     let mut trial = Trial::new(device, Order::Rows, matrix(dtype, cols))?;
