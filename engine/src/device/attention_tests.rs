@@ -8,8 +8,8 @@ use emberflow_kernels::{Cpu, DType, quantize_row};
 use super::numbers::Numbers;
 use super::tests::devices;
 use super::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionShape, CpuDevice, Dense, KvMemory,
-    RowNorm, SharedMatrix,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, CpuDevice, Dense,
+    KvMemory, RowNorm, SharedMatrix,
 };
 use crate::kv::{KvPages, KvPool, KvShape};
 
@@ -166,7 +166,10 @@ impl Case {
         let pages = self.pages(pool, &mut numbers);
         let memory = KvMemory(Arc::new(pool.memory().clone()));
         device.prepare_attention(s, &memory).unwrap();
-        let room = s.room(self.room, self.spans.len(), CONTEXT);
+        let room = AttentionRoom {
+            rows: self.room,
+            ..s.room(self.room, self.spans.len(), CONTEXT)
+        };
         device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));
         let layer = device.share_attention(layer).unwrap();
