@@ -21,10 +21,10 @@ use crate::kv::{BLOCK, KvShape};
 pub use emberflow_opencl::{Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, RowNorm};
 
 /// Most rows of a piece of work: buffers do not grow with longer chunks.
-const PIECE: usize = 64;
+const PIECE: usize = 32;
 
 /// Most rows whose scores are held at a time.
-const SCORED: usize = 32;
+const SCORED: usize = 8;
 
 /// Bytes of scores, and of what follows from them, that are held at a time, if one row has fewer.
 const SCORES: usize = 4 << 20;
