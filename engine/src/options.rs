@@ -72,8 +72,7 @@ pub enum ReadAhead {
     Off,
 }
 
-/// Whether a device computes the attention of whole layers, projections included, for the next tokens of texts.
-/// Affects speed, not results.
+/// Whether a device computes the attention of whole layers, norms and projections included. Affects speed, not results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceAttention {
     /// Where it is faster by measurement.

@@ -1,5 +1,7 @@
 //! Rotary position embedding: angles.
 
+use std::ops::Range;
+
 use emberflow_models::config::{ModelConfig, Rope, RopeScaling};
 
 /// Inverse frequencies of a model, and the angles of a chunk.
@@ -43,10 +45,11 @@ impl RopeTable {
         (&self.cos[range.clone()], &self.sin[range])
     }
 
-    /// Cosines and sines of the first `count` rows.
-    pub fn rows(&self, count: usize) -> [&[f32]; 2] {
-        let len = count * self.inv_freq.len();
-        [&self.cos[..len], &self.sin[..len]]
+    /// Cosines and sines of some rows.
+    pub fn rows(&self, rows: Range<usize>) -> [&[f32]; 2] {
+        let half = self.inv_freq.len();
+        let range = rows.start * half..rows.end * half;
+        [&self.cos[range.clone()], &self.sin[range]]
     }
 }
 

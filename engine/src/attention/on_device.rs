@@ -1,5 +1,9 @@
 //! Attention of whole layers on a device: of the next tokens of texts, and of prompts.
+//!
+//! A pass goes there in pieces of some rows. The keys and values of each are stored before the next one begins, which
+//! reads them from the pages.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -85,7 +89,7 @@ pub(crate) struct OnDevice {
     pub shape: AttentionShape,
     /// The layers' numbers there.
     pub layers: Vec<usize>,
-    /// Most rows of a pass, texts, and positions of one.
+    /// Most rows of a piece of work, texts, and positions of one.
     pub room: AttentionRoom,
     /// What decides; `None` where it computes whatever it can.
     pub times: Option<AttentionTimes>,
@@ -101,7 +105,7 @@ impl OnDevice {
             let [cpu, device] = of.seconds(times);
             device < FASTER * cpu
         };
-        of.rows <= self.room.rows && self.times.as_ref().is_none_or(faster)
+        self.times.as_ref().is_none_or(faster)
     }
 
     /// From how many positions on it computes layers for such rows; `None` if for none up to those of `of`.
@@ -146,7 +150,8 @@ impl OnDevice {
     }
 
     /// Computes a layer of the rows `x` if that is worth it: O's results without a bias, and the rows' keys and
-    /// values, which it stores. False if the CPU has to; nothing has changed then.
+    /// values, which it stores. False if the CPU has to; what may be stored then are keys and values of these rows,
+    /// which the CPU stores again with the same bits.
     pub fn run(
         &self,
         layer: Layer<'_>,
@@ -161,48 +166,59 @@ impl OnDevice {
             return false;
         }
         let wait = Moment::now();
-        let done = self.compute(layer, x, spans, s);
+        let all = x.len() / self.shape.d;
+        let done = (0..all).step_by(self.room.rows).all(|first| {
+            let rows = first..all.min(first + self.room.rows);
+            let done = self.compute(layer, x, &rows, spans, s);
+            if done {
+                self.store(layer, on, &rows, spans, s);
+            }
+            done
+        });
         self.waited
             .fetch_add(nanoseconds(wait.elapsed()), Ordering::Relaxed);
-        if done {
-            self.done.fetch_add(1, Ordering::Relaxed);
-            self.store(layer, on, spans, s);
-        }
+        self.done.fetch_add(u64::from(done), Ordering::Relaxed);
         done
     }
 
-    /// Has the device compute, and waits. False if it was lost.
-    fn compute(&self, layer: Layer<'_>, x: &[f32], spans: &[Span<'_>], s: &mut Scratch) -> bool {
-        let n = x.len() / self.shape.d;
-        let kv = n * self.shape.kv_width();
+    /// Has the device compute some rows, and waits. False if it was lost.
+    fn compute(
+        &self,
+        layer: Layer<'_>,
+        x: &[f32],
+        rows: &Range<usize>,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) -> bool {
+        let (d, kv) = (self.shape.d, self.shape.kv_width());
         let angles = match layer.config.rotates(layer.number as u32) {
-            true => layer.rope.rows(n),
+            true => layer.rope.rows(rows.clone()),
             false => [&[][..]; 2],
-        };
-        let span = |span: &Span<'_>| {
-            let first = span.sequence.len();
-            AttendSpan {
-                pages: span.sequence.kv.shared(first),
-                first,
-                rows: span.tokens.len(),
-            }
         };
         let start = self.tracer.now();
         let begun = {
             // Held by the device alone from here on.
-            let spans: Vec<AttendSpan> = spans.iter().map(span).collect();
+            let spans: Vec<AttendSpan> = (parts(spans.iter().map(|s| s.tokens.len()), rows))
+                .map(|(span, places)| {
+                    let sequence = &spans[span].sequence;
+                    let first = sequence.len() + places.start;
+                    let (pages, rows) = (sequence.kv.shared(first), places.len());
+                    AttendSpan { pages, first, rows }
+                })
+                .collect();
             self.device.dense().attend(&Attend {
                 layer: self.layers[layer.number],
-                x,
+                x: &x[rows.start * d..rows.end * d],
                 angles,
                 spans: &spans,
             })
         };
         let taken = begun.and_then(|ticket| {
+            let fresh = rows.start * kv..rows.end * kv;
             let to = Attended {
-                out: &mut s.out[..x.len()],
-                keys: &mut s.k[..kv],
-                values: &mut s.v[..kv],
+                out: &mut s.out[rows.start * d..rows.end * d],
+                keys: &mut s.k[fresh.clone()],
+                values: &mut s.v[fresh],
             };
             self.device.dense().take_attention(ticket, to)
         });
@@ -210,27 +226,57 @@ impl OnDevice {
         let Ok(Some(took)) = self.device.or_lost(taken) else {
             return false;
         };
-        let values = [layer.number as u64, n as u64];
+        let values = [layer.number as u64, rows.len() as u64];
         (self.tracer).accelerator(&trace::ATTEND, values, start, nanoseconds(took));
         true
     }
 
-    /// Stores the keys and values of the rows' positions.
-    fn store(&self, layer: Layer<'_>, on: &Compute, spans: &mut [Span<'_>], s: &Scratch) {
+    /// Stores the keys and values of some rows' positions.
+    fn store(
+        &self,
+        layer: Layer<'_>,
+        on: &Compute,
+        rows: &Range<usize>,
+        spans: &mut [Span<'_>],
+        s: &Scratch,
+    ) {
         let (hd, kv_heads) = (self.shape.head_dim, self.shape.kv_heads);
-        let mut at = 0;
+        let mut at = rows.start * kv_heads * hd;
+        let mut before = 0;
         for span in spans {
+            let count = span.tokens.len();
             let first = span.sequence.len();
-            for position in first..first + span.tokens.len() {
-                let mut page = span.sequence.kv.writer(position);
+            for place in part(before, count, rows) {
+                let mut page = span.sequence.kv.writer(first + place);
                 for head in 0..kv_heads {
                     page.store_key(on.cpu, layer.number, head, &s.k[at..][..hd]);
                     page.store_value(on.cpu, layer.number, head, &s.v[at..][..hd]);
                     at += hd;
                 }
             }
+            before += count;
         }
     }
+}
+
+/// Which of a span's `count` rows are among `rows`, where `before` rows come before it.
+fn part(before: usize, count: usize, rows: &Range<usize>) -> Range<usize> {
+    let [from, to] = [rows.start, rows.end].map(|row| row.saturating_sub(before).min(count));
+    from..to
+}
+
+/// The spans, of so many rows each, that have some of `rows`, and which of theirs.
+fn parts(
+    spans: impl Iterator<Item = usize>,
+    rows: &Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut before = 0;
+    let all = spans.enumerate().map(move |(span, count)| {
+        let here = part(before, count, rows);
+        before += count;
+        (span, here)
+    });
+    all.filter(|(_, here)| !here.is_empty())
 }
 
 #[cfg(test)]
@@ -304,9 +350,15 @@ mod tests {
             ..of(8, 2048)
         };
         assert!(!on_device.wants(prompt) && on_device.from(prompt).is_none());
-        // More than its buffers hold.
-        assert!(!on_device.wants(of(9, 1)) && on_device.from(of(9, 2048)).is_none());
         assert!(on(None).wants(of(1, 1)) && on(None).wants(prompt));
+    }
+
+    #[test]
+    fn pieces_have_their_parts_of_each_span() {
+        let of = |rows: Range<usize>| parts([3, 1, 70].into_iter(), &rows).collect::<Vec<_>>();
+        assert_eq!(of(0..3), [(0, 0..3)]);
+        assert_eq!(of(2..5), [(0, 2..3), (1, 0..1), (2, 0..1)]);
+        assert_eq!(of(64..74), [(2, 60..70)]);
     }
 
     #[test]

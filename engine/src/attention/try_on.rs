@@ -40,7 +40,7 @@ const LONG: usize = 1024;
 const RUNS: usize = 6;
 
 /// The same for prompts.
-const PROMPT_RUNS: usize = 2;
+const PROMPT_RUNS: usize = 4;
 
 /// A device that is so many times slower with few rows of a prompt is not tried with more.
 const HOPELESS: f64 = 4.0;

@@ -20,8 +20,11 @@ use emberflow_storage::arena::ArenaPages;
 use crate::kv::{BLOCK, KvShape};
 pub use emberflow_opencl::{Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, RowNorm};
 
+/// Most rows of a piece of work: buffers do not grow with longer chunks.
+const PIECE: usize = 32;
+
 /// Most rows whose scores are held at a time.
-const SCORED: usize = 32;
+const SCORED: usize = 8;
 
 /// Bytes of scores, and of what follows from them, that are held at a time, if one row has fewer.
 const SCORES: usize = 4 << 20;
@@ -101,8 +104,9 @@ impl AttentionShape {
         4 * self.heads * blocks * (BLOCK + 2 + self.head_dim)
     }
 
-    /// Room for so many rows of so many texts, of so many positions each.
+    /// Room for passes of so many rows, of so many texts of so many positions each.
     pub(crate) fn room(&self, rows: usize, spans: usize, positions: usize) -> AttentionRoom {
+        let rows = rows.min(PIECE);
         let scored = SCORES / self.scores_bytes(positions).max(1);
         AttentionRoom {
             rows,

@@ -8,8 +8,8 @@ use emberflow_kernels::{Cpu, DType, quantize_row};
 use super::numbers::Numbers;
 use super::tests::devices;
 use super::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionShape, CpuDevice, Dense, KvMemory,
-    RowNorm, SharedMatrix,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, CpuDevice, Dense,
+    KvMemory, RowNorm, SharedMatrix,
 };
 use crate::kv::{KvPages, KvPool, KvShape};
 
@@ -166,7 +166,10 @@ impl Case {
         let pages = self.pages(pool, &mut numbers);
         let memory = KvMemory(Arc::new(pool.memory().clone()));
         device.prepare_attention(s, &memory).unwrap();
-        let room = s.room(self.room, self.spans.len(), CONTEXT);
+        let room = AttentionRoom {
+            rows: self.room,
+            ..s.room(self.room, self.spans.len(), CONTEXT)
+        };
         device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));
         let layer = device.share_attention(layer).unwrap();
@@ -258,7 +261,7 @@ fn prompts_have_the_cpus_bits() {
 fn rows_whose_scores_are_held_one_after_the_other_have_the_cpus_bits() {
     let case = case([160, 1], 8, &[(600, 100)]);
     let scored = case.shape.room(100, 1, CONTEXT).scored;
-    assert!((2..25).contains(&scored) && 100 % scored != 0, "{scored}");
+    assert!((2..9).contains(&scored) && 100 % scored != 0, "{scored}");
     case.compare("160 heads");
 }
 

@@ -83,7 +83,7 @@ pub struct EngineArgs {
     /// shares with the processor counts in --memory.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub device_memory: Option<u64>,
-    /// Whether the device computes the attention of whole layers for the next tokens of texts: auto does it
+    /// Whether the device computes the attention of whole layers, of next tokens and of prompts: auto does it
     /// where it measured that to be faster.
     #[arg(long, value_enum, default_value = "auto")]
     pub device_attention: DeviceAttentionArg,
