@@ -153,7 +153,6 @@ fn one(cpu: Cpu, dtype: DType, rows: &[u8], x: Inputs<'_>, out: &mut [f32]) {
 }
 
 /// Products with several.
-
 fn columns(
     cpu: Cpu,
     dtype: DType,
