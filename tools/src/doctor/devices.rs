@@ -161,7 +161,7 @@ impl Known {
             "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
             "order": judged.map(|v| v.kernels.order),
             "kernels": judged.map(|v| v.kernels.hidden),
-            "work_groups": judged.map(|v| groups(v)),
+            "work_groups": judged.map(groups),
             "error": verdict.as_ref().err().map(ToString::to_string),
             "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
         })
