@@ -105,13 +105,10 @@ impl Kind {
 
     /// Products of 4 bits with 8 that take as long as scoring `neurons` neurons for a token with `d` elements.
     pub fn products(&self, d: usize, neurons: usize) -> f64 {
-        /// Products of signs that take as long as one.
-        const SIGNS: f64 = 8.0;
-        let all = d as f64 * neurons as f64;
         match self {
             Kind::None | Kind::Magnitude { .. } => 0.0,
-            Kind::Coarse(_) | Kind::CoarseTop(_) => all,
-            Kind::Sign { .. } => all / SIGNS,
+            Kind::Coarse(_) | Kind::CoarseTop(_) => d as f64 * neurons as f64,
+            Kind::Sign { .. } => SignBit::products(d, neurons),
             Kind::LowRank(spec) => spec.products(),
         }
     }

@@ -233,6 +233,7 @@ fn targets_exist(document: &str, words: &[String]) {
     let folders = [
         "engine",
         "engine/kernels",
+        "engine/opencl",
         "storage",
         "models",
         "predictor",
