@@ -248,16 +248,10 @@ impl Extensions {
         let Variant { order, form } = variant;
         let mut all = options.to_owned();
         // Shuffles and integer products are functions of newer versions.
-        let plain =
-            form == Form {
-                dots: Dots::Widened,
-                ..form
-            } && form.team != Team::Subgroup;
-        let newer = !plain && (self.dots || self.shuffles);
-        all.push_str(if newer {
-            " -cl-std=CL3.0"
-        } else {
-            " -cl-std=CL1.2"
+        let plain = form.dots == Dots::Widened && form.team != Team::Subgroup;
+        all.push_str(match !plain && (self.dots || self.shuffles) {
+            true => " -cl-std=CL3.0",
+            false => " -cl-std=CL1.2",
         });
         all.push_str(&format!(" -D TILE={TILE}"));
         if order == Order::Tiles {
