@@ -5,20 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emberflow_engine::device::Device;
-use emberflow_engine::{DeviceAttention, Engine, Logits, Model, Options, Span};
+use emberflow_engine::{DeviceAttention, Engine, Logits, Model, Options, Sequence, Span};
 use emberflow_kernels::DType;
-use emberflow_tests::devices::{Fault, Faulty, plain_devices};
+use emberflow_tests::devices::{Fault, Faulty, plain_devices, plain_devices_apart};
 use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy};
 
 fn text(len: u32, vocab: u32) -> Vec<u32> {
     (0..len).map(|i| (40 + i * 31) % vocab).collect()
 }
 
-/// With all the attention that a device can compute.
+/// Those with the machine's memory, and those with a memory of their own.
+fn devices() -> impl Iterator<Item = Device> {
+    plain_devices().into_iter().chain(plain_devices_apart())
+}
+
+/// With all the attention that a device can compute. One with a memory of its own holds the projections for that.
 fn forced(device: Device, options: Options) -> Options {
     Options {
+        device_memory: device.facts().unified.then_some(0),
         device: Some(device),
-        device_memory: Some(0),
         device_attention: DeviceAttention::On,
         ..options
     }
@@ -70,7 +75,7 @@ fn families_and_lengths_change_no_bit() {
         let mut plain = open(&path, options());
         let tokens = text(330, plain.config().vocab);
         let expected = bits(&all_logits(&mut plain, &tokens, 16));
-        for device in plain_devices() {
+        for device in devices() {
             let mut engine = open(&path, forced(device, options()));
             // The last of several blocks and pages.
             for prompt in [250, 310] {
@@ -107,7 +112,7 @@ fn batches_are_what_each_text_is_alone() {
     let expected: Vec<_> = (texts.iter())
         .map(|text| bits(&all_logits(&mut plain, text, 16)))
         .collect();
-    for device in plain_devices() {
+    for device in devices() {
         let mut engine = demo(forced(device, options()));
         let mut first = engine.new_sequence().unwrap();
         for part in start.chunks(32) {
@@ -117,7 +122,7 @@ fn batches_are_what_each_text_is_alone() {
         let mut sequences: Vec<_> = forks.collect();
         sequences.insert(0, first);
         for (step, live) in [4, 4, 2, 3, 1].into_iter().enumerate() {
-            let at = |text: usize, sequences: &[emberflow_engine::Sequence]| {
+            let at = |text: usize, sequences: &[Sequence]| {
                 let place = sequences[text].len();
                 (place, [texts[text][place]])
             };
@@ -159,7 +164,7 @@ fn prompts_of_several_texts_are_what_each_is_alone() {
         let vocab = plain.config().vocab as usize;
         let texts = [300, 150, 70].map(|len| text(len, vocab as u32));
         let expected = (texts.each_ref()).map(|text| bits(&all_logits(&mut plain, text, 16)));
-        for device in plain_devices() {
+        for device in devices() {
             let mut engine = open(&path, forced(device, options()));
             let mut sequences = [0; 3].map(|_| engine.new_sequence().unwrap());
             let mut passes = 0;
@@ -194,6 +199,57 @@ fn prompts_of_several_texts_are_what_each_is_alone() {
     }
 }
 
+/// Positions that are computed again, in pages that were others' before, on a device with a copy of all pages.
+#[test]
+fn pages_that_change_are_copied_again() {
+    let options = || Options {
+        batch: 2,
+        chunk: 16,
+        ..roomy(320)
+    };
+    let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
+    let tokens = text(300, 900);
+    let (other, mut plain) = (text(200, 700), demo(options()));
+    let expected = all_logits(&mut plain, &tokens, 16);
+    let of_other = all_logits(&mut plain, &other, 16);
+    let vocab = plain.config().vocab as usize;
+    // Takes tokens up to position `end` of a text, `chunk` at a time, and compares their logits.
+    let follow = |engine: &mut Engine,
+                  sequence: &mut Sequence,
+                  (text, logits): (&[u32], &[f32]),
+                  end,
+                  chunk| {
+        let start = sequence.len();
+        let mut found = Vec::new();
+        for part in text[start..end].chunks(chunk) {
+            let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
+            engine
+                .forward(sequence, part, Logits::Each(&mut sink))
+                .unwrap();
+        }
+        let expected = &logits[start * vocab..end * vocab];
+        assert!(bits(&found) == bits(expected), "{start} to {end}");
+    };
+    for device in devices() {
+        let mut engine = demo(forced(device, options()));
+        let (one, two) = ((&*tokens, &*expected), (&*other, &*of_other));
+        let mut sequence = engine.new_sequence().unwrap();
+        follow(&mut engine, &mut sequence, one, 40, 16);
+        follow(&mut engine, &mut sequence, one, 60, 1);
+        follow(&mut engine, &mut sequence, one, 300, 16);
+        // Other tokens at positions that it had.
+        sequence.truncate(0);
+        follow(&mut engine, &mut sequence, two, 70, 16);
+        let mut fork = sequence.fork_at(33).unwrap();
+        follow(&mut engine, &mut fork, two, 150, 1);
+        follow(&mut engine, &mut sequence, two, 150, 16);
+        // The same pages, for others.
+        drop(fork);
+        sequence.clear();
+        follow(&mut engine, &mut sequence, one, 300, 5);
+    }
+}
+
 /// The CPU computes the layer again, with the same keys and values.
 #[test]
 fn a_device_lost_in_the_middle_of_attention_changes_no_bit() {
@@ -204,7 +260,7 @@ fn a_device_lost_in_the_middle_of_attention_changes_no_bit() {
     let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
     let tokens = text(60, 900);
     let expected = bits(&all_logits(&mut demo(options()), &tokens, 16));
-    for device in plain_devices() {
+    for device in devices() {
         for (fault, lost_at) in [
             (Fault::Attend, 0),
             // In the second chunk of the prompt, and behind it.
@@ -229,8 +285,8 @@ fn a_device_lost_in_the_middle_of_attention_changes_no_bit() {
     }
 }
 
-/// Attention stays on the CPU, and the report says why: wrong results and other bits, a memory of its own, what no
-/// device knows, and where it was asked for.
+/// Attention stays on the CPU, and the report says why: wrong results and other bits, projections that it does
+/// not have, what no device knows, and where it was asked for.
 #[test]
 fn what_a_device_does_not_compute_is_told() {
     let options = || Options {
@@ -255,10 +311,15 @@ fn what_a_device_does_not_compute_is_told() {
         (armed(Fault::WrongAttention), "wrong results"),
         (armed(Fault::OffAttention), "not the processor's"),
         (armed(Fault::Off), "not the processor's"),
-        (Faulty::discrete(Fault::Never), "memory of its own"),
+        // Without room for projections in a memory of its own.
+        (Faulty::discrete(Fault::Never), "all projections"),
     ] {
         let off = matches!(why, "not the processor's");
-        let (found, told) = told(&llama, forced(device, options()));
+        let forced = Options {
+            device_memory: Some(0),
+            ..forced(device, options())
+        };
+        let (found, told) = told(&llama, forced);
         assert!(told.contains(why), "{told}");
         assert!(found == expected || off, "{why}");
     }

@@ -86,11 +86,20 @@ pub struct AttentionLayer {
     pub window: usize,
 }
 
+/// A page of keys and values.
+#[derive(Clone)]
+pub struct KvPage {
+    /// Its bytes. Nobody writes them while work with it is under way.
+    pub bytes: HostBytes,
+    /// A device with a memory of its own does not have what it will read of the layer here.
+    pub stale: bool,
+}
+
 /// Rows of a text, which follow each other.
 #[derive(Clone)]
 pub struct AttendSpan {
-    /// Pages of the positions before it. Nobody writes them while the work is under way.
-    pub pages: Vec<HostBytes>,
+    /// Pages of the positions up to its last one.
+    pub pages: Vec<KvPage>,
     /// Its first position.
     pub first: usize,
     /// Its rows.

@@ -39,10 +39,14 @@ float as_stored(float x) {
     vstore_half_rte(x, 0, (half *)&bits);
     return vload_half(0, (const half *)&bits);
 }
+
+void put(__global uchar *at, size_t i, float x) { vstore_half_rte(x, i, (__global half *)at); }
 #else
 float element_at(bytes at, size_t i) { return ((values)at)[i]; }
 
 float as_stored(float x) { return x; }
+
+void put(__global uchar *at, size_t i, float x) { ((__global float *)at)[i] = x; }
 #endif
 
 // The elements of a team's item. Each belongs to the same lane of `own` that the item has.
@@ -266,6 +270,22 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
         sum = fma(w[i], value, sum);
     }
     mixes[((size_t)query * blocks + block) * HEAD_DIM + e] = sum;
+}
+
+// Puts keys and values of rows into the pages of a device's own memory. An item has an element of both.
+__kernel void stored(values fresh, __global uchar *pool, __global const ulong *pages,
+                     numbers places) {
+    int e = get_global_id(0), row = get_global_id(1), head = e / HEAD_DIM, i = e % HEAD_DIM;
+    if (head >= KV_HEADS) {
+        return;
+    }
+    numbers place = places + row * PLACE;
+    int p = place[0] % PAGE;
+    __global uchar *page = pool + pages[place[2] + place[0] / PAGE];
+    size_t key = (size_t)head * PAGE * HEAD_DIM + p / GROUP * GROUP * HEAD_DIM + i * GROUP + p % GROUP;
+    size_t value = (size_t)KV_HEADS * PAGE * HEAD_DIM + ((size_t)head * PAGE + p) * WIDTH + i;
+    put(page, key, fresh_at(fresh, place, place[0], 0, head)[i]);
+    put(page, value, fresh_at(fresh, place, place[0], 1, head)[i]);
 }
 
 // attended[row][head][element]: blocks merged in order, and normalised. An item has an element.

@@ -6,9 +6,9 @@
 //!              all rows                    └ some rows at a time ─────────┘
 //! ```
 //!
-//! Pages of keys and values are the host's. The device only reads them, and only while such work is under way: between
-//! pieces of work their memory is mapped to the host, which writes them then. The keys and values of the rows'
-//! own positions come back with the result; the host stores them.
+//! Pages of keys and values are the host's (`pages.rs`). The device reads them only while such work is under way: between
+//! pieces of work the host writes them. The keys and values of the rows' own positions come back with the result; the
+//! host stores them, and a device with a copy of the pages stores them there.
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ use crate::attend::{
     Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
 };
 use crate::buffers::{Bytes, Memory, begin, begin_floats, read};
-use crate::handles::{Arg, Context, Event, Kernel, Lent, Queue};
+use crate::handles::{Arg, Context, Event, Kernel, Queue};
 use crate::library::Code;
+use crate::pages::Pages;
 use crate::products::{Place, Products, Tokens};
 use crate::work::{ATTENTION, INVALID, Underway, driver};
 use crate::{Error, HostBytes, USUAL_GROUP};
@@ -61,6 +62,7 @@ struct Kernels {
     mixes: Kernel,
     merged: Kernel,
     quantized: Kernel,
+    stored: Kernel,
 }
 
 /// Buffers of a piece of work, and their copies in host memory, which are not touched while it is under way.
@@ -88,18 +90,10 @@ struct Buffers {
     stored: Vec<f32>,
 }
 
-/// The memory of all pages. The buffer is given back first.
-struct Pool {
-    bytes: Bytes,
-    /// While it is the host's.
-    lent: Option<Lent>,
-    memory: HostMemory,
-}
-
 /// Everything for attention.
 pub(super) struct Attention {
     // Buffers first: their host memory outlives them.
-    pool: Pool,
+    pages: Pages,
     spec: AttentionSpec,
     layers: Vec<Layer>,
     kernels: Kernels,
@@ -145,13 +139,13 @@ impl Buffers {
     /// Takes the places of a span's rows, and where the layer begins in its pages.
     fn place(
         &mut self,
-        pool: &Pool,
+        (queue, pool): (&Queue, &mut Pages),
         spec: &AttentionSpec,
         of: &AttentionLayer,
         span: &AttendSpan,
     ) -> Result<(), Code> {
-        let pages = span.first.div_ceil(spec.page);
         let end = span.first.checked_add(span.rows).ok_or(INVALID)?;
+        let pages = end.div_ceil(spec.page);
         if end > self.room.positions || span.pages.len() < pages {
             return Err(INVALID);
         }
@@ -162,39 +156,9 @@ impl Buffers {
             self.of_places.extend(place.map(|place| place as i32));
         }
         for page in &span.pages[..pages] {
-            let at = pool.place_of(page, of.first + spec.layer_bytes);
-            self.of_pages.push((at.ok_or(INVALID)? + of.first) as u64);
+            self.of_pages.push(pool.place(queue, spec, of, page)?);
         }
         Ok(())
-    }
-}
-
-impl Pool {
-    fn new(at: &Place<'_>, memory: HostMemory) -> Result<Self, Error> {
-        let len = (*memory).as_ref().len();
-        if len as u64 > at.longest {
-            return Err(Error(format!(
-                "has no buffers of {len} bytes, as many as the keys and values have"
-            )));
-        }
-        // SAFETY: `memory` is kept longer than the buffer. Kernels only read it, and of it only pages that the
-        // work holds, so that nobody writes them.
-        let bytes = unsafe { Bytes::of_cells(at.context, (*memory).as_ref()) };
-        let bytes = driver("share keys and values", bytes)?;
-        let (lent, event) = driver("map keys and values", at.queue.lend(bytes.mem(), len))?;
-        driver("map keys and values", event.wait())?;
-        Ok(Self {
-            bytes,
-            lent: Some(lent),
-            memory,
-        })
-    }
-
-    /// Where a page begins, if it lies here.
-    fn place_of(&self, page: &HostBytes, len: usize) -> Option<usize> {
-        let (all, page): (&[_], &[u8]) = ((*self.memory).as_ref(), (**page).as_ref());
-        let at = page.as_ptr().addr().checked_sub(all.as_ptr().addr())?;
-        (page.len() >= len && at.checked_add(page.len())? <= all.len()).then_some(at)
     }
 }
 
@@ -214,11 +178,12 @@ impl Attention {
                 mixes: program.kernel("block_mixes")?,
                 merged: program.kernel("merged")?,
                 quantized: program.kernel("quantized")?,
+                stored: program.kernel("stored")?,
             })
         };
         Ok(Self {
             kernels: driver("make kernels", kernels())?,
-            pool: Pool::new(at, memory)?,
+            pages: Pages::new(at, memory)?,
             buffers: None,
             spec: spec.clone(),
             layers: Vec::new(),
@@ -286,8 +251,7 @@ impl Attention {
         work: &Attend<'_>,
     ) -> Result<Underway, Code> {
         self.fill(queue, work)?;
-        let lent = self.pool.lent.take().ok_or(INVALID)?;
-        queue.take_back(self.pool.bytes.mem(), lent)?;
+        self.pages.take_back(queue)?;
         let begun = self.project(queue, products, work.layer)?;
         self.heads(queue, work.layer)?;
         let scored = self.buffers.as_ref().map_or(1, |b| b.room.scored);
@@ -295,9 +259,8 @@ impl Attention {
             let count = scored.min(self.rows - first);
             self.mix(queue, work.layer, [first, count])?;
         }
-        self.end(queue, products, work.layer)?;
-        let (lent, done) = queue.lend(self.pool.bytes.mem(), self.pool.bytes.len())?;
-        self.pool.lent = Some(lent);
+        let copied = self.end(queue, products, work.layer)?;
+        let done = self.pages.lend(queue)?.unwrap_or(copied);
         queue.flush()?;
         Ok(Underway {
             sums: self.rows * self.spec.d,
@@ -324,8 +287,9 @@ impl Attention {
         buffers.of_places.clear();
         self.held.clear();
         for span in work.spans {
-            buffers.place(&self.pool, spec, layer, span)?;
-            self.held.extend(span.pages.iter().map(Arc::clone));
+            let pages = span.pages.iter().map(|page| Arc::clone(&page.bytes));
+            self.held.extend(pages);
+            buffers.place((queue, &mut self.pages), spec, layer, span)?;
         }
         buffers.of_x.clear();
         buffers.of_x.extend_from_slice(work.x);
@@ -419,7 +383,7 @@ impl Attention {
         let blocks = places.map(of_row).max().unwrap_or(0) + 1;
         let [of_first, of_blocks, stride] =
             [first, blocks, blocks * spec.block].map(|n| Arg::Int(n as i32));
-        let (flags, pool) = (Arg::Int(flags(&layer.of)), self.pool.bytes.arg());
+        let (flags, pool) = (Arg::Int(flags(&layer.of)), self.pages.arg());
         let (qkv, fresh, pages, places) =
             (b.qkv.arg(), b.fresh.arg(), b.pages.arg(), b.places.arg());
         let (scores, states, mixes) = (b.scores.arg(), b.states.arg(), b.mixes.arg());
@@ -450,8 +414,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Begins the product of O, and copies of all that comes back.
-    fn end(&mut self, queue: &Queue, products: &mut Products, layer: usize) -> Result<(), Code> {
+    /// Begins the product of O, and copies of all that comes back; the last of them.
+    fn end(&mut self, queue: &Queue, products: &mut Products, layer: usize) -> Result<Event, Code> {
         let (spec, rows) = (&self.spec, self.rows);
         let of = &self.layers[layer].of;
         let b = self.buffers.as_mut().ok_or(INVALID)?;
@@ -472,9 +436,19 @@ impl Attention {
         };
         products.chained(queue, of.matrices[3], spec.d, with)?;
         read(queue, &b.out, 0, &mut b.answer[..rows * spec.d])?;
-        let kv = 2 * rows * spec.kv_heads * spec.head_dim;
-        read(queue, &b.qkv, rows * width, &mut b.stored[..kv])?;
-        Ok(())
+        let kv = spec.kv_heads * spec.head_dim;
+        if self.pages.copied {
+            let args = [
+                b.fresh.arg(),
+                self.pages.arg(),
+                b.pages.arg(),
+                b.places.arg(),
+            ];
+            let items: [&[usize]; 2] = [&[kv.next_multiple_of(FEW), rows], &[FEW, 1]];
+            // SAFETY: as in `mix`; `place` has put the pages of these rows there too.
+            unsafe { self.kernels.stored.run(queue, &args, items)? };
+        }
+        read(queue, &b.qkv, rows * width, &mut b.stored[..2 * rows * kv])
     }
 
     /// Copies the results of work that is done.

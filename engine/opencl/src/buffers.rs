@@ -223,6 +223,18 @@ pub(super) fn begin<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> R
     Ok(())
 }
 
+/// The same, from byte `at` on.
+pub(super) fn begin_part(
+    queue: &Queue,
+    to: &mut Bytes,
+    at: usize,
+    from: &[u8],
+) -> Result<(), Code> {
+    to.fits(at, from.len())?;
+    // SAFETY: as in `begin`; pages are held until the work is taken.
+    unsafe { queue.write(&to.mem, at, from, false) }
+}
+
 /// The same, of floats to bytes.
 pub(super) fn begin_floats(queue: &Queue, to: &mut Bytes, from: &[f32]) -> Result<(), Code> {
     to.fits(0, size_of_val(from))?;

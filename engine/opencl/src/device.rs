@@ -409,8 +409,7 @@ impl Device {
         Ok(underway.nanoseconds())
     }
 
-    /// Makes kernels for attention over pages that lie in `memory`. Only where the device has the machine's
-    /// memory.
+    /// Makes kernels for attention over pages that lie in `memory`, of which a device with a memory of its own has a copy.
     ///
     /// # Errors
     /// The driver's: its compiler's log.
@@ -419,9 +418,6 @@ impl Device {
         spec: &AttentionSpec,
         memory: HostMemory,
     ) -> Result<(), Error> {
-        if !self.facts.unified {
-            return Err(Error("has a memory of its own".into()));
-        }
         driver("finish", self.queue.finish())?;
         (self.underway, self.attention) = (None, None);
         let place = place!(self);

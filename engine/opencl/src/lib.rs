@@ -23,6 +23,7 @@ mod ffn;
 mod forms;
 mod handles;
 mod library;
+mod pages;
 mod parts;
 mod products;
 mod staging;
@@ -30,7 +31,8 @@ mod tiles;
 mod work;
 
 pub use attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, RowNorm,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, KvPage,
+    RowNorm,
 };
 pub use device::{Device, list};
 pub use forms::{Dots, Form, Kernels, Order, Team, Way, Ways};

@@ -89,6 +89,8 @@ pub(crate) struct OnDevice {
     pub shape: AttentionShape,
     /// The layers' numbers there.
     pub layers: Vec<usize>,
+    /// It has a memory of its own, with a copy of all pages.
+    pub copies: bool,
     /// Most rows of a piece of work, texts, and positions of one.
     pub room: AttentionRoom,
     /// What decides; `None` where it computes whatever it can.
@@ -202,7 +204,9 @@ impl OnDevice {
                 .map(|(span, places)| {
                     let sequence = &spans[span].sequence;
                     let first = sequence.len() + places.start;
-                    let (pages, rows) = (sequence.kv.shared(first), places.len());
+                    let rows = places.len();
+                    let positions = [first, first + rows];
+                    let pages = (sequence.kv).shared(layer.number, positions, self.copies);
                     AttendSpan { pages, first, rows }
                 })
                 .collect();
@@ -252,6 +256,9 @@ impl OnDevice {
                     page.store_key(on.cpu, layer.number, head, &s.k[at..][..hd]);
                     page.store_value(on.cpu, layer.number, head, &s.v[at..][..hd]);
                     at += hd;
+                }
+                if self.copies {
+                    span.sequence.kv.is_copied(layer.number, first + place);
                 }
             }
             before += count;
@@ -303,6 +310,7 @@ mod tests {
                 clip: None,
             },
             layers: vec![0],
+            copies: false,
             room: AttentionRoom {
                 rows: 8,
                 ..AttentionRoom::default()

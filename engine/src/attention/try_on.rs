@@ -162,15 +162,11 @@ impl Trying<'_> {
 
     /// Why it is not tried.
     fn refused(&self) -> Option<&'static str> {
-        let facts = self.device.dense().facts().clone();
         let layers = &self.weights.layers;
         let shared = |layer: &LayerWeights| layer.projections().all(|m| m.device().is_some());
         match () {
             () if self.options.device_attention == DeviceAttention::Off => {
                 Some("--device-attention off")
-            }
-            () if !facts.unified => {
-                Some("it has a memory of its own, and keys and values are in the machine's")
             }
             () if !self.device.same_bits() => {
                 Some("its bits are not the processor's, and times must not decide on a text")
@@ -194,6 +190,7 @@ impl Trying<'_> {
         let prepared = dense.prepare_attention(&shape, &memory);
         let prepared = prepared.and_then(|()| dense.make_attention_room(&room));
         prepared.map_err(|e| e.to_string())?;
+        let copies = !dense.facts().unified;
         let mut layers = Vec::with_capacity(self.weights.layers.len());
         for (number, layer) in self.weights.layers.iter().enumerate() {
             let layer = of_device(layer, c, number, kv.at(number, 0, 0));
@@ -205,6 +202,7 @@ impl Trying<'_> {
             device: Arc::clone(self.device),
             shape,
             layers,
+            copies,
             room,
             times: None,
             tracer: self.tracer.clone(),

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use emberflow_kernels::{Cpu, DType, quantize_row};
 
 use super::numbers::Numbers;
-use super::tests::devices;
 use super::{
     Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, CpuDevice, Dense,
-    KvMemory, RowNorm, SharedMatrix,
+    Device, DeviceChoice, KvMemory, RowNorm, SharedMatrix,
 };
 use crate::kv::{KvPages, KvPool, KvShape};
 
@@ -37,11 +36,23 @@ struct Case {
     spans: &'static [(usize, usize)],
     /// Most rows.
     room: usize,
+    /// The rows behind them are computed too, in another piece of work.
+    again: bool,
     /// Magnitude of the input and of stored keys and values.
     size: f32,
 }
 
 const CONTEXT: usize = 700;
+
+/// The OpenCL devices of this machine, with its memory and with a memory of their own.
+fn devices() -> impl Iterator<Item = Device> {
+    let count = super::tests::devices().len();
+    let kinds = [DeviceChoice::OpenCl, DeviceChoice::OpenClApart];
+    let open = move |of: fn(usize) -> DeviceChoice| {
+        (0..count).map(move |number| of(number).open().unwrap().unwrap())
+    };
+    kinds.into_iter().flat_map(open)
+}
 
 fn case(heads: [usize; 2], head_dim: usize, spans: &'static [(usize, usize)]) -> Case {
     Case {
@@ -64,6 +75,7 @@ fn case(heads: [usize; 2], head_dim: usize, spans: &'static [(usize, usize)]) ->
         before: Before::Rms,
         spans,
         room: spans.iter().map(|span| span.1).sum(),
+        again: false,
         size: 1.0,
     }
 }
@@ -108,22 +120,46 @@ impl Case {
     /// Pages of each span, filled with two layers of keys and values.
     fn pages(&self, pool: &Arc<KvPool>, numbers: &mut Numbers) -> Vec<KvPages> {
         let fill = |&(first, rows): &(usize, usize)| {
-            let mut pages = pool.sequence(first + rows).unwrap();
-            pages.prepare(0, first + rows);
-            for p in 0..first {
-                let mut page = pages.writer(p);
-                for head in 0..self.shape.kv_heads {
-                    let mut row = || {
-                        let next = |_| self.size * numbers.next();
-                        (0..self.shape.head_dim).map(next).collect::<Vec<f32>>()
-                    };
-                    page.store_key(Cpu::detect(), 1, head, &row());
-                    page.store_value(Cpu::detect(), 1, head, &row());
-                }
-            }
+            let len = first + if self.again { 2 * rows } else { rows };
+            let mut pages = pool.sequence(len).unwrap();
+            pages.prepare(0, len);
+            (0..first).for_each(|p| self.write(&mut pages, p, numbers));
             pages
         };
         self.spans.iter().map(fill).collect()
+    }
+
+    /// Writes a position of the second layer.
+    fn write(&self, pages: &mut KvPages, p: usize, numbers: &mut Numbers) {
+        let mut page = pages.writer(p);
+        for head in 0..self.shape.kv_heads {
+            let mut row = || {
+                let next = |_| self.size * numbers.next();
+                (0..self.shape.head_dim).map(next).collect::<Vec<f32>>()
+            };
+            page.store_key(Cpu::detect(), 1, head, &row());
+            page.store_value(Cpu::detect(), 1, head, &row());
+        }
+    }
+
+    /// Stores the rows' keys and values, as an engine does.
+    fn store(&self, pages: &mut [KvPages], [_, keys, values]: &[Vec<f32>; 3], copies: bool) {
+        let hd = self.shape.head_dim;
+        let mut rows = keys
+            .chunks(self.shape.kv_width())
+            .zip(values.chunks(self.shape.kv_width()));
+        for (pages, &(first, count)) in pages.iter_mut().zip(self.spans) {
+            for (p, (keys, values)) in (first..first + count).zip(rows.by_ref()) {
+                let mut page = pages.writer(p);
+                for (head, (key, value)) in keys.chunks(hd).zip(values.chunks(hd)).enumerate() {
+                    page.store_key(Cpu::detect(), 1, head, key);
+                    page.store_value(Cpu::detect(), 1, head, value);
+                }
+                if copies {
+                    pages.is_copied(1, p);
+                }
+            }
+        }
     }
 
     /// The layer, with matrices of the device's.
@@ -161,9 +197,8 @@ impl Case {
     /// O's results, keys and values, by a device.
     fn run(&self, device: &mut dyn Dense, pool: &Arc<KvPool>) -> [Vec<f32>; 3] {
         let s = &self.shape;
-        let n: usize = self.spans.iter().map(|span| span.1).sum();
         let mut numbers = Numbers::new(11);
-        let pages = self.pages(pool, &mut numbers);
+        let mut pages = self.pages(pool, &mut numbers);
         let memory = KvMemory(Arc::new(pool.memory().clone()));
         device.prepare_attention(s, &memory).unwrap();
         let room = AttentionRoom {
@@ -173,14 +208,46 @@ impl Case {
         device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));
         let layer = device.share_attention(layer).unwrap();
+        let mut all = self.attend(device, (layer, 0), &pages, &mut numbers);
+        if self.again {
+            let copies = !device.facts().unified;
+            self.store(&mut pages, &all, copies);
+            // What the host writes in between, which lies in the middle and at the end of pages.
+            for (pages, &(first, _)) in pages.iter_mut().zip(self.spans) {
+                let changed = (0..first).filter(|p| p % 61 < 2);
+                changed.for_each(|p| self.write(pages, p, &mut numbers));
+            }
+            let more = self.attend(device, (layer, 1), &pages, &mut numbers);
+            all.iter_mut()
+                .zip(more)
+                .for_each(|(all, more)| all.extend(more));
+        }
+        device.clear();
+        all
+    }
+
+    /// The first piece of work or the next one: O's results, keys and values.
+    fn attend(
+        &self,
+        device: &mut dyn Dense,
+        (layer, piece): (usize, usize),
+        pages: &[KvPages],
+        numbers: &mut Numbers,
+    ) -> [Vec<f32>; 3] {
+        let s = &self.shape;
+        let n: usize = self.spans.iter().map(|span| span.1).sum();
+        let copies = !device.facts().unified;
         let x: Vec<f32> = (0..n * s.d).map(|_| self.size * numbers.next()).collect();
         let angles: Vec<f32> = (0..n * 2 * s.rotary).map(|_| numbers.next()).collect();
         let (cosines, sines) = angles.split_at(n * s.rotary);
         let spans: Vec<AttendSpan> = (pages.iter().zip(self.spans))
-            .map(|(pages, &(first, rows))| AttendSpan {
-                pages: pages.shared(first),
-                first,
-                rows,
+            .map(|(pages, &(first, rows))| {
+                let first = first + piece * rows;
+                AttendSpan {
+                    pages: pages.shared(1, [first, first + rows], copies),
+                    first,
+                    rows,
+                }
             })
             .collect();
         let ticket = device.attend(&Attend {
@@ -197,7 +264,6 @@ impl Case {
             values: &mut values,
         };
         device.take_attention(ticket.unwrap(), to).unwrap();
-        device.clear();
         [out, keys, values]
     }
 
@@ -210,11 +276,11 @@ impl Case {
             head_dim: s.head_dim,
             page: s.page,
         };
-        let pool = KvPool::new(shape, self.spans.len() * shape.pages(CONTEXT)).unwrap();
-        let expected = self.run(&mut CpuDevice::new(), &pool);
+        let pool = || KvPool::new(shape, self.spans.len() * shape.pages(CONTEXT)).unwrap();
+        let expected = self.run(&mut CpuDevice::new(), &pool());
         for device in devices() {
             let lease = device.lease().unwrap();
-            let found = self.run(lease.dense().as_mut(), &pool);
+            let found = self.run(lease.dense().as_mut(), &pool());
             let own = !device.facts().name.contains("pthread");
             for (expected, found) in expected.iter().zip(&found) {
                 let same =
@@ -253,6 +319,20 @@ fn prompts_have_the_cpus_bits() {
         let mut case = case([4, 2], 16, &[(250, 90), (513, 1), (3, 8)]);
         (case.window, case.vectors) = (window, true);
         case.compare(&format!("a window of {window}"));
+    }
+}
+
+/// A device with a copy of all pages puts its own keys and values there, and what the host writes is copied.
+#[test]
+fn pages_that_change_have_the_cpus_bits() {
+    for (kv, page, head_dim) in [
+        (DType::F16, 64, 10),
+        (DType::F32, 32, 33),
+        (DType::F16, 256, 64),
+    ] {
+        let mut case = case([4, 2], head_dim, &[(250, 9), (0, 1), (63, 1), (128, 70)]);
+        (case.shape.kv, case.shape.page, case.again) = (kv, page, true);
+        case.compare(&format!("pages of {page} with heads of {head_dim}"));
     }
 }
 
@@ -339,8 +419,8 @@ fn work_that_does_not_fit_is_refused() {
         head_dim: 16,
         page: 64,
     };
-    let pools = [0; 2].map(|_| KvPool::new(shape, 4).unwrap());
     for device in devices() {
+        let pools = [0; 2].map(|_| KvPool::new(shape, 4).unwrap());
         let lease = device.lease().unwrap();
         let mut dense = lease.dense();
         let memory = KvMemory(Arc::new(pools[0].memory().clone()));
@@ -352,7 +432,7 @@ fn work_that_does_not_fit_is_refused() {
             let mut pages = pool.sequence(held).unwrap();
             pages.prepare(0, held);
             let spans = [AttendSpan {
-                pages: pages.shared(held),
+                pages: pages.shared(1, [first, held], !dense.facts().unified),
                 first,
                 rows,
             }];

@@ -215,7 +215,7 @@ impl Task {
         // Positions before the span are in pages; behind them are its own.
         let border = span.of.first.clamp(here.start, here.end);
         for (p, piece) in self.pieces(here.start..border) {
-            let (first, keys) = self.keys(&pages[p], query.head, piece);
+            let (first, keys) = self.keys(&pages[p].bytes, query.head, piece);
             let scores = &mut scores[p * s.page + first - start..];
             cpu.key_scores(s.kv, keys, s.head_dim, query.q, scores, BLOCK);
         }
@@ -231,7 +231,7 @@ impl Task {
         let mut mix = vec![0.0; width];
         for (p, piece) in self.pieces(here.start..border) {
             let weights = &seen[p * s.page + piece.start - here.start..];
-            let values = self.values(&pages[p], query.head, piece);
+            let values = self.values(&pages[p].bytes, query.head, piece);
             cpu.mix_values(s.kv, values, width, weights, BLOCK, &mut mix);
         }
         mix.truncate(s.head_dim);

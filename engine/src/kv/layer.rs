@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Cpu, DType, GROUP};
 
-use super::page::Page;
+use super::page::{Copied, Page};
 use super::shape::KvShape;
 
 const KEYS: usize = 0;
@@ -79,17 +79,25 @@ impl<'a> LayerKv<'a> {
 pub(crate) struct PageWriter<'a> {
     shape: KvShape,
     page: &'a mut [u8],
+    copied: &'a mut Copied,
     /// Index of the position in the page.
     place: usize,
 }
 
 impl<'a> PageWriter<'a> {
-    pub fn new(shape: KvShape, page: &'a mut [u8], place: usize) -> Self {
-        Self { shape, page, place }
+    pub(super) fn new(shape: KvShape, page: &'a mut Page, place: usize) -> Self {
+        let (page, copied) = page.parts_mut();
+        Self {
+            shape,
+            page,
+            copied,
+            place,
+        }
     }
 
     /// Stores one head's key.
     pub fn store_key(&mut self, cpu: Cpu, layer: usize, head: usize, key: &[f32]) {
+        self.copied.change(layer, self.place);
         let shape = self.shape;
         let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
         let at = shape.at(layer, KEYS, head) + shape.bytes(block);
@@ -108,6 +116,7 @@ impl<'a> PageWriter<'a> {
 
     /// Stores one head's value.
     pub fn store_value(&mut self, cpu: Cpu, layer: usize, head: usize, value: &[f32]) {
+        self.copied.change(layer, self.place);
         let shape = self.shape;
         let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
         let stored = &mut self.page[at..at + shape.bytes(value.len())];

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use emberflow_opencl::HostBytes;
+use emberflow_opencl::{HostBytes, KvPage};
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
 
 use super::layer::{LayerKv, PageWriter};
@@ -43,7 +43,9 @@ impl KvPool {
             .map_err(emberflow_storage::Error::from)?;
         let memory = arena.pages();
         let taken = std::iter::from_fn(|| arena.take()).take(total);
-        let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
+        let mut pages: Vec<_> = taken
+            .map(|slot| Arc::new(Page::new(slot, shape.layers)))
+            .collect();
         // Low addresses first.
         pages.reverse();
         Ok(Arc::new(Self {
@@ -188,7 +190,7 @@ impl KvPages {
     pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
         let shape = self.pool.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
-            Some(page) => PageWriter::new(shape, page.bytes_mut(), position % shape.page),
+            Some(page) => PageWriter::new(shape, page, position % shape.page),
             None => unreachable!("a prepared page is shared with nobody"),
         }
     }
@@ -198,10 +200,27 @@ impl KvPages {
         LayerKv::new(self.pool.shape, &self.pages, layer)
     }
 
-    /// The pages of the first `len` positions, for a device to read. Nobody writes them while a handle lives.
-    pub fn shared(&self, len: usize) -> Vec<HostBytes> {
-        let pages = self.pages.iter().take(self.pool.shape.pages(len));
-        pages.map(|page| Arc::clone(page) as HostBytes).collect()
+    /// The pages of positions up to `end`, for a device that reads those of a layer before `first`. Nobody writes them
+    /// while a handle lives. A device with a memory of its own, which `copies`, has the layer's positions from here on.
+    pub fn shared(&self, layer: usize, [first, end]: [usize; 2], copies: bool) -> Vec<KvPage> {
+        let shape = self.pool.shape;
+        let pages = self.pages.iter().take(shape.pages(end)).enumerate();
+        let share = |(i, page): (usize, &Arc<Page>)| {
+            let read = first.saturating_sub(i * shape.page).min(shape.page);
+            KvPage {
+                bytes: Arc::clone(page) as HostBytes,
+                stale: copies && page.copied().lacks(layer, read),
+            }
+        };
+        pages.map(share).collect()
+    }
+
+    /// A device with a memory of its own has put a position of a layer there, as it is here.
+    pub fn is_copied(&self, layer: usize, position: usize) {
+        let page = self.pool.shape.page;
+        self.pages[position / page]
+            .copied()
+            .append(layer, position % page);
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.

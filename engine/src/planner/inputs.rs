@@ -205,7 +205,7 @@ impl Opened<'_> {
         let (c, options) = (self.config, self.options);
         let same_bits = self.verdict.is_some_and(|v| v.same_bits);
         let wanted = options.device_attention != DeviceAttention::Off;
-        if !(of.unified && same_bits && wanted && unsupported(c).is_none()) {
+        if !(same_bits && wanted && unsupported(c).is_none()) {
             return 0;
         }
         let shape = AttentionShape::of(c, self.kv());
