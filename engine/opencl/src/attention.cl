@@ -9,9 +9,10 @@
 //   EPS, SCALE, CLIP              of norms of heads, of scores; the clamp, where the model has one
 //   TEAM                          items that share a row or a head: a power of two, LANES at most
 //
-// Pages are as engine/src/kv/shape.rs has them; `pages` has where the layer begins in each page of each span. `places`
-// has five numbers for each row: its position, the first position that it sees, where its span's pages begin, the
-// first position of its span, and that one's row. Positions before the span are in pages, the others in `fresh`.
+// Pages are as engine/src/kv/shape.rs has them; `pages` has where each page of each span begins, `begins` is where the
+// layer begins in a page. `places` has five numbers for each row: its position, the first position that it sees, where its
+// span's pages begin, the first position of its span, and that one's row. Positions before the span are in pages, the
+// others in `fresh`.
 //
 // Scores are held for some rows at a time: `first` is the first of them.
 
@@ -183,7 +184,7 @@ values fresh_at(values fresh, numbers place, int p, int kind, int head) {
 
 // scores[row - first][head][position - begin], `stride` for each head. An item has a position.
 __kernel void scores(values queries, values fresh, bytes pool, __global const ulong *pages,
-                     numbers places, __global float *out, int first, int stride) {
+                     numbers places, __global float *out, ulong begins, int first, int stride) {
     int at = get_global_id(0), query = get_global_id(1), row = first + query / HEADS;
     numbers place = places + row * PLACE;
     int p = begin_of(place) + at, head = kv_head(query % HEADS);
@@ -198,7 +199,7 @@ __kernel void scores(values queries, values fresh, bytes pool, __global const ul
             sum = fma(q[i], key[i], sum);
         }
     } else {
-        bytes keys = pool + pages[place[2] + p / PAGE] + (size_t)head * PAGE * HEAD_DIM * ELEMENT;
+        bytes keys = pool + pages[place[2] + p / PAGE] + begins + (size_t)head * PAGE * HEAD_DIM * ELEMENT;
         size_t begin = (size_t)(p % PAGE) / GROUP * GROUP * HEAD_DIM + p % GROUP;
         for (int i = 0; i < HEAD_DIM; ++i) {
             sum = fma(q[i], element_at(keys, begin + (size_t)i * GROUP), sum);
@@ -246,8 +247,8 @@ __kernel void block_sums(numbers places, __global float *scores, __global float 
 
 // mixes[row][head][block][element]: the block's values by their weights, in order. An item has an element.
 __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages, numbers places,
-                          values weights, __global float *mixes, int first, int stride,
-                          int blocks) {
+                          values weights, __global float *mixes, ulong begins, int first,
+                          int stride, int blocks) {
     int e = get_global_id(0), block = get_global_id(1), query = get_global_id(2);
     numbers place = places + (first + query / HEADS) * PLACE;
     int2 here = seen(place, block);
@@ -264,7 +265,7 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
         if (p >= place[3]) {
             value = fresh_at(fresh, place, p, 1, head)[e];
         } else {
-            bytes page = pool + pages[place[2] + p / PAGE] + of_values * ELEMENT;
+            bytes page = pool + pages[place[2] + p / PAGE] + begins + of_values * ELEMENT;
             value = element_at(page, (size_t)(p % PAGE) * WIDTH + e);
         }
         sum = fma(w[i], value, sum);
@@ -274,14 +275,14 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
 
 // Puts keys and values of rows into the pages of a device's own memory. An item has an element of both.
 __kernel void stored(values fresh, __global uchar *pool, __global const ulong *pages,
-                     numbers places) {
+                     numbers places, ulong begins) {
     int e = get_global_id(0), row = get_global_id(1), head = e / HEAD_DIM, i = e % HEAD_DIM;
     if (head >= KV_HEADS) {
         return;
     }
     numbers place = places + row * PLACE;
     int p = place[0] % PAGE;
-    __global uchar *page = pool + pages[place[2] + place[0] / PAGE];
+    __global uchar *page = pool + pages[place[2] + place[0] / PAGE] + begins;
     size_t key = (size_t)head * PAGE * HEAD_DIM + p / GROUP * GROUP * HEAD_DIM + i * GROUP + p % GROUP;
     size_t value = (size_t)KV_HEADS * PAGE * HEAD_DIM + ((size_t)head * PAGE + p) * WIDTH + i;
     put(page, key, fresh_at(fresh, place, place[0], 0, head)[i]);

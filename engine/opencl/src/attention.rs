@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::attend::{
     Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
 };
-use crate::buffers::{Bytes, Memory, begin, begin_floats, read};
+use crate::buffers::{Bytes, Memory, Staged, begin, begin_floats, read};
 use crate::handles::{Arg, Context, Event, Kernel, Queue};
 use crate::library::Code;
 use crate::pages::Pages;
@@ -73,6 +73,7 @@ struct Buffers {
     angles: Memory<f32>,
     pages: Memory<u64>,
     places: Memory<i32>,
+    /// All rows of Q, of K, of V, and behind them O's results.
     qkv: Memory<f32>,
     fresh: Memory<f32>,
     scores: Memory<f32>,
@@ -81,13 +82,37 @@ struct Buffers {
     attended: Bytes,
     /// `x` in 8 bits, later what is attended.
     quantized: Bytes,
-    out: Memory<f32>,
-    of_x: Vec<f32>,
-    of_angles: Vec<f32>,
-    of_pages: Vec<u64>,
-    of_places: Vec<i32>,
-    answer: Vec<f32>,
-    stored: Vec<f32>,
+    of_x: Staged<f32>,
+    of_angles: Copies<f32>,
+    of_pages: Copies<u64>,
+    of_places: Copies<i32>,
+    /// Keys, values and O's results.
+    answer: Staged<f32>,
+}
+
+/// What is copied to the device if it is not what was copied before: layers of a pass have much in common.
+struct Copies<T> {
+    next: Vec<T>,
+    there: Vec<T>,
+}
+
+impl<T: Copy + PartialEq> Copies<T> {
+    fn new(len: usize) -> Self {
+        Self {
+            next: Vec::with_capacity(len),
+            there: Vec::with_capacity(len),
+        }
+    }
+
+    /// Begins to copy it.
+    fn begin(&mut self, queue: &Queue, to: &mut Memory<T>) -> Result<(), Code> {
+        if self.next == self.there {
+            return Ok(());
+        }
+        self.there.clear();
+        self.there.extend_from_slice(&self.next);
+        begin(queue, to, &self.there)
+    }
 }
 
 /// Everything for attention.
@@ -104,7 +129,12 @@ pub(super) struct Attention {
 }
 
 impl Buffers {
-    fn new(context: &Context, spec: &AttentionSpec, room: &AttentionRoom) -> Result<Self, Code> {
+    fn new(
+        context: &Context,
+        queue: &Queue,
+        spec: &AttentionSpec,
+        room: &AttentionRoom,
+    ) -> Result<Self, Code> {
         let (rows, blocks) = (room.rows, room.positions.div_ceil(spec.block));
         let (q, kv) = (
             rows * spec.heads * spec.head_dim,
@@ -115,28 +145,26 @@ impl Buffers {
         let angles = rows * 2 * spec.rotary;
         Ok(Self {
             room: *room,
-            x: Bytes::new(context, 4 * rows * spec.d, true)?,
-            angles: Memory::new(context, angles, true)?,
-            pages: Memory::new(context, pages, true)?,
-            places: Memory::new(context, PLACE * rows, true)?,
-            qkv: Memory::new(context, q + kv, true)?,
-            fresh: Memory::new(context, kv, false)?,
-            scores: Memory::new(context, queries * blocks * spec.block, false)?,
-            states: Memory::new(context, 2 * queries * blocks, false)?,
-            mixes: Memory::new(context, queries * blocks * spec.head_dim, false)?,
-            attended: Bytes::new(context, 4 * q, false)?,
-            quantized: Bytes::new(context, rows * room.quantized, false)?,
-            out: Memory::new(context, rows * spec.d, true)?,
-            of_x: Vec::with_capacity(rows * spec.d),
-            of_angles: Vec::with_capacity(angles),
-            of_pages: Vec::with_capacity(pages),
-            of_places: Vec::with_capacity(PLACE * rows),
-            answer: vec![0.0; rows * spec.d],
-            stored: vec![0.0; kv],
+            x: Bytes::new(context, 4 * rows * spec.d)?,
+            angles: Memory::new(context, angles)?,
+            pages: Memory::new(context, pages)?,
+            places: Memory::new(context, PLACE * rows)?,
+            qkv: Memory::new(context, q + kv + rows * spec.d)?,
+            fresh: Memory::new(context, kv)?,
+            scores: Memory::new(context, queries * blocks * spec.block)?,
+            states: Memory::new(context, 2 * queries * blocks)?,
+            mixes: Memory::new(context, queries * blocks * spec.head_dim)?,
+            attended: Bytes::new(context, 4 * q)?,
+            quantized: Bytes::new(context, rows * room.quantized)?,
+            of_x: Staged::new(context, queue, rows * spec.d)?,
+            of_angles: Copies::new(angles),
+            of_pages: Copies::new(pages),
+            of_places: Copies::new(PLACE * rows),
+            answer: Staged::new(context, queue, kv + rows * spec.d)?,
         })
     }
 
-    /// Takes the places of a span's rows, and where the layer begins in its pages.
+    /// Takes the places of a span's rows, and where its pages begin.
     fn place(
         &mut self,
         (queue, pool): (&Queue, &mut Pages),
@@ -149,14 +177,14 @@ impl Buffers {
         if end > self.room.positions || span.pages.len() < pages {
             return Err(INVALID);
         }
-        let (of_pages, row) = (self.of_pages.len(), self.of_places.len() / PLACE);
+        let (of_pages, row) = (self.of_pages.next.len(), self.of_places.next.len() / PLACE);
         for position in span.first..end {
             let seen = of.first_seen(position);
             let place = [position, seen, of_pages, span.first, row];
-            self.of_places.extend(place.map(|place| place as i32));
+            self.of_places.next.extend(place.map(|place| place as i32));
         }
         for page in &span.pages[..pages] {
-            self.of_pages.push(pool.place(queue, spec, of, page)?);
+            self.of_pages.next.push(pool.place(queue, spec, of, page)?);
         }
         Ok(())
     }
@@ -193,9 +221,14 @@ impl Attention {
     }
 
     /// Makes buffers for pieces of work up to `room`; those before are given back first.
-    pub fn make_room(&mut self, context: &Context, room: &AttentionRoom) -> Result<(), Error> {
+    pub fn make_room(
+        &mut self,
+        context: &Context,
+        queue: &Queue,
+        room: &AttentionRoom,
+    ) -> Result<(), Error> {
         self.buffers = None;
-        let made = Buffers::new(context, &self.spec, room);
+        let made = Buffers::new(context, queue, &self.spec, room);
         self.buffers = Some(driver("make buffers", made)?);
         Ok(())
     }
@@ -218,7 +251,7 @@ impl Attention {
             return Err(Error("takes no such vectors of attention".into()));
         }
         let vector = |values: &[f32]| -> Result<Memory<f32>, Code> {
-            let mut memory = Memory::new(at.context, values.len(), true)?;
+            let mut memory = Memory::new(at.context, values.len())?;
             begin(at.queue, &mut memory, values)?;
             Ok(memory)
         };
@@ -283,22 +316,24 @@ impl Attention {
         {
             return Err(INVALID);
         }
-        buffers.of_pages.clear();
-        buffers.of_places.clear();
+        buffers.of_pages.next.clear();
+        buffers.of_places.next.clear();
         self.held.clear();
         for span in work.spans {
             let pages = span.pages.iter().map(|page| Arc::clone(&page.bytes));
             self.held.extend(pages);
             buffers.place((queue, &mut self.pages), spec, layer, span)?;
         }
-        buffers.of_x.clear();
-        buffers.of_x.extend_from_slice(work.x);
-        buffers.of_angles.clear();
-        (work.angles.iter()).for_each(|of| buffers.of_angles.extend_from_slice(of));
-        begin_floats(queue, &mut buffers.x, &buffers.of_x)?;
-        begin(queue, &mut buffers.angles, &buffers.of_angles)?;
-        begin(queue, &mut buffers.pages, &buffers.of_pages)?;
-        begin(queue, &mut buffers.places, &buffers.of_places)?;
+        let x = buffers.of_x.get_mut(..work.x.len()).ok_or(INVALID)?;
+        x.copy_from_slice(work.x);
+        begin_floats(queue, &mut buffers.x, x)?;
+        if layer.rotates {
+            buffers.of_angles.next.clear();
+            (work.angles.iter()).for_each(|of| buffers.of_angles.next.extend_from_slice(of));
+            buffers.of_angles.begin(queue, &mut buffers.angles)?;
+        }
+        buffers.of_pages.begin(queue, &mut buffers.pages)?;
+        buffers.of_places.begin(queue, &mut buffers.places)?;
         self.rows = rows;
         Ok(())
     }
@@ -377,7 +412,7 @@ impl Attention {
     fn mix(&mut self, queue: &Queue, layer: usize, [first, count]: [usize; 2]) -> Result<(), Code> {
         let (spec, layer) = (&self.spec, &self.layers[layer]);
         let b = self.buffers.as_ref().ok_or(INVALID)?;
-        let places = b.of_places.chunks_exact(PLACE).skip(first).take(count);
+        let places = b.of_places.next.chunks_exact(PLACE).skip(first).take(count);
         let of_row =
             |place: &[i32]| place[0] as usize / spec.block - place[1] as usize / spec.block;
         let blocks = places.map(of_row).max().unwrap_or(0) + 1;
@@ -390,18 +425,21 @@ impl Attention {
         let (sinks, attended) = (layer.sinks.arg(), b.attended.arg());
         let queries = count * spec.heads;
         let elements = spec.head_dim.next_multiple_of(FEW);
+        let begins = Arg::Long(layer.of.first as u64);
         let k = &mut self.kernels;
         // SAFETY: arguments in number, order and type as in attention.cl. `fill` has refused rows and positions
         // beyond what the buffers were made for and pages that do not lie in the pool; `count` is at most the
         // number of rows whose scores they hold.
         unsafe {
-            let args = [qkv, fresh, pool, pages, places, scores, of_first, stride];
+            let args = [
+                qkv, fresh, pool, pages, places, scores, begins, of_first, stride,
+            ];
             let items = [blocks * spec.block, queries];
             k.scores.run(queue, &args, [&items, &[USUAL_GROUP, 1]])?;
             let args = [places, scores, states, of_first, stride, of_blocks];
             k.sums.run(queue, &args, [&[blocks, queries], &[1, 1]])?;
             let args = [
-                fresh, pool, pages, places, scores, mixes, of_first, stride, of_blocks,
+                fresh, pool, pages, places, scores, mixes, begins, of_first, stride, of_blocks,
             ];
             let items = [elements, blocks, queries];
             k.mixes.run(queue, &args, [&items, &[FEW, 1, 1]])?;
@@ -419,7 +457,7 @@ impl Attention {
         let (spec, rows) = (&self.spec, self.rows);
         let of = &self.layers[layer].of;
         let b = self.buffers.as_mut().ok_or(INVALID)?;
-        let width = spec.heads * spec.head_dim;
+        let [width, kv] = [spec.heads, spec.kv_heads].map(|heads| heads * spec.head_dim);
         if of.quantizes[3] {
             let k = &mut self.kernels;
             quantize(queue, k, [&b.attended, &b.quantized], [rows, width])?;
@@ -431,24 +469,24 @@ impl Attention {
         let with = Tokens {
             x,
             tokens: rows,
-            y: &b.out,
-            at: 0,
+            y: &b.qkv,
+            at: rows * width + 2 * rows * kv,
         };
         products.chained(queue, of.matrices[3], spec.d, with)?;
-        read(queue, &b.out, 0, &mut b.answer[..rows * spec.d])?;
-        let kv = spec.kv_heads * spec.head_dim;
         if self.pages.copied {
             let args = [
                 b.fresh.arg(),
                 self.pages.arg(),
                 b.pages.arg(),
                 b.places.arg(),
+                Arg::Long(of.first as u64),
             ];
             let items: [&[usize]; 2] = [&[kv.next_multiple_of(FEW), rows], &[FEW, 1]];
             // SAFETY: as in `mix`; `place` has put the pages of these rows there too.
             unsafe { self.kernels.stored.run(queue, &args, items)? };
         }
-        read(queue, &b.qkv, rows * width, &mut b.stored[..2 * rows * kv])
+        let answer = b.answer.get_mut(..2 * rows * kv + rows * spec.d);
+        read(queue, &b.qkv, rows * width, answer.ok_or(INVALID)?)
     }
 
     /// Copies the results of work that is done.
@@ -462,9 +500,9 @@ impl Attention {
         let buffers = self.buffers.as_ref();
         match buffers {
             Some(b) if [to.out.len(), to.keys.len(), to.values.len()] == [out, kv, kv] => {
-                to.out.copy_from_slice(&b.answer[..out]);
-                to.keys.copy_from_slice(&b.stored[..kv]);
-                to.values.copy_from_slice(&b.stored[kv..2 * kv]);
+                to.keys.copy_from_slice(&b.answer[..kv]);
+                to.values.copy_from_slice(&b.answer[kv..2 * kv]);
+                to.out.copy_from_slice(&b.answer[2 * kv..][..out]);
                 Ok(())
             }
             _ => Err(Error("was asked for other rows of attention".into())),

@@ -2,13 +2,16 @@
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
+use bytemuck::Pod;
 use opencl_sys::{CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR};
 
 use crate::handles::{Arg, Context, Event, Mem, Queue};
 use crate::library::Code;
 use crate::work::INVALID;
-use crate::{HostBytes, Room, Spec, Work};
+use crate::{HostBytes, Room, Spec, Sums, Work};
 
 /// A buffer of `T`, and its length.
 pub(super) struct Memory<T> {
@@ -21,14 +24,13 @@ pub(super) struct Memory<T> {
 pub(super) type Bytes = Memory<u8>;
 
 impl<T: Copy> Memory<T> {
-    /// `len` elements, in host memory where that is the device's own.
-    pub fn new(context: &Context, len: usize, unified: bool) -> Result<Self, Code> {
-        let place = if unified { CL_MEM_ALLOC_HOST_PTR } else { 0 };
+    /// `len` elements.
+    pub fn new(context: &Context, len: usize) -> Result<Self, Code> {
         // No buffer is empty.
         let len = len.max(1);
         let bytes = len.checked_mul(size_of::<T>()).ok_or(INVALID)?;
         Ok(Self {
-            mem: context.memory(CL_MEM_READ_WRITE | place, bytes)?,
+            mem: context.memory(CL_MEM_READ_WRITE, bytes)?,
             len,
             of: PhantomData,
         })
@@ -55,6 +57,50 @@ impl<T: Copy> Memory<T> {
             true => Ok(()),
             false => Err(INVALID),
         }
+    }
+}
+
+/// Memory of the host that the device copies from and to. The driver makes it, and pins it where it copies faster that
+/// way.
+pub(super) struct Staged<T> {
+    at: NonNull<T>,
+    len: usize,
+    /// Keeps it.
+    _mem: Mem,
+}
+
+// SAFETY: memory of its own, which one thread uses at a time, as its owner is borrowed.
+unsafe impl<T: Send> Send for Staged<T> {}
+
+impl<T: Pod> Staged<T> {
+    /// `len` elements, all zero.
+    pub fn new(context: &Context, queue: &Queue, len: usize) -> Result<Self, Code> {
+        let len = len.max(1);
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(INVALID)?;
+        let mem = context.memory(CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR, bytes)?;
+        let at = NonNull::new(queue.map(&mem, bytes)?.cast::<T>()).ok_or(INVALID)?;
+        if !at.is_aligned() {
+            return Err(INVALID);
+        }
+        // SAFETY: the driver has mapped so many bytes, aligned, for the host to write.
+        unsafe { at.write_bytes(0, len) };
+        Ok(Self { at, len, _mem: mem })
+    }
+}
+
+impl<T> Deref for Staged<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many elements were mapped, and set to zero; the memory lives as long as this.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T> DerefMut for Staged<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; this is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
 
@@ -135,38 +181,41 @@ pub(super) struct Scratch {
     pub gate_bias: Memory<f32>,
     pub up_bias: Memory<f32>,
     pub hidden: Memory<f32>,
+    /// Pairs that fired, zero between pieces of work.
     pub fired: Memory<i32>,
+    /// Sums of clusters, and behind them how many pairs fired.
     pub sums: Memory<f32>,
-    of_x: Vec<u8>,
+    /// Those of rows, and the same.
+    pub totals: Memory<f32>,
+    of_x: Staged<u8>,
     of_mask: Vec<u64>,
     of_bias: [Vec<f32>; 2],
-    of_fired: [i32; 1],
-    pub answer: Vec<f32>,
-    pub count: [i32; 1],
+    answer: Staged<f32>,
 }
 
 impl Scratch {
-    pub fn new(context: &Context, spec: &Spec, room: &Room) -> Result<Self, Code> {
+    pub fn new(context: &Context, queue: &Queue, spec: &Spec, room: &Room) -> Result<Self, Code> {
         let (rows, neurons) = (room.rows, room.clusters * spec.cluster);
         let (pairs, sums) = (room.pairs * spec.cluster, room.pairs * spec.d);
         let token_bytes = spec.token_bytes;
+        let mut fired = Memory::new(context, 1)?;
+        start_with(queue, &mut fired, &[0])?;
         Ok(Self {
             cluster: spec.cluster,
             d: spec.d,
             token_bytes,
-            x: Memory::new(context, token_bytes * rows, true)?,
-            mask: Memory::new(context, pairs / 64, true)?,
-            gate_bias: Memory::new(context, neurons, true)?,
-            up_bias: Memory::new(context, neurons, true)?,
-            hidden: Memory::new(context, pairs, false)?,
-            fired: Memory::new(context, 1, true)?,
-            sums: Memory::new(context, sums, true)?,
-            of_x: Vec::with_capacity(token_bytes * rows),
+            x: Memory::new(context, token_bytes * rows)?,
+            mask: Memory::new(context, pairs / 64)?,
+            gate_bias: Memory::new(context, neurons)?,
+            up_bias: Memory::new(context, neurons)?,
+            hidden: Memory::new(context, pairs)?,
+            fired,
+            sums: Memory::new(context, sums + 1)?,
+            totals: Memory::new(context, rows * spec.d + 1)?,
+            of_x: Staged::new(context, queue, token_bytes * rows)?,
             of_mask: Vec::with_capacity(pairs / 64),
             of_bias: [Vec::with_capacity(neurons), Vec::with_capacity(neurons)],
-            of_fired: [0],
-            answer: vec![0.0; sums],
-            count: [0],
+            answer: Staged::new(context, queue, sums + 1)?,
         })
     }
 
@@ -175,12 +224,12 @@ impl Scratch {
         let neurons = work.clusters * self.cluster;
         self.hidden.fits(0, neurons * work.rows)?;
         self.gate_bias.fits(0, neurons)?;
-        self.sums.fits(0, work.rows * self.d)?;
+        self.totals.fits(0, work.rows * self.d + 1)?;
         if work.x.len() != self.token_bytes * work.rows {
             return Err(INVALID);
         }
-        self.of_x.clear();
-        self.of_x.extend_from_slice(work.x);
+        let x = self.of_x.get_mut(..work.x.len()).ok_or(INVALID)?;
+        x.copy_from_slice(work.x);
         self.of_mask.clear();
         self.of_mask.extend_from_slice(work.mask.unwrap_or(&[]));
         for (to, from) in self.of_bias.iter_mut().zip([work.gate_bias, work.up_bias]) {
@@ -188,28 +237,41 @@ impl Scratch {
             to.extend_from_slice(from);
         }
         let [gate, up] = &self.of_bias;
-        begin(queue, &mut self.x, &self.of_x)?;
+        begin(queue, &mut self.x, x)?;
         begin(queue, &mut self.mask, &self.of_mask)?;
         begin(queue, &mut self.gate_bias, gate)?;
-        begin(queue, &mut self.up_bias, up)?;
-        begin(queue, &mut self.fired, &self.of_fired)
+        begin(queue, &mut self.up_bias, up)
     }
 
-    /// Begins to copy `len` sums back; done when the event is.
-    pub fn read(&mut self, queue: &Queue, len: usize) -> Result<Event, Code> {
-        self.sums.fits(0, len)?;
-        let answer = &mut self.answer[..len];
-        let count = &mut self.count;
-        // SAFETY: both lengths fit, and neither vector is touched or freed before the work is
-        // taken: it is waited for by `take` and `prepare`, and the queue is dropped before them.
-        unsafe {
-            let counted = queue.read(&self.fired.mem, 0, count)?;
-            match answer.is_empty() {
-                true => Ok(counted),
-                false => queue.read(&self.sums.mem, 0, answer),
-            }
-        }
+    /// Begins to copy back what a piece of work with `sums` comes to, `len` floats, and behind them how many pairs
+    /// fired; done when the event is.
+    pub fn read(
+        &mut self,
+        queue: &Queue,
+        sums: Sums,
+        rows: usize,
+        len: usize,
+    ) -> Result<Event, Code> {
+        let (from, count) = match sums {
+            Sums::Each => (&self.sums, len),
+            Sums::Total { .. } => (&self.totals, rows * self.d),
+        };
+        let to = self.answer.get_mut(..len + 1).ok_or(INVALID)?;
+        read(queue, from, count - len, to)
     }
+
+    /// So many sums of work that is done, and how many pairs fired.
+    pub fn answer(&self, len: usize) -> Option<(&[f32], u32)> {
+        let (count, sums) = self.answer.get(..=len)?.split_last()?;
+        Some((sums, count.to_bits()))
+    }
+}
+
+/// Copies `from` to the start of a buffer, and waits for it.
+fn start_with<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> Result<(), Code> {
+    to.fits(0, from.len())?;
+    // SAFETY: `from` is read before the call returns, and its length fits, as was just checked.
+    unsafe { queue.write(&to.mem, 0, from, true) }
 }
 
 /// Begins to copy `from` to the start of a buffer.

@@ -130,7 +130,7 @@ impl Device {
         driver("finish", self.queue.finish())?;
         (self.underway, self.prepared) = (None, None);
         self.parts.clear();
-        self.prepared = Some(Prepared::new(spec));
+        self.prepared = Some(Prepared::new(spec, self.facts.units));
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl Device {
         self.underway = None;
         let prepared = self.prepared.as_mut().ok_or_else(unprepared)?;
         prepared.scratch = None;
-        let scratch = Scratch::new(&self.context, &prepared.spec, room);
+        let scratch = Scratch::new(&self.context, &self.queue, &prepared.spec, room);
         prepared.scratch = Some(driver("make buffers", scratch)?);
         Ok(())
     }
@@ -335,13 +335,15 @@ impl Device {
         }
         let scratch = self.prepared.as_ref().and_then(|p| p.scratch.as_ref());
         let scratch = scratch.ok_or_else(unprepared)?;
-        let sums = &scratch.answer[..underway.sums];
-        if out.len() != sums.len() {
-            return Err(Error("was asked for other sums".into()));
-        }
-        out.copy_from_slice(sums);
+        let fired = match scratch.answer(underway.sums) {
+            Some((sums, fired)) if sums.len() == out.len() => {
+                out.copy_from_slice(sums);
+                fired
+            }
+            _ => return Err(Error("was asked for other sums".into())),
+        };
         Ok(Taken {
-            fired: scratch.count[0] as u64,
+            fired: fired.into(),
             nanoseconds: underway.nanoseconds(),
         })
     }
@@ -378,7 +380,7 @@ impl Device {
     pub fn make_product_room(&mut self, x: usize, y: usize) -> Result<(), Error> {
         driver("finish", self.queue.finish())?;
         self.underway = None;
-        self.products.make_room(&self.context, x, y)
+        self.products.make_room([x, y], &self.context, &self.queue)
     }
 
     /// Begins products of blocks with `tokens` tokens, whose input is `x`.
@@ -433,7 +435,7 @@ impl Device {
         driver("finish", self.queue.finish())?;
         self.underway = None;
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        attention.make_room(&self.context, room)
+        attention.make_room(&self.context, &self.queue, room)
     }
 
     /// Makes a layer's attention known; its number.

@@ -12,11 +12,15 @@ const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
 
+/// Items that fill a compute unit, so that some work while others wait for memory.
+const UNIT: usize = 1024;
+
 /// Kernels of sums, for an order.
 struct SumsMade {
     order: Order,
     sums: Kernel,
     totals: Kernel,
+    added: Kernel,
 }
 
 /// The kernels for an FFN, and buffers for pieces of work.
@@ -26,17 +30,20 @@ pub(super) struct Prepared {
     sums: Vec<SumsMade>,
     /// Those that run.
     kernels: Kernels,
+    /// Items that the device computes at once.
+    items: usize,
     pub scratch: Option<Scratch>,
 }
 
 impl Prepared {
-    /// For an FFN; without kernels and buffers yet.
-    pub fn new(spec: &Spec) -> Self {
+    /// For an FFN on a device of so many units; without kernels and buffers yet.
+    pub fn new(spec: &Spec, units: u32) -> Self {
         Self {
             spec: spec.clone(),
             hidden: Vec::new(),
             sums: Vec::new(),
             kernels: Kernels::default(),
+            items: units as usize * UNIT,
             scratch: None,
         }
     }
@@ -69,6 +76,7 @@ impl Prepared {
                     order,
                     sums: program.kernel("cluster_sums")?,
                     totals: program.kernel("row_totals")?,
+                    added: program.kernel("added_sums")?,
                 })
             };
             self.sums.push(driver("make kernels", make())?);
@@ -97,7 +105,7 @@ fn flags(work: &Work<'_>) -> i32 {
     flags.iter().filter(|f| f.0).map(|f| f.1).sum()
 }
 
-/// Copies inputs to the device and starts both kernels.
+/// Copies inputs to the device and starts the kernels.
 pub(super) fn start(
     queue: &Queue,
     prepared: &mut Prepared,
@@ -127,44 +135,48 @@ pub(super) fn start(
         Arg::Float(work.cut),
     ];
     let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
-    let of_sums = [
-        part,
-        scratch.hidden.arg(),
-        scratch.sums.arg(),
-        first,
-        neurons,
-        end,
-        rows,
-        clusters,
-        Arg::Int(goes_on.into()),
+    let goes_on = Arg::Int(goes_on.into());
+    let (hidden, fired) = (scratch.hidden.arg(), scratch.fired.arg());
+    let (sums, totals) = (scratch.sums.arg(), scratch.totals.arg());
+    let counts = Arg::Int((work.sums == Sums::Each).into());
+    let of_clusters = [part, hidden, sums, first, neurons, end, rows, fired, counts];
+    let of_rows = [
+        part, hidden, totals, first, neurons, end, rows, clusters, fired, goes_on,
     ];
-    let Kernels {
-        order,
-        hidden,
-        sums,
-    } = prepared.kernels;
-    let way = hidden.of(work.rows);
+    let of_added = [sums, totals, rows, clusters, fired, goes_on];
+    let kernels = prepared.kernels;
+    let (order, way) = (kernels.order, kernels.hidden.of(work.rows));
     let of_way = made_as(&mut prepared.hidden, order, way.form)?;
     let mut of_order = prepared.sums.iter_mut();
     let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
     let tiles = work.rows.div_ceil(TILE);
     let items = [work.clusters * spec.cluster, tiles, way.group];
-    let elements = [spec.d.next_multiple_of(sums), tiles, work.clusters];
+    let group = kernels.sums;
+    let width = spec.d.next_multiple_of(group);
+    let both = [&[width, tiles, work.clusters], &[group, 1, 1][..]];
+    // Cluster after cluster only where rows are enough for the whole device.
+    let at_once = width * tiles >= prepared.items || work.clusters == 1;
     // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
     // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
     // kernels compare neurons with the part's number.
     let begun = unsafe {
         let begun = of_way.run(queue, &of_hidden, items)?;
-        let (kernel, args, dims) = match work.sums {
-            Sums::Each => (&mut of_order.sums, 7, 3),
-            Sums::Total { .. } => (&mut of_order.totals, 9, 2),
-        };
-        let group = [sums, 1, 1];
-        kernel.run(queue, &of_sums[..args], [&elements[..dims], &group[..dims]])?;
+        match work.sums {
+            Sums::Each => _ = of_order.sums.run(queue, &of_clusters, both)?,
+            Sums::Total { .. } if at_once => {
+                let items: [&[usize]; 2] = [&[width, tiles], &[group, 1]];
+                of_order.totals.run(queue, &of_rows, items)?;
+            }
+            Sums::Total { .. } => {
+                of_order.sums.run(queue, &of_clusters, both)?;
+                let items: [&[usize]; 2] = [&[width, work.rows], &[group, 1]];
+                of_order.added.run(queue, &of_added, items)?;
+            }
+        }
         begun
     };
     let sums = vectors * spec.d;
-    let done = scratch.read(queue, sums)?;
+    let done = scratch.read(queue, work.sums, work.rows, sums)?;
     queue.flush()?;
     Ok(Underway { sums, begun, done })
 }

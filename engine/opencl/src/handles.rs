@@ -282,6 +282,8 @@ pub(super) enum Arg<'a> {
     /// A number.
     Int(i32),
     /// A number.
+    Long(u64),
+    /// A number.
     Float(f32),
     /// So many bytes of local memory.
     Local(usize),
@@ -304,6 +306,7 @@ impl Kernel {
             let (len, at): (usize, *const c_void) = match arg {
                 Arg::Mem(mem) => (size_of::<cl_mem>(), (&raw const mem.raw).cast()),
                 Arg::Int(value) => (size_of::<i32>(), std::ptr::from_ref(value).cast()),
+                Arg::Long(value) => (size_of::<u64>(), std::ptr::from_ref(value).cast()),
                 Arg::Float(value) => (size_of::<f32>(), std::ptr::from_ref(value).cast()),
                 Arg::Local(len) => (*len, null()),
             };

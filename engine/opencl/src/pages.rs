@@ -34,7 +34,7 @@ impl Pages {
             )));
         }
         let bytes = match copied {
-            true => Bytes::new(at.context, len, false),
+            true => Bytes::new(at.context, len),
             // SAFETY: `memory` is kept longer than the buffer. Kernels only read it, and of it only pages that the
             // work holds, so that nobody writes them.
             false => unsafe { Bytes::of_cells(at.context, (*memory).as_ref()) },
@@ -55,7 +55,7 @@ impl Pages {
         self.bytes.arg()
     }
 
-    /// Where a layer begins in a page, whose bytes of it are copied if they have to be.
+    /// Where a page begins, whose bytes of a layer are copied if they have to be.
     pub fn place(
         &mut self,
         queue: &Queue,
@@ -64,10 +64,15 @@ impl Pages {
         page: &KvPage,
     ) -> Result<u64, Code> {
         let (first, len) = (layer.first, spec.layer_bytes);
-        let at = self.place_of(&page.bytes, first + len).ok_or(INVALID)? + first;
+        let at = self.place_of(&page.bytes, first + len).ok_or(INVALID)?;
         if self.copied && page.stale {
             let bytes: &[u8] = (*page.bytes).as_ref();
-            begin_part(queue, &mut self.bytes, at, &bytes[first..first + len])?;
+            begin_part(
+                queue,
+                &mut self.bytes,
+                at + first,
+                &bytes[first..first + len],
+            )?;
         }
         Ok(at as u64)
     }

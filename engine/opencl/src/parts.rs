@@ -70,14 +70,14 @@ impl Part {
             true => Self::Filling(Pages::new(len, advise).ok_or_else(none)?),
             false => Self::Own(driver(
                 &format!("give {len} bytes"),
-                Bytes::new(context, len, false),
+                Bytes::new(context, len),
             )?),
         })
     }
 
     /// `len` bytes of memory that both have, which may be written whenever no work on them is under way.
     pub fn rewritten(context: &Context, len: usize) -> Result<Self, Error> {
-        let bytes = Bytes::new(context, len, true);
+        let bytes = Bytes::new(context, len);
         Ok(Self::Own(driver(&format!("give {len} bytes"), bytes)?))
     }
 

@@ -1,6 +1,6 @@
 //! Products of matrices that the host holds too.
 
-use crate::buffers::{Bytes, Memory, begin, read, write};
+use crate::buffers::{Bytes, Memory, Staged, begin, read, write};
 use crate::forms::{Extensions, Made, Maker, Order, Variant, Ways, made_as};
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
@@ -24,8 +24,8 @@ struct Matrix {
 struct Room {
     x: Bytes,
     y: Memory<f32>,
-    of_x: Vec<u8>,
-    answer: Vec<f32>,
+    of_x: Staged<u8>,
+    answer: Staged<f32>,
 }
 
 /// The kernels for matrices of a format and width.
@@ -123,7 +123,7 @@ impl Products {
         let memory = match at.unified {
             true => driver("share a matrix", Bytes::of_host(at.context, &bytes))?,
             false => {
-                let made = Bytes::new(at.context, len, false);
+                let made = Bytes::new(at.context, len);
                 let mut made = driver(&format!("give {len} bytes"), made)?;
                 let host = (*bytes).as_ref();
                 let written = match at.order {
@@ -187,14 +187,19 @@ impl Products {
     }
 
     /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
-    pub fn make_room(&mut self, context: &Context, x: usize, y: usize) -> Result<(), Error> {
+    pub fn make_room(
+        &mut self,
+        [x, y]: [usize; 2],
+        context: &Context,
+        queue: &Queue,
+    ) -> Result<(), Error> {
         self.room = None;
         let make = || -> Result<Room, Code> {
             Ok(Room {
-                x: Bytes::new(context, x, true)?,
-                y: Memory::new(context, y, true)?,
-                of_x: Vec::with_capacity(x),
-                answer: vec![0.0; y],
+                x: Bytes::new(context, x)?,
+                y: Memory::new(context, y)?,
+                of_x: Staged::new(context, queue, x)?,
+                answer: Staged::new(context, queue, y)?,
             })
         };
         self.room = Some(driver("make buffers", make())?);
@@ -244,9 +249,9 @@ impl Products {
                 return Err(INVALID);
             }
         }
-        room.of_x.clear();
-        room.of_x.extend_from_slice(x);
-        begin(queue, &mut room.x, &room.of_x)?;
+        let staged = room.of_x.get_mut(..x.len()).ok_or(INVALID)?;
+        staged.copy_from_slice(x);
+        begin(queue, &mut room.x, staged)?;
         let (mut at, mut begun) = (0, None);
         for block in blocks {
             let (x, y) = (&room.x, &room.y);

@@ -94,7 +94,7 @@ impl Streamed {
     pub fn new(context: &Context, queue: Queue, len: usize) -> Result<Self, Error> {
         let make = || -> Result<Self, Code> {
             Ok(Self {
-                bytes: Bytes::new(context, len, false)?,
+                bytes: Bytes::new(context, len)?,
                 staging: Mapped::new(context, queue, len)?,
                 copied: Vec::new(),
                 first: None,

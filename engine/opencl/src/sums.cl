@@ -71,11 +71,21 @@ void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, i
     }
 }
 
+// Puts how many pairs fired behind sums, and counts anew.
+void counted(__global float *sums, size_t end, __global int *fired) {
+    ((__global int *)sums)[end] = fired[0];
+    fired[0] = 0;
+}
+
 // sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
-// rows. Those beyond the last element have nothing to do.
+// rows. Those beyond the last element have nothing to do. Where it `counts`, how many pairs fired is behind them.
 __kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
-                           int first, int neurons, int end, int rows) {
+                           int first, int neurons, int end, int rows, __global int *fired,
+                           int counts) {
     int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
+    if (counts && j == 0 && row == 0 && cluster == 0) {
+        counted(sums, get_global_size(2) * (size_t)rows * D, fired);
+    }
     if (j >= D) {
         return;
     }
@@ -90,10 +100,14 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
 }
 
 // totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there. Items
-// as above, but for the clusters.
+// as above, but for the clusters. Behind them is how many pairs fired.
 __kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
-                         int first, int neurons, int end, int rows, int clusters, int goes_on) {
+                         int first, int neurons, int end, int rows, int clusters,
+                         __global int *fired, int goes_on) {
     int j = get_global_id(0), row = get_global_id(1) * TILE;
+    if (j == 0 && row == 0) {
+        counted(totals, (size_t)rows * D, fired);
+    }
     if (j >= D) {
         return;
     }
@@ -114,4 +128,22 @@ __kernel void row_totals(bytes part, __global const float *hidden, __global floa
     for (int t = 0; t < here; ++t) {
         totals[(size_t)(row + t) * D + j] = total[t];
     }
+}
+
+// The same of sums of clusters. An item has an element of a row.
+__kernel void added_sums(__global const float *sums, __global float *totals, int rows,
+                         int clusters, __global int *fired, int goes_on) {
+    int j = get_global_id(0), row = get_global_id(1);
+    if (j == 0 && row == 0) {
+        counted(totals, (size_t)rows * D, fired);
+    }
+    if (j >= D) {
+        return;
+    }
+    size_t at = (size_t)row * D + j;
+    float total = goes_on ? totals[at] : 0.0f;
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        total += sums[(size_t)cluster * rows * D + at];
+    }
+    totals[at] = total;
 }

@@ -293,7 +293,11 @@ impl Timing {
             gate_bias: &[],
             up_bias: &[],
             end: usize::MAX,
-            sums: Sums::Each,
+            // As for next tokens.
+            sums: Sums::Total {
+                begins: true,
+                ends: true,
+            },
         }
     }
 }
@@ -432,7 +436,7 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
 
 /// Seconds of the device for some work.
 fn alone(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<f64, DeviceError> {
-    let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
+    let mut sums = vec![0.0; work.sums.vectors(work.clusters.len(), work.rows()) * shape.d];
     let start = Moment::now();
     let ticket = device.submit(work)?;
     let took = match device.take(ticket, &mut sums)?.took {
@@ -451,7 +455,7 @@ fn fastest(
     shape: &DenseShape,
 ) -> Result<[f64; 2], DeviceError> {
     let mut best = [f64::INFINITY; 2];
-    let mut sums = vec![0.0; work.clusters.len() * work.rows() * shape.d];
+    let mut sums = vec![0.0; work.sums.vectors(work.clusters.len(), work.rows()) * shape.d];
     let runs = RUNS[usize::from(work.rows() > 1)];
     for _ in 0..runs {
         let start = Moment::now();

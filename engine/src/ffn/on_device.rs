@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::mask;
 use super::pairs::Inputs;
+use super::reduce::is_plain;
 use super::state::Ffn;
 use super::stream::of_clusters;
 use crate::counters::nanoseconds;
@@ -17,6 +18,8 @@ pub(super) struct Submitted {
     ticket: Ticket,
     /// Its items.
     items: Range<usize>,
+    /// Their sums come added up.
+    total: bool,
     /// When, by the tracer.
     start: u64,
 }
@@ -39,6 +42,8 @@ impl Ffn {
         let words = mask::words(of.rows);
         let wanted = of.wanted(&self.pairs.wanted);
         let from = inputs.of(0);
+        // Sums are added in the order of items: only the first of all can be added elsewhere.
+        let total = items.start == 0 && is_plain(&inputs.at.units[0]);
         let start = self.store.tracer().now();
         let ticket = self.store.submit_work(of.bank, |part| Work {
             part,
@@ -50,17 +55,24 @@ impl Ffn {
             gate_bias: of_clusters(from.bias.gate, &clusters),
             up_bias: of_clusters(from.bias.up, &clusters),
             end: usize::MAX,
-            sums: Sums::Each,
+            sums: match total {
+                true => Sums::Total {
+                    begins: true,
+                    ends: true,
+                },
+                false => Sums::Each,
+            },
         })?;
         self.lost |= ticket.is_none();
         Ok(ticket.map(|ticket| Submitted {
             ticket,
             items,
+            total,
             start,
         }))
     }
 
-    /// Takes the sums of what was submitted, `width` floats for each item of `group`.
+    /// Takes the sums of what was submitted, `width` floats for each item of `group`, or for all that were added up.
     pub(super) fn take(
         &mut self,
         submitted: Submitted,
@@ -70,10 +82,13 @@ impl Ffn {
         let Submitted {
             ticket,
             items,
+            total,
             start,
         } = submitted;
         let at = items.start - group.start..items.end - group.start;
+        let at = at.start..if total { at.start + 1 } else { at.end };
         let sums = &mut self.partials[at.start * width..at.end * width];
+        self.added = if total { items.clone() } else { 0..0 };
         match self.store.take_sums(ticket, sums)? {
             Some(taken) => {
                 self.counts.fired += taken.fired;

@@ -40,7 +40,12 @@ impl Ffn {
     ) {
         let used = &mut self.schedule.used;
         used.clear();
-        used.extend(items.clone().map(|item| self.store.is_needed(item)));
+        // Those that were added up lie where the first of them does.
+        let added = std::mem::replace(&mut self.added, 0..0);
+        used.extend(items.clone().map(|item| match added.contains(&item) {
+            true => item == added.start,
+            false => self.store.is_needed(item),
+        }));
         let group = Group {
             partials: &self.partials[..items.len() * width],
             units: &self.units,
@@ -77,7 +82,7 @@ impl Ffn {
 }
 
 /// Whether a unit takes all rows with weight 1.
-fn is_plain(work: &BankWork<'_>) -> bool {
+pub(super) fn is_plain(work: &BankWork<'_>) -> bool {
     matches!(work.rows, Rows::All(_)) && work.weights.is_none()
 }
 

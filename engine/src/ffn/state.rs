@@ -1,5 +1,7 @@
 //! State for computing the FFN of every layer: store, predictors, buffers.
 
+use std::ops::Range;
+
 use emberflow_models::config::ModelConfig;
 
 use super::gates_ahead::GatesAhead;
@@ -128,6 +130,8 @@ pub(crate) struct Ffn {
     pub(super) tops: Tops,
     /// Those that the predictor of the bank being computed has estimated; empty without any.
     pub(super) cutoffs: Vec<f32>,
+    /// Items of the group whose sums a device has added up; the first of them has the total.
+    pub(super) added: Range<usize>,
     /// A device failed in this layer: its sums are missing.
     pub(super) lost: bool,
     /// Clusters that pass through its buffers.
@@ -177,6 +181,7 @@ impl Ffn {
             counts: Counts::default(),
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
+            added: 0..0,
             lost: false,
             streaming: Streaming::default(),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
