@@ -305,11 +305,14 @@ impl Tracer {
         }
     }
 
-    /// Records what an accelerator did in `nanoseconds` from `start` on.
+    /// Records what an accelerator did in `nanoseconds` from `start` on, or until now where it has no clock.
     #[inline]
     pub fn accelerator(&self, kind: &'static Kind, values: [u64; 2], start: u64, nanoseconds: u64) {
         if let Some(trace) = &self.0 {
-            let end = start + nanoseconds;
+            let end = match nanoseconds {
+                0 => trace.now(),
+                _ => start + nanoseconds,
+            };
             let span = Span {
                 kind,
                 values,

@@ -153,10 +153,10 @@ impl Found {
         Context::made(raw, code, self.of)
     }
 
-    /// A queue with a clock.
-    pub fn queue(&self, context: &Context) -> Result<Queue, Code> {
+    /// A queue, with a clock or without.
+    pub fn queue(&self, context: &Context, clock: bool) -> Result<Queue, Code> {
         let (of, mut code) = (self.of, 0);
-        let properties = CL_QUEUE_PROFILING_ENABLE;
+        let properties = if clock { CL_QUEUE_PROFILING_ENABLE } else { 0 };
         // SAFETY: the device is the context's.
         let raw =
             unsafe { (of.clCreateCommandQueue)(context.raw, self.id, properties, &raw mut code) };

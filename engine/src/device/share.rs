@@ -11,7 +11,9 @@ use emberflow_storage::trace::Tracer;
 use super::check::{accept, deviation, wrong};
 use super::numbers::Numbers;
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
-use super::{Block, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes};
+use super::{
+    Block, DeviceError, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes,
+};
 use crate::error::Error;
 use crate::input::Input;
 use crate::matrix::Matrix;
@@ -201,7 +203,7 @@ impl Sharing<'_> {
     }
 
     /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,
-    /// both at work at once, and how far their products are from each other.
+    /// both at work at once where they share a memory, and how far their products are from each other.
     fn one(
         &mut self,
         matrix: &Matrix,
@@ -221,15 +223,21 @@ impl Sharing<'_> {
         };
         let start = Moment::now();
         let ticket = self.device.dense().multiply(&[block], input)?;
+        let mut take = || -> Result<Duration, DeviceError> {
+            let took = self.device.dense().take_products(ticket, &mut found)?;
+            Ok(match took.is_zero() {
+                // It has no clock of its own.
+                true => start.elapsed(),
+                false => took,
+            })
+        };
+        // What has a memory of its own is not slowed by the CPU, and need not have a clock.
+        let apart = !self.device.dense().facts().unified;
+        let before = if apart { Some(take()?) } else { None };
         let submitted = Moment::now();
         matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut expected);
         let busy = submitted.elapsed();
-        let took = self.device.dense().take_products(ticket, &mut found)?;
-        let took = match took.is_zero() {
-            // It has no clock of its own.
-            true => start.elapsed(),
-            false => took,
-        };
+        let took = before.map_or_else(take, Ok)?;
         let both = expected
             .chunks_exact(matrix.rows())
             .zip(found.chunks_exact(rows));
