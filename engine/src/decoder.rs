@@ -12,6 +12,7 @@ use emberflow_storage::clock::Moment;
 
 use crate::attention::AttentionLayer;
 use crate::attention::try_on::{Placed, Trying};
+use crate::chain::{Layers, Whole};
 use crate::device::InUse;
 use crate::embedding::Embedding;
 use crate::error::Error;
@@ -71,6 +72,13 @@ pub(crate) struct Hooks<'a, 'b> {
     pub yields: Option<&'a dyn Fn() -> bool>,
 }
 
+impl Hooks<'_, '_> {
+    /// Whether somebody sees, or gives, what lies between layers.
+    pub fn looks_inside(&self) -> bool {
+        self.observer.is_some() || self.attention.is_some() || self.between.is_some()
+    }
+}
+
 /// See [`StreamRows`].
 #[derive(Clone, Copy)]
 pub(crate) struct Between<'a> {
@@ -94,6 +102,8 @@ pub(crate) struct Decoder {
     pub rope: Ropes,
     /// Where attention is computed.
     pub placed: Placed,
+    /// Where a device computes whole passes.
+    pub layers: Option<Layers>,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -146,6 +156,7 @@ impl Decoder {
             tracer: self.ffn.store.tracer().clone(),
         };
         self.placed = trying.decide()?;
+        self.layers = Layers::new(self, options);
         Ok(())
     }
 
@@ -185,6 +196,15 @@ impl Decoder {
                 0
             }
         };
+        let whole = match first {
+            0 => self.compute_whole(pass, spans, &hooks)?,
+            _ => Whole::No,
+        };
+        let first = match whole {
+            Whole::Done => self.weights.layers.len(),
+            _ => first,
+        };
+        let start = Moment::now();
         for layer in first..self.weights.layers.len() {
             self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);
@@ -192,6 +212,9 @@ impl Decoder {
             if more && hooks.yields.is_some_and(|yields| yields()) {
                 return Ok(false);
             }
+        }
+        if let Whole::Compare(seconds) = whole {
+            self.compare_whole(pass, [start.elapsed().as_secs_f64(), seconds]);
         }
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);

@@ -144,6 +144,12 @@ impl Engine {
         })
     }
 
+    /// Passes all of whose layers a device has computed one after the other.
+    pub(crate) fn whole_passes(&self) -> u64 {
+        let layers = self.decoder.layers.as_ref();
+        layers.map_or(0, |layers| layers.passes)
+    }
+
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.decoder.config
@@ -585,6 +591,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         on,
         rope: Ropes::new(&c, rows, options.context),
         placed: Placed::without(),
+        layers: None,
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),

@@ -18,6 +18,7 @@
 mod ablation;
 mod attention;
 pub mod bundle;
+mod chain;
 pub mod constraint;
 mod counters;
 mod decoder;

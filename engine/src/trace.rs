@@ -74,6 +74,12 @@ pub static ATTEND: Kind = Kind {
     keys: ["layer", "rows"],
 };
 
+/// All layers of a pass on a device, from submission to the last result.
+pub static LAYERS: Kind = Kind {
+    name: "layers",
+    keys: ["layers", "rows"],
+};
+
 /// A device's part of a layer's FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, Choices, CpuDevice,
-    Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Input,
-    Kernels, KvMemory, Lease, NeuronRows, Order, Part, ProductRoom, Room, SharedMatrix, Taken,
-    Team, Ticket, USUAL_GROUP, Ways, Work, list,
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, Chain, ChainRoom,
+    Chained, Choices, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts,
+    Form, HostBytes, Input, Kernels, KvMemory, Lease, NeuronRows, Order, Part, ProductRoom, Room,
+    SharedMatrix, Taken, Team, Ticket, USUAL_GROUP, Ways, Work, list,
 };
 use emberflow_kernels::DType;
 
@@ -97,6 +97,12 @@ pub enum Fault {
     Attend,
     /// See `Attend`.
     TakeAttention,
+    /// It ends at layers one after the other, once armed: while they are begun, or while they are waited for.
+    Chain,
+    /// See `Chain`.
+    TakeChain,
+    /// What comes out of them is a little off.
+    OffChain,
     /// It has no memory for passes of more rows than this, once its check is over.
     Room(usize),
     /// Its attention is wrong, or a little off.
@@ -308,6 +314,49 @@ impl Dense for Faulty {
         }
     }
 
+    fn chains(&self) -> bool {
+        self.inner.dense().chains()
+    }
+
+    fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), DeviceError> {
+        self.inner.dense().make_chain_room(room)
+    }
+
+    fn chain(&mut self, work: &Chain<'_>) -> Result<Ticket, DeviceError> {
+        if matches!(self.fault, Fault::Chain | Fault::TakeChain) {
+            let left = self.left.fetch_sub(1, Ordering::Relaxed);
+            if left == 0 && matches!(self.fault, Fault::Chain) {
+                return Err(self.lost());
+            }
+        }
+        self.inner.dense().chain(work)
+    }
+
+    fn take_chain(&mut self, ticket: Ticket, to: Chained<'_>) -> Result<Taken, DeviceError> {
+        let Chained { x, stored } = to;
+        let taken = self.inner.dense().take_chain(
+            ticket,
+            Chained {
+                x: &mut *x,
+                stored: &mut *stored,
+            },
+        )?;
+        let left = self.left.load(Ordering::Relaxed);
+        match self.fault {
+            // What it had computed by then may be anywhere.
+            Fault::TakeChain if left == usize::MAX => {
+                x.fill(f32::NAN);
+                stored.fill(f32::NAN);
+                Err(self.lost())
+            }
+            Fault::OffChain => {
+                x[0] *= 1.000_001;
+                Ok(taken)
+            }
+            _ => Ok(taken),
+        }
+    }
+
     fn take_attention(
         &mut self,
         ticket: Ticket,
@@ -342,7 +391,13 @@ impl Dense for Faulty {
     }
 
     fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let counts = !matches!(self.fault, Fault::Attend | Fault::TakeAttention);
+        let others = [
+            Fault::Attend,
+            Fault::TakeAttention,
+            Fault::Chain,
+            Fault::TakeChain,
+        ];
+        let counts = !others.contains(&self.fault);
         let left = match counts {
             true => self.left.fetch_sub(1, Ordering::Relaxed),
             false => usize::MAX,

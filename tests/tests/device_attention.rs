@@ -260,7 +260,7 @@ fn a_device_lost_in_the_middle_of_attention_changes_no_bit() {
     let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
     let tokens = text(60, 900);
     let expected = bits(&all_logits(&mut demo(options()), &tokens, 16));
-    for device in devices() {
+    for device in plain_devices() {
         for (fault, lost_at) in [
             (Fault::Attend, 0),
             // In the second chunk of the prompt, and behind it.

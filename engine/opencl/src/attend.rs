@@ -62,6 +62,8 @@ pub struct RowNorm {
 /// A layer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AttentionLayer {
+    /// The norm before the FFN, of layers that are computed one after the other.
+    pub after: Option<RowNorm>,
     /// Numbers of the matrices Q, K, V, O.
     pub matrices: [usize; 4],
     /// Which of them take activations in 8 bits.
@@ -134,6 +136,49 @@ pub struct Attended<'a> {
     pub keys: &'a mut [f32],
     /// Their values, the same.
     pub values: &'a mut [f32],
+}
+
+/// A whole layer: its attention, and its FFN, all of whose neurons are on the device.
+#[derive(Clone, Copy)]
+pub struct ChainLayer<'a> {
+    /// Number of its attention.
+    pub attention: usize,
+    /// As in [`Attend`].
+    pub angles: [&'a [f32]; 2],
+    /// As in [`Attend`].
+    pub spans: &'a [AttendSpan],
+    /// Number of the buffer with its neurons, and how many these are.
+    pub part: usize,
+    /// See `part`.
+    pub neurons: usize,
+}
+
+/// Layers one after the other, without a word to the host between them.
+#[derive(Clone, Copy)]
+pub struct Chain<'a> {
+    /// Rows of the residual stream before the first layer, `[rows × d]`.
+    pub x: &'a [f32],
+    /// The layers.
+    pub layers: &'a [ChainLayer<'a>],
+}
+
+/// The largest chains.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChainRoom {
+    /// Most rows.
+    pub rows: usize,
+    /// Most layers.
+    pub layers: usize,
+    /// Most clusters of a layer's FFN.
+    pub clusters: usize,
+}
+
+/// Where the results of a chain go.
+pub struct Chained<'a> {
+    /// Rows of the residual stream behind the last layer.
+    pub x: &'a mut [f32],
+    /// Keys and values as pages have them, `[layer][row][K, V][kv_heads · head_dim]`.
+    pub stored: &'a mut [f32],
 }
 
 impl AttentionLayer {

@@ -81,11 +81,9 @@ float of_squares(const float *own, __local float *lane, int count, float eps) {
     return 1.0f / sqrt(of_team(own, lane) / (float)count + eps);
 }
 
-// Rows of `x` by RMSNorm, or by LayerNorm where they are to be centred. A team has a row.
-__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
-row_norms(__global float *x, values weights, values biases, float eps, int centred) {
-    __local float lane[LANES];
-    x += (size_t)get_global_id(1) * D;
+// A row by RMSNorm, or by LayerNorm where it is to be centred.
+void normed(__global float *x, values weights, values biases, float eps, int centred,
+            __local float *lane) {
     float own[OWN];
     NO_SUM
     EACH(i, D) { MINE(i) += x[i]; }
@@ -99,6 +97,30 @@ row_norms(__global float *x, values weights, values biases, float eps, int centr
     EACH(i, D) {
         x[i] = centred ? fma(x[i] * scale, weights[i], biases[i]) : x[i] * scale * weights[i];
     }
+}
+
+// Rows of `x` by a norm. A team has a row.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+row_norms(__global float *x, values weights, values biases, float eps, int centred) {
+    __local float lane[LANES];
+    normed(x + (size_t)get_global_id(1) * D, weights, biases, eps, centred, lane);
+}
+
+// Adds rows of `plus`, from element `at` on, to the residual stream where it `adds`; `x` is that by a norm. A team has a row.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+next_rows(__global float *residual, values plus, ulong at, int adds, __global float *x,
+          values weights, values biases, float eps, int centred) {
+    __local float lane[LANES];
+    size_t row = (size_t)get_global_id(1) * D;
+    EACH(i, D) {
+        float value = residual[row + i];
+        if (adds) {
+            value += plus[at + row + i];
+            residual[row + i] = value;
+        }
+        x[row + i] = value;
+    }
+    normed(x + row, weights, biases, eps, centred, lane);
 }
 
 // Biases of Q and K, and norms over all heads of each. A team has Q or K of a row.
@@ -273,9 +295,10 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
     mixes[((size_t)query * blocks + block) * HEAD_DIM + e] = sum;
 }
 
-// Puts keys and values of rows into the pages of a device's own memory. An item has an element of both.
+// Puts keys and values of rows into the pages of a device's own memory, and behind element `at` of `log`, [row][K, V][head]
+// [element], where it `logs`. An item has an element of both.
 __kernel void stored(values fresh, __global uchar *pool, __global const ulong *pages,
-                     numbers places, ulong begins) {
+                     numbers places, ulong begins, __global float *log, ulong at, int logs) {
     int e = get_global_id(0), row = get_global_id(1), head = e / HEAD_DIM, i = e % HEAD_DIM;
     if (head >= KV_HEADS) {
         return;
@@ -285,8 +308,15 @@ __kernel void stored(values fresh, __global uchar *pool, __global const ulong *p
     __global uchar *page = pool + pages[place[2] + place[0] / PAGE] + begins;
     size_t key = (size_t)head * PAGE * HEAD_DIM + p / GROUP * GROUP * HEAD_DIM + i * GROUP + p % GROUP;
     size_t value = (size_t)KV_HEADS * PAGE * HEAD_DIM + ((size_t)head * PAGE + p) * WIDTH + i;
-    put(page, key, fresh_at(fresh, place, place[0], 0, head)[i]);
-    put(page, value, fresh_at(fresh, place, place[0], 1, head)[i]);
+    float k = fresh_at(fresh, place, place[0], 0, head)[i];
+    float v = fresh_at(fresh, place, place[0], 1, head)[i];
+    put(page, key, k);
+    put(page, value, v);
+    if (logs) {
+        size_t first = at + (size_t)row * 2 * KV_HEADS * HEAD_DIM + e;
+        log[first] = k;
+        log[first + KV_HEADS * HEAD_DIM] = v;
+    }
 }
 
 // attended[row][head][element]: blocks merged in order, and normalised. An item has an element.

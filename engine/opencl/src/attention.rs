@@ -10,12 +10,14 @@
 //! pieces of work the host writes them. The keys and values of the rows' own positions come back with the result; the
 //! host stores them, and a device with a copy of the pages stores them there.
 
+pub(super) mod chain;
+
 use std::sync::Arc;
 
 use crate::attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, RowNorm,
 };
-use crate::buffers::{Bytes, Memory, Staged, begin, begin_floats, read};
+use crate::buffers::{Bytes, Copies, Memory, Staged, begin, begin_floats, read};
 use crate::handles::{Arg, Context, Event, Kernel, Queue};
 use crate::library::Code;
 use crate::pages::Pages;
@@ -47,6 +49,8 @@ struct Layer {
     of: AttentionLayer,
     /// Weights and biases of the norm before the projections.
     norm: [Memory<f32>; 2],
+    /// The same of the norm before the FFN.
+    after: [Memory<f32>; 2],
     biases: Memory<f32>,
     norms: Memory<f32>,
     sinks: Memory<f32>,
@@ -55,6 +59,7 @@ struct Layer {
 /// Kernels, in the order in which they run.
 struct Kernels {
     row_norms: Kernel,
+    next_rows: Kernel,
     whole_norms: Kernel,
     heads: Kernel,
     scores: Kernel,
@@ -90,31 +95,6 @@ struct Buffers {
     answer: Staged<f32>,
 }
 
-/// What is copied to the device if it is not what was copied before: layers of a pass have much in common.
-struct Copies<T> {
-    next: Vec<T>,
-    there: Vec<T>,
-}
-
-impl<T: Copy + PartialEq> Copies<T> {
-    fn new(len: usize) -> Self {
-        Self {
-            next: Vec::with_capacity(len),
-            there: Vec::with_capacity(len),
-        }
-    }
-
-    /// Begins to copy it.
-    fn begin(&mut self, queue: &Queue, to: &mut Memory<T>) -> Result<(), Code> {
-        if self.next == self.there {
-            return Ok(());
-        }
-        self.there.clear();
-        self.there.extend_from_slice(&self.next);
-        begin(queue, to, &self.there)
-    }
-}
-
 /// Everything for attention.
 pub(super) struct Attention {
     // Buffers first: their host memory outlives them.
@@ -123,6 +103,7 @@ pub(super) struct Attention {
     layers: Vec<Layer>,
     kernels: Kernels,
     buffers: Option<Buffers>,
+    chain: Option<chain::Room>,
     /// Pages of the work under way.
     held: Vec<HostBytes>,
     rows: usize,
@@ -199,6 +180,7 @@ impl Attention {
         let kernels = || -> Result<Kernels, Code> {
             Ok(Kernels {
                 row_norms: program.kernel("row_norms")?,
+                next_rows: program.kernel("next_rows")?,
                 whole_norms: program.kernel("whole_norms")?,
                 heads: program.kernel("heads")?,
                 scores: program.kernel("scores")?,
@@ -213,6 +195,7 @@ impl Attention {
             kernels: driver("make kernels", kernels())?,
             pages: Pages::new(at, memory)?,
             buffers: None,
+            chain: None,
             spec: spec.clone(),
             layers: Vec::new(),
             held: Vec::new(),
@@ -242,11 +225,13 @@ impl Attention {
             false => 2 * head_dim,
         };
         let fits = |values: &[f32], len| values.is_empty() || values.len() == len;
-        let norm = of.norm.as_ref();
         if !fits(&of.biases, (heads + 2 * kv_heads) * head_dim)
             || !fits(&of.norms, norms)
             || !fits(&of.sinks, heads)
-            || norm.is_some_and(|n| n.weights.len() != spec.d || !fits(&n.biases, spec.d))
+            || [&of.norm, &of.after]
+                .into_iter()
+                .flatten()
+                .any(|norm| norm.weights.len() != spec.d || !fits(&norm.biases, spec.d))
         {
             return Err(Error("takes no such vectors of attention".into()));
         }
@@ -255,20 +240,26 @@ impl Attention {
             begin(at.queue, &mut memory, values)?;
             Ok(memory)
         };
-        let rows = norm.map_or([&[][..]; 2], |norm| [&norm.weights, &norm.biases]);
-        let [weights, centres] = rows;
+        let both = |norm: &Option<RowNorm>| -> Result<_, Code> {
+            let none = RowNorm::default();
+            let RowNorm {
+                weights, biases, ..
+            } = norm.as_ref().unwrap_or(&none);
+            Ok([vector(weights)?, vector(biases)?])
+        };
         let make = || -> Result<_, Code> {
-            let norm = [vector(weights)?, vector(centres)?];
+            let norms = [both(&of.norm)?, both(&of.after)?];
             let others = [vector(&of.biases)?, vector(&of.norms)?, vector(&of.sinks)?];
-            Ok((norm, others))
+            Ok((norms, others))
         };
         let made = driver("share vectors of attention", make());
         // What was begun reads `of`.
         driver("finish", at.queue.finish())?;
-        let (norm, [biases, norms, sinks]) = made?;
+        let ([norm, after], [biases, norms, sinks]) = made?;
         self.layers.push(Layer {
             of,
             norm,
+            after,
             biases,
             norms,
             sinks,
@@ -285,14 +276,13 @@ impl Attention {
     ) -> Result<Underway, Code> {
         self.fill(queue, work)?;
         self.pages.take_back(queue)?;
-        let begun = self.project(queue, products, work.layer)?;
-        self.heads(queue, work.layer)?;
-        let scored = self.buffers.as_ref().map_or(1, |b| b.room.scored);
-        for first in (0..self.rows).step_by(scored) {
-            let count = scored.min(self.rows - first);
-            self.mix(queue, work.layer, [first, count])?;
+        let norm = self.norm(queue, work.layer)?;
+        let begun = self.layer(queue, products, work.layer)?;
+        if self.pages.copied {
+            self.store(queue, work.layer, None)?;
         }
-        let copied = self.end(queue, products, work.layer)?;
+        let begun = norm.unwrap_or(begun);
+        let copied = self.end(queue)?;
         let done = self.pages.lend(queue)?.unwrap_or(copied);
         queue.flush()?;
         Ok(Underway {
@@ -302,8 +292,36 @@ impl Attention {
         })
     }
 
+    /// Begins what lies between the norm and the residual stream; the first of it.
+    fn layer(
+        &mut self,
+        queue: &Queue,
+        products: &mut Products,
+        layer: usize,
+    ) -> Result<Event, Code> {
+        let begun = self.project(queue, products, layer)?;
+        self.heads(queue, layer)?;
+        let scored = self.buffers.as_ref().map_or(1, |b| b.room.scored);
+        for first in (0..self.rows).step_by(scored) {
+            let count = scored.min(self.rows - first);
+            self.mix(queue, layer, [first, count])?;
+        }
+        self.multiply_by_o(queue, products, layer)?;
+        Ok(begun)
+    }
+
     /// Begins to copy the inputs, whose sizes it checks.
     fn fill(&mut self, queue: &Queue, work: &Attend<'_>) -> Result<(), Code> {
+        self.held.clear();
+        self.place(queue, work, false)?;
+        let buffers = self.buffers.as_mut().ok_or(INVALID)?;
+        let x = buffers.of_x.get_mut(..work.x.len()).ok_or(INVALID)?;
+        x.copy_from_slice(work.x);
+        begin_floats(queue, &mut buffers.x, x)
+    }
+
+    /// Begins to copy places and angles. The work before may be under way.
+    fn place(&mut self, queue: &Queue, work: &Attend<'_>, busy: bool) -> Result<(), Code> {
         let spec = &self.spec;
         let buffers = self.buffers.as_mut().ok_or(INVALID)?;
         let layer = &self.layers.get(work.layer).ok_or(INVALID)?.of;
@@ -318,27 +336,42 @@ impl Attention {
         }
         buffers.of_pages.next.clear();
         buffers.of_places.next.clear();
-        self.held.clear();
         for span in work.spans {
             let pages = span.pages.iter().map(|page| Arc::clone(&page.bytes));
             self.held.extend(pages);
             buffers.place((queue, &mut self.pages), spec, layer, span)?;
         }
-        let x = buffers.of_x.get_mut(..work.x.len()).ok_or(INVALID)?;
-        x.copy_from_slice(work.x);
-        begin_floats(queue, &mut buffers.x, x)?;
         if layer.rotates {
             buffers.of_angles.next.clear();
             (work.angles.iter()).for_each(|of| buffers.of_angles.next.extend_from_slice(of));
-            buffers.of_angles.begin(queue, &mut buffers.angles)?;
+            buffers.of_angles.begin(queue, &mut buffers.angles, busy)?;
         }
-        buffers.of_pages.begin(queue, &mut buffers.pages)?;
-        buffers.of_places.begin(queue, &mut buffers.places)?;
+        buffers.of_pages.begin(queue, &mut buffers.pages, busy)?;
+        buffers.of_places.begin(queue, &mut buffers.places, busy)?;
         self.rows = rows;
         Ok(())
     }
 
-    /// Begins the norm and the products of Q, K and V; the first of all that.
+    /// Begins the norm before the projections, if there is one.
+    fn norm(&mut self, queue: &Queue, layer: usize) -> Result<Option<Event>, Code> {
+        let (spec, rows) = (&self.spec, self.rows);
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let (layer, k) = (&self.layers[layer], &mut self.kernels);
+        let Some(norm) = &layer.of.norm else {
+            return Ok(None);
+        };
+        let [weights, biases] = &layer.norm;
+        let centred = Arg::Int((!norm.biases.is_empty()).into());
+        let eps = Arg::Float(norm.eps);
+        let args = [b.x.arg(), weights.arg(), biases.arg(), eps, centred];
+        let items: [&[usize]; 2] = [&[spec.team, rows], &[spec.team, 1]];
+        // SAFETY: arguments in number, order and type as in attention.cl. `place` has refused more rows than
+        // the buffers were made for, and `share` vectors of other lengths.
+        let begun = unsafe { k.row_norms.run(queue, &args, items)? };
+        Ok(Some(begun))
+    }
+
+    /// Begins the products of Q, K and V; the first of all that.
     fn project(
         &mut self,
         queue: &Queue,
@@ -349,16 +382,6 @@ impl Attention {
         let b = self.buffers.as_ref().ok_or(INVALID)?;
         let (layer, k) = (&self.layers[layer], &mut self.kernels);
         let mut begun = None;
-        if let Some(norm) = &layer.of.norm {
-            let [weights, biases] = &layer.norm;
-            let centred = Arg::Int((!norm.biases.is_empty()).into());
-            let eps = Arg::Float(norm.eps);
-            let args = [b.x.arg(), weights.arg(), biases.arg(), eps, centred];
-            let items: [&[usize]; 2] = [&[spec.team, rows], &[spec.team, 1]];
-            // SAFETY: arguments in number, order and type as in attention.cl. `fill` has refused more rows than
-            // the buffers were made for, and `share` vectors of other lengths.
-            begun = Some(unsafe { k.row_norms.run(queue, &args, items)? });
-        }
         if layer.of.quantizes[..3].contains(&true) {
             let event = quantize(queue, k, [&b.x, &b.quantized], [rows, spec.d])?;
             begun.get_or_insert(event);
@@ -392,7 +415,7 @@ impl Attention {
         let (qkv, biases, norms) = (b.qkv.arg(), layer.biases.arg(), layer.norms.arg());
         let (rows, team) = (self.rows, spec.team);
         let [of_rows, flags] = [rows as i32, flags(&layer.of)].map(Arg::Int);
-        // SAFETY: as in `project`.
+        // SAFETY: as in `norm`.
         unsafe {
             if layer.of.whole && !layer.of.norms.is_empty() {
                 let args = [qkv, biases, norms, of_rows, flags];
@@ -427,7 +450,7 @@ impl Attention {
         let elements = spec.head_dim.next_multiple_of(FEW);
         let begins = Arg::Long(layer.of.first as u64);
         let k = &mut self.kernels;
-        // SAFETY: arguments in number, order and type as in attention.cl. `fill` has refused rows and positions
+        // SAFETY: arguments in number, order and type as in attention.cl. `place` has refused rows and positions
         // beyond what the buffers were made for and pages that do not lie in the pool; `count` is at most the
         // number of rows whose scores they hold.
         unsafe {
@@ -452,41 +475,73 @@ impl Attention {
         Ok(())
     }
 
-    /// Begins the product of O, and copies of all that comes back; the last of them.
-    fn end(&mut self, queue: &Queue, products: &mut Products, layer: usize) -> Result<Event, Code> {
-        let (spec, rows) = (&self.spec, self.rows);
+    /// Begins the product of O.
+    fn multiply_by_o(
+        &mut self,
+        queue: &Queue,
+        products: &mut Products,
+        layer: usize,
+    ) -> Result<(), Code> {
+        let (spec, rows, at) = (&self.spec, self.rows, self.out_at());
         let of = &self.layers[layer].of;
-        let b = self.buffers.as_mut().ok_or(INVALID)?;
-        let [width, kv] = [spec.heads, spec.kv_heads].map(|heads| heads * spec.head_dim);
-        if of.quantizes[3] {
-            let k = &mut self.kernels;
-            quantize(queue, k, [&b.attended, &b.quantized], [rows, width])?;
-        }
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let width = spec.heads * spec.head_dim;
         let x = match of.quantizes[3] {
-            true => &b.quantized,
+            true => {
+                let k = &mut self.kernels;
+                quantize(queue, k, [&b.attended, &b.quantized], [rows, width])?;
+                &b.quantized
+            }
             false => &b.attended,
         };
-        let with = Tokens {
-            x,
-            tokens: rows,
-            y: &b.qkv,
-            at: rows * width + 2 * rows * kv,
-        };
+        let (tokens, y) = (rows, &b.qkv);
+        let with = Tokens { x, tokens, y, at };
         products.chained(queue, of.matrices[3], spec.d, with)?;
-        if self.pages.copied {
-            let args = [
-                b.fresh.arg(),
-                self.pages.arg(),
-                b.pages.arg(),
-                b.places.arg(),
-                Arg::Long(of.first as u64),
-            ];
-            let items: [&[usize]; 2] = [&[kv.next_multiple_of(FEW), rows], &[FEW, 1]];
-            // SAFETY: as in `mix`; `place` has put the pages of these rows there too.
-            unsafe { self.kernels.stored.run(queue, &args, items)? };
-        }
-        let answer = b.answer.get_mut(..2 * rows * kv + rows * spec.d);
-        read(queue, &b.qkv, rows * width, answer.ok_or(INVALID)?)
+        Ok(())
+    }
+
+    /// Where O's results begin in `qkv`.
+    fn out_at(&self) -> usize {
+        let spec = &self.spec;
+        self.rows * (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    }
+
+    /// Begins to put the rows' keys and values into the copy of their pages; and into a log, from an element on.
+    fn store(
+        &mut self,
+        queue: &Queue,
+        layer: usize,
+        log: Option<(&Memory<f32>, usize)>,
+    ) -> Result<(), Code> {
+        let (spec, rows) = (&self.spec, self.rows);
+        let b = self.buffers.as_ref().ok_or(INVALID)?;
+        let kv = spec.kv_heads * spec.head_dim;
+        let (to, at) = log.unwrap_or((&b.fresh, 0));
+        to.fits(at, 2 * rows * kv)?;
+        let args = [
+            b.fresh.arg(),
+            self.pages.arg(),
+            b.pages.arg(),
+            b.places.arg(),
+            Arg::Long(self.layers[layer].of.first as u64),
+            to.arg(),
+            Arg::Long(at as u64),
+            Arg::Int(log.is_some().into()),
+        ];
+        let items: [&[usize]; 2] = [&[kv.next_multiple_of(FEW), rows], &[FEW, 1]];
+        // SAFETY: as in `mix`; `Buffers::place` has put the pages of these rows there too, and the log is long enough.
+        unsafe { self.kernels.stored.run(queue, &args, items)? };
+        Ok(())
+    }
+
+    /// Begins to copy back keys, values and O's results.
+    fn end(&mut self, queue: &Queue) -> Result<Event, Code> {
+        let (rows, spec) = (self.rows, &self.spec);
+        let kv = 2 * rows * spec.kv_heads * spec.head_dim;
+        let first = self.out_at() - kv;
+        let b = self.buffers.as_mut().ok_or(INVALID)?;
+        let answer = b.answer.get_mut(..kv + rows * spec.d);
+        read(queue, &b.qkv, first, answer.ok_or(INVALID)?)
     }
 
     /// Copies the results of work that is done.

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use bytemuck::Pod;
 use opencl_sys::{CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR};
 
+use crate::attend::ChainRoom;
 use crate::handles::{Arg, Context, Event, Mem, Queue};
 use crate::library::Code;
 use crate::work::INVALID;
@@ -167,6 +168,35 @@ pub(super) fn write(queue: &Queue, to: &mut Bytes, at: usize, from: &[u8]) -> Re
     Ok(())
 }
 
+/// What is copied to the device if it is not what was copied before: layers of a pass have much in common.
+pub(super) struct Copies<T> {
+    /// What is to be there.
+    pub next: Vec<T>,
+    there: Vec<T>,
+}
+
+impl<T: Copy + PartialEq> Copies<T> {
+    pub fn new(len: usize) -> Self {
+        Self {
+            next: Vec::with_capacity(len),
+            there: Vec::with_capacity(len),
+        }
+    }
+
+    /// Begins to copy it; where work with what was copied before is under way, behind that.
+    pub fn begin(&mut self, queue: &Queue, to: &mut Memory<T>, busy: bool) -> Result<(), Code> {
+        if self.next == self.there {
+            return Ok(());
+        }
+        if busy {
+            queue.finish()?;
+        }
+        self.there.clear();
+        self.there.extend_from_slice(&self.next);
+        begin(queue, to, &self.there)
+    }
+}
+
 /// Inputs, hidden values and sums of one piece of work, and their copies in host memory. The latter
 /// are not touched while work is under way.
 pub(super) struct Scratch {
@@ -219,12 +249,26 @@ impl Scratch {
         })
     }
 
+    /// For whole layers, whose inputs are on the device.
+    pub fn between(
+        context: &Context,
+        queue: &Queue,
+        spec: &Spec,
+        of: &ChainRoom,
+    ) -> Result<Self, Code> {
+        let pairs = of.rows * of.clusters;
+        let no_inputs = Self::new(context, queue, spec, &Room::default())?;
+        Ok(Self {
+            hidden: Memory::new(context, pairs * spec.cluster)?,
+            sums: Memory::new(context, pairs * spec.d + 1)?,
+            totals: Memory::new(context, of.rows * spec.d + 1)?,
+            ..no_inputs
+        })
+    }
+
     /// Begins to copy the inputs of `work`.
     pub fn fill(&mut self, queue: &Queue, work: &Work<'_>) -> Result<(), Code> {
-        let neurons = work.clusters * self.cluster;
-        self.hidden.fits(0, neurons * work.rows)?;
-        self.gate_bias.fits(0, neurons)?;
-        self.totals.fits(0, work.rows * self.d + 1)?;
+        self.gate_bias.fits(0, work.clusters * self.cluster)?;
         if work.x.len() != self.token_bytes * work.rows {
             return Err(INVALID);
         }
@@ -241,6 +285,14 @@ impl Scratch {
         begin(queue, &mut self.mask, &self.of_mask)?;
         begin(queue, &mut self.gate_bias, gate)?;
         begin(queue, &mut self.up_bias, up)
+    }
+
+    /// Whether what is computed of `work` fits.
+    pub fn fits(&self, work: &Work<'_>) -> Result<(), Code> {
+        let pairs = work.clusters * work.rows;
+        self.hidden.fits(0, pairs * self.cluster)?;
+        self.sums.fits(0, pairs * self.d + 1)?;
+        self.totals.fits(0, work.rows * self.d + 1)
     }
 
     /// Begins to copy back what a piece of work with `sums` comes to, `len` floats, and behind them how many pairs

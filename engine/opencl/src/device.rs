@@ -8,6 +8,7 @@ use opencl_sys::{
 };
 
 use crate::attention::Attention;
+use crate::attention::chain::Others;
 use crate::buffers::Scratch;
 use crate::ffn::{Prepared, start};
 use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
@@ -17,8 +18,9 @@ use crate::products::{Place, Products};
 use crate::staging::Streamed;
 use crate::work::{Underway, driver, no_work};
 use crate::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Error, GROUP_SIZES,
-    HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Taken, Work,
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Chain, ChainRoom,
+    Chained, Error, GROUP_SIZES, HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Taken,
+    Work,
 };
 
 /// What is told of a device; what it does not tell stays empty.
@@ -487,6 +489,67 @@ impl Device {
         }
         attention.take(to)?;
         Ok(underway.nanoseconds())
+    }
+}
+
+impl Device {
+    /// Makes buffers for whole layers one after the other, behind those for attention.
+    ///
+    /// # Errors
+    /// The driver's, or no memory.
+    pub fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), Error> {
+        driver("finish", self.queue.finish())?;
+        self.underway = None;
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        let prepared = self.prepared.as_ref().ok_or_else(unprepared)?;
+        attention.make_chain_room((&self.context, &self.queue), prepared, room)
+    }
+
+    /// Begins to compute whole layers one after the other.
+    ///
+    /// # Errors
+    /// More than the buffers hold, what is not on the device, or the driver's.
+    pub fn chain(&mut self, work: &Chain<'_>) -> Result<(), Error> {
+        if self.underway.is_some() {
+            return Err(Error("is busy".into()));
+        }
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        let mut with = Others {
+            queue: &self.queue,
+            context: &self.context,
+            products: &mut self.products,
+            prepared: self.prepared.as_mut().ok_or_else(unprepared)?,
+            parts: &mut self.parts,
+        };
+        match attention.chain(&mut with, work) {
+            Ok(begun) => {
+                self.underway = Some(begun);
+                Ok(())
+            }
+            Err(code) => {
+                let _ = self.queue.finish();
+                attention.give_up();
+                driver("compute layers", Err(code))
+            }
+        }
+    }
+
+    /// Waits for the layers under way, and copies their results. Returns how many pairs fired.
+    ///
+    /// # Errors
+    /// The driver's, or no such work.
+    pub fn take_chain(&mut self, to: Chained<'_>) -> Result<Taken, Error> {
+        let underway = self.underway.take().ok_or_else(no_work)?;
+        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
+        if let Err(code) = underway.done.wait() {
+            let _ = self.queue.finish();
+            attention.give_up();
+            return driver("compute layers", Err(code));
+        }
+        Ok(Taken {
+            fired: attention.take_chain(to)?,
+            nanoseconds: underway.nanoseconds(),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::buffers::Scratch;
 use crate::forms::{Form, Kernels, Made, Maker, Order, Variant, made_as};
-use crate::handles::{Arg, Kernel, Queue};
+use crate::handles::{Arg, Event, Kernel, Queue};
 use crate::library::Code;
 use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
 use crate::{Error, Spec, Sums, Work};
@@ -11,6 +11,10 @@ use crate::{Error, Spec, Sums, Work};
 const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
+
+/// Flags of sums.
+const GOES_ON: i32 = 1;
+const COUNTS_ON: i32 = 2;
 
 /// Items that fill a compute unit, so that some work while others wait for memory.
 const UNIT: usize = 1024;
@@ -112,38 +116,52 @@ pub(super) fn start(
     part: Arg<'_>,
     work: &Work<'_>,
 ) -> Result<Underway, Code> {
+    let mut scratch = prepared.scratch.take().ok_or(INVALID)?;
+    let sums = work.sums.vectors(work.clusters, work.rows) * prepared.spec.d;
+    let mut begin = || -> Result<Underway, Code> {
+        scratch.fill(queue, work)?;
+        let x = scratch.x.arg();
+        let begun = enqueue(queue, prepared, &scratch, [part, x], (work, false))?;
+        let done = scratch.read(queue, work.sums, work.rows, sums)?;
+        queue.flush()?;
+        Ok(Underway { sums, begun, done })
+    };
+    let begun = begin();
+    prepared.scratch = Some(scratch);
+    begun
+}
+
+/// Starts the kernels for `work` with inputs that are on the device: a part and tokens. Where it `counts_on`, further
+/// work adds to the pairs that fired. The first kernel.
+pub(super) fn enqueue(
+    queue: &Queue,
+    prepared: &mut Prepared,
+    scratch: &Scratch,
+    [part, x]: [Arg<'_>; 2],
+    (work, counts_on): (&Work<'_>, bool),
+) -> Result<Event, Code> {
+    scratch.fits(work)?;
     let spec = &prepared.spec;
-    let vectors = work.sums.vectors(work.clusters, work.rows);
-    let scratch = prepared.scratch.as_mut().ok_or(INVALID)?;
     let end = work.end.min(work.neurons);
     let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
     let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
-    scratch.fill(queue, work)?;
-    let of_hidden = [
-        part,
-        scratch.x.arg(),
-        scratch.mask.arg(),
-        scratch.gate_bias.arg(),
-        scratch.up_bias.arg(),
-        scratch.hidden.arg(),
-        scratch.fired.arg(),
-        first,
-        neurons,
-        end,
-        rows,
-        Arg::Int(flags(work)),
-        Arg::Float(work.cut),
-    ];
-    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
-    let goes_on = Arg::Int(goes_on.into());
     let (hidden, fired) = (scratch.hidden.arg(), scratch.fired.arg());
     let (sums, totals) = (scratch.sums.arg(), scratch.totals.arg());
+    let (flags, cut) = (Arg::Int(flags(work)), Arg::Float(work.cut));
+    let (mask, gate_bias) = (scratch.mask.arg(), scratch.gate_bias.arg());
+    let up_bias = scratch.up_bias.arg();
+    let of_hidden = [
+        part, x, mask, gate_bias, up_bias, hidden, fired, first, neurons, end, rows, flags, cut,
+    ];
+    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
+    let how = [(goes_on, GOES_ON), (counts_on, COUNTS_ON)];
+    let how = Arg::Int(how.iter().filter(|flag| flag.0).map(|flag| flag.1).sum());
     let counts = Arg::Int((work.sums == Sums::Each).into());
     let of_clusters = [part, hidden, sums, first, neurons, end, rows, fired, counts];
     let of_rows = [
-        part, hidden, totals, first, neurons, end, rows, clusters, fired, goes_on,
+        part, hidden, totals, first, neurons, end, rows, clusters, fired, how,
     ];
-    let of_added = [sums, totals, rows, clusters, fired, goes_on];
+    let of_added = [sums, totals, rows, clusters, fired, how];
     let kernels = prepared.kernels;
     let (order, way) = (kernels.order, kernels.hidden.of(work.rows));
     let of_way = made_as(&mut prepared.hidden, order, way.form)?;
@@ -157,9 +175,9 @@ pub(super) fn start(
     // Cluster after cluster only where rows are enough for the whole device.
     let at_once = width * tiles >= prepared.items || work.clusters == 1;
     // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
-    // indices reach: `fill` refuses inputs and clusters beyond what they were made for, and the
+    // indices reach: inputs and clusters beyond what they were made for were refused, and the
     // kernels compare neurons with the part's number.
-    let begun = unsafe {
+    unsafe {
         let begun = of_way.run(queue, &of_hidden, items)?;
         match work.sums {
             Sums::Each => _ = of_order.sums.run(queue, &of_clusters, both)?,
@@ -173,10 +191,6 @@ pub(super) fn start(
                 of_order.added.run(queue, &of_added, items)?;
             }
         }
-        begun
-    };
-    let sums = vectors * spec.d;
-    let done = scratch.read(queue, work.sums, work.rows, sums)?;
-    queue.flush()?;
-    Ok(Underway { sums, begun, done })
+        Ok(begun)
+    }
 }

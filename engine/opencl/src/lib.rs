@@ -31,8 +31,8 @@ mod tiles;
 mod work;
 
 pub use attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, HostMemory, KvPage,
-    RowNorm,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Chain, ChainLayer,
+    ChainRoom, Chained, HostMemory, KvPage, RowNorm,
 };
 pub use device::{Device, list};
 pub use forms::{Dots, Form, Kernels, Order, Team, Way, Ways};

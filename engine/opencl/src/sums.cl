@@ -45,6 +45,8 @@ float2 element_of(Downs downs, int n, int j) {
 #endif
 }
 
+#define AT_ONCE 8
+
 // An element of a cluster's sums for `here` rows: its hidden values times its Down rows, in order. `hidden` begins
 // at the first of the rows.
 void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, int here, int j,
@@ -52,29 +54,37 @@ void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, i
     for (int t = 0; t < TILE; ++t) {
         sum[t] = 0.0f;
     }
-    for (int n = 0; n < neurons; ++n) {
-        __global const float *of_row = hidden + (size_t)n * rows;
-        bool any = false;
-        for (int t = 0; t < here; ++t) {
-            any |= of_row[t] != 0.0f;
+    // Some neurons at once, whose reads do not wait for each other; they are added in order.
+    for (int n = 0; n < neurons; n += AT_ONCE) {
+        float of_rows[AT_ONCE][TILE];
+        float2 of[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; ++k) {
+            __global const float *of_row = hidden + (size_t)(n + k) * rows;
+            bool any = false;
+            for (int t = 0; t < TILE; ++t) {
+                of_rows[k][t] = n + k < neurons && t < here ? of_row[t] : 0.0f;
+                any |= of_rows[k][t] != 0.0f;
+            }
+            of[k] = any ? element_of(downs, n + k, j) : (float2)(0.0f);
         }
-        if (!any) {
-            continue;
-        }
-        float2 of = element_of(downs, n, j);
-        for (int t = 0; t < here; ++t) {
-            float h = of_row[t];
-            if (h != 0.0f) {
-                sum[t] = fma(h * of.y, of.x, sum[t]);
+        for (int k = 0; k < AT_ONCE; ++k) {
+            for (int t = 0; t < TILE; ++t) {
+                float h = of_rows[k][t], next = fma(h * of[k].y, of[k].x, sum[t]);
+                sum[t] = h != 0.0f ? next : sum[t];
             }
         }
     }
 }
 
-// Puts how many pairs fired behind sums, and counts anew.
-void counted(__global float *sums, size_t end, __global int *fired) {
+#define GOES_ON 1
+#define COUNTS_ON 2
+
+// Puts how many pairs fired behind sums, and counts anew, or on.
+void counted(__global float *sums, size_t end, __global int *fired, int how) {
     ((__global int *)sums)[end] = fired[0];
-    fired[0] = 0;
+    if (!(how & COUNTS_ON)) {
+        fired[0] = 0;
+    }
 }
 
 // sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
@@ -84,7 +94,7 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
                            int counts) {
     int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
     if (counts && j == 0 && row == 0 && cluster == 0) {
-        counted(sums, get_global_size(2) * (size_t)rows * D, fired);
+        counted(sums, get_global_size(2) * (size_t)rows * D, fired, 0);
     }
     if (j >= D) {
         return;
@@ -99,14 +109,15 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
     }
 }
 
-// totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there. Items
+// totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there where it
+// goes on. Items
 // as above, but for the clusters. Behind them is how many pairs fired.
 __kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
                          int first, int neurons, int end, int rows, int clusters,
-                         __global int *fired, int goes_on) {
+                         __global int *fired, int how) {
     int j = get_global_id(0), row = get_global_id(1) * TILE;
     if (j == 0 && row == 0) {
-        counted(totals, (size_t)rows * D, fired);
+        counted(totals, (size_t)rows * D, fired, how);
     }
     if (j >= D) {
         return;
@@ -114,7 +125,7 @@ __kernel void row_totals(bytes part, __global const float *hidden, __global floa
     int here = min(TILE, rows - row);
     float total[TILE], sum[TILE];
     for (int t = 0; t < here; ++t) {
-        total[t] = goes_on ? totals[(size_t)(row + t) * D + j] : 0.0f;
+        total[t] = how & GOES_ON ? totals[(size_t)(row + t) * D + j] : 0.0f;
     }
     for (int cluster = 0; cluster < clusters; ++cluster) {
         size_t at = cluster * CLUSTER;
@@ -132,16 +143,16 @@ __kernel void row_totals(bytes part, __global const float *hidden, __global floa
 
 // The same of sums of clusters. An item has an element of a row.
 __kernel void added_sums(__global const float *sums, __global float *totals, int rows,
-                         int clusters, __global int *fired, int goes_on) {
+                         int clusters, __global int *fired, int how) {
     int j = get_global_id(0), row = get_global_id(1);
     if (j == 0 && row == 0) {
-        counted(totals, (size_t)rows * D, fired);
+        counted(totals, (size_t)rows * D, fired, how);
     }
     if (j >= D) {
         return;
     }
     size_t at = (size_t)row * D + j;
-    float total = goes_on ? totals[at] : 0.0f;
+    float total = how & GOES_ON ? totals[at] : 0.0f;
     for (int cluster = 0; cluster < clusters; ++cluster) {
         total += sums[(size_t)cluster * rows * D + at];
     }

@@ -20,6 +20,7 @@ use crate::device::{
 };
 use crate::error::Error;
 use crate::kv::KvPool;
+use crate::norm::Norm;
 use crate::options::{DeviceAttention, Options};
 use crate::rope::Ropes;
 use crate::scratch::Scratch;
@@ -470,11 +471,8 @@ fn of_device(
     Some(OfDevice {
         matrices: numbers?.try_into().ok()?,
         quantizes: quantizes.try_into().ok()?,
-        norm: layer.attn_norm.as_ref().map(|norm| RowNorm {
-            weights: norm.weight.clone(),
-            biases: norm.bias.clone().unwrap_or_default(),
-            eps: norm.eps,
-        }),
+        norm: layer.attn_norm.as_ref().map(row_norm),
+        after: layer.ffn_norm.as_ref().map(row_norm),
         biases: vectors(&layer.qkv_bias).unwrap_or_default(),
         norms: (layer.qk_norm.as_ref()).map_or_else(Vec::new, |norms| norms.concat()),
         whole: c.qk_norm_whole,
@@ -484,6 +482,14 @@ fn of_device(
         first,
         window: c.window[number] as usize,
     })
+}
+
+fn row_norm(norm: &Norm) -> RowNorm {
+    RowNorm {
+        weights: norm.weight.clone(),
+        biases: norm.bias.clone().unwrap_or_default(),
+        eps: norm.eps,
+    }
 }
 
 /// What a layer has given: O's results, keys, values.

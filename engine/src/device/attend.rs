@@ -17,8 +17,11 @@ use emberflow_kernels::{Activations, DType, GROUP};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::ArenaPages;
 
+use crate::device::Part;
 use crate::kv::{BLOCK, KvShape};
-pub use emberflow_opencl::{Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, RowNorm};
+pub use emberflow_opencl::{
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, ChainRoom, Chained, RowNorm,
+};
 
 /// Most rows of a piece of work: buffers do not grow with longer chunks.
 const PIECE: usize = 32;
@@ -144,6 +147,28 @@ pub(crate) fn unsupported(c: &ModelConfig) -> Option<&'static str> {
         () if c.form.streams.is_some() => Some("devices do not know several residual streams"),
         () => None,
     }
+}
+
+/// A whole layer: its attention, and its FFN, all of whose neurons are on the device.
+#[derive(Clone, Copy)]
+pub struct ChainLayer<'a> {
+    /// Number of its attention, which has the norm before the FFN.
+    pub attention: usize,
+    /// As in [`Attend`].
+    pub angles: [&'a [f32]; 2],
+    /// As in [`Attend`].
+    pub spans: &'a [AttendSpan],
+    /// Its neurons.
+    pub part: Part,
+}
+
+/// Layers one after the other, without a word to the host between them.
+#[derive(Clone, Copy)]
+pub struct Chain<'a> {
+    /// Rows of the residual stream before the first layer, `[rows × d]`.
+    pub x: &'a [f32],
+    /// The layers.
+    pub layers: &'a [ChainLayer<'a>],
 }
 
 /// The memory of keys and values, as a device is told of it.

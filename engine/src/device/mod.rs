@@ -49,7 +49,8 @@ pub use emberflow_opencl::{
 };
 
 pub use self::attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, RowNorm,
+    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, Chain, ChainLayer,
+    ChainRoom, Chained, KvMemory, RowNorm,
 };
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
@@ -463,6 +464,35 @@ pub trait Dense: Send {
         Err(no_attention(self.facts()))
     }
 
+    /// Whether it computes whole layers one after the other.
+    fn chains(&self) -> bool {
+        false
+    }
+
+    /// Makes buffers for that, behind those for attention.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn make_chain_room(&mut self, _room: &ChainRoom) -> Result<(), DeviceError> {
+        Err(no_chain(self.facts()))
+    }
+
+    /// Begins to compute whole layers, as [`Dense::submit`].
+    ///
+    /// # Errors
+    /// The driver's.
+    fn chain(&mut self, _work: &Chain<'_>) -> Result<Ticket, DeviceError> {
+        Err(no_chain(self.facts()))
+    }
+
+    /// Waits for them, and copies their results.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn take_chain(&mut self, _ticket: Ticket, _to: Chained<'_>) -> Result<Taken, DeviceError> {
+        Err(no_chain(self.facts()))
+    }
+
     /// Waits for it, and copies the sums to `out`: `[clusters × rows × d]`, or of a total `[rows × d]`, and
     /// nothing of one that goes on.
     ///
@@ -475,6 +505,13 @@ fn no_attention(of: &Facts) -> DeviceError {
     DeviceError {
         device: of.name.clone(),
         what: "does not compute attention".into(),
+    }
+}
+
+fn no_chain(of: &Facts) -> DeviceError {
+    DeviceError {
+        device: of.name.clone(),
+        what: "does not compute layers one after the other".into(),
     }
 }
 

@@ -10,7 +10,10 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::io::prefer_huge_pages;
 
-use super::attend::{Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory};
+use super::attend::{
+    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Chain, ChainRoom, Chained,
+    KvMemory,
+};
 use super::{
     Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
     Order, Part, ProductRoom, Room, SharedMatrix, TILE_ROWS, Taken, Ticket, Ways, Work,
@@ -533,5 +536,43 @@ impl Dense for OpenCl {
     ) -> Result<Duration, DeviceError> {
         let took = self.device.take_attention(to);
         took.map(Duration::from_nanos).map_err(|e| self.failed(e))
+    }
+
+    fn chains(&self) -> bool {
+        !self.facts.unified
+    }
+
+    fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), DeviceError> {
+        let made = self.device.make_chain_room(room);
+        made.map_err(|e| self.failed(e))
+    }
+
+    fn chain(&mut self, work: &Chain<'_>) -> Result<Ticket, DeviceError> {
+        let mut layers = Vec::with_capacity(work.layers.len());
+        for layer in work.layers {
+            let bank = self.bank(layer.part)?;
+            layers.push(cl::ChainLayer {
+                attention: layer.attention,
+                angles: layer.angles,
+                spans: layer.spans,
+                part: bank.buffer,
+                neurons: bank.neurons,
+            });
+        }
+        let begun = self.device.chain(&cl::Chain {
+            x: work.x,
+            layers: &layers,
+        });
+        begun.map_err(|e| self.failed(e))?;
+        self.tickets += 1;
+        Ok(Ticket(self.tickets))
+    }
+
+    fn take_chain(&mut self, _ticket: Ticket, to: Chained<'_>) -> Result<Taken, DeviceError> {
+        let taken = self.device.take_chain(to).map_err(|e| self.failed(e))?;
+        Ok(Taken {
+            fired: taken.fired,
+            took: Duration::from_nanos(taken.nanoseconds),
+        })
     }
 }

@@ -55,6 +55,8 @@ pub struct DeviceReport {
     pub gates_share: f64,
     /// The attention of whole layers as one piece of work.
     pub attention: AttentionReport,
+    /// Passes all of whose layers it has computed one after the other, so that it was waited for once.
+    pub whole_passes: u64,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
     /// Milliseconds that the compute threads waited for it.
@@ -259,6 +261,7 @@ impl DeviceReport {
             },
             gates_share,
             attention: AttentionReport::of(engine),
+            whole_passes: engine.whole_passes(),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
@@ -309,9 +312,10 @@ impl DeviceReport {
             ),
         };
         let held = format!(
-            "{held}; {prompts}; {products}; {:.0} % of resident gates; {}; waited for {:.1} ms",
+            "{held}; {prompts}; {products}; {:.0} % of resident gates; {}; {} whole passes; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.attention.words(),
+            self.whole_passes,
             self.wait_ms
         );
         format!("{}: {held}; {numerics}", self.name)

@@ -168,6 +168,11 @@ impl NeuronStore {
         tier.map_or(0, |tier| tier.clusters(bank) as usize)
     }
 
+    /// The part of a bank all of whose clusters a device computes.
+    pub fn whole_on_device(&self, bank: u32) -> Option<Part> {
+        self.tier.as_ref().and_then(|tier| tier.whole(bank))
+    }
+
     /// How many of them it has for everybody.
     pub fn held_on_device(&self, bank: u32) -> usize {
         let tier = self.tier.as_ref();

@@ -286,6 +286,13 @@ impl Tier {
         }
     }
 
+    /// The part of a bank if it computes all of its clusters in this pass, and has them.
+    pub fn whole(&self, bank: u32) -> Option<Part> {
+        let has = &self.uploaded[bank as usize];
+        let all = self.clusters(bank) as usize == has.len() && has.iter().all(|&has| has);
+        self.parts[bank as usize].filter(|_| all)
+    }
+
     /// How many clusters of a bank nobody has to read, as it computes them or the CPU has their bytes.
     pub fn held(&self, bank: u32) -> u32 {
         match self.device.lost() {

@@ -1,0 +1,283 @@
+//! Passes whose layers a device computes one after the other: all weights are there, and the host waits once.
+//!
+//! Only where layers are plain (norm, attention, sum, norm, FFN, sum) and the device has a memory of its own. The first
+//! passes are computed both ways: other bits are told and refused, and the faster way stays.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use emberflow_models::config::Parallel;
+use emberflow_storage::clock::Moment;
+
+use crate::attention::on_device::OnDevice;
+use crate::counters::nanoseconds;
+use crate::decoder::{Decoder, Hooks};
+use crate::device::{AttendSpan, Chain, ChainLayer, ChainRoom, Chained, DeviceError, InUse, Taken};
+use crate::error::Error;
+use crate::options::{DeviceAttention, Options};
+use crate::pass::Pass;
+use crate::sequence::Span;
+use crate::trace;
+
+/// Passes that are computed both ways, of which the fastest count.
+const TRIALS: usize = 3;
+
+/// Most rows: next tokens of so many texts.
+const ROWS: usize = 8;
+
+/// How it stands with the device's way.
+enum State {
+    /// So many passes were computed both ways, in so many seconds at best: layer by layer, one after the other.
+    Tried(usize, [f64; 2]),
+    On,
+    Off,
+}
+
+/// What a device computes one after the other.
+pub(crate) struct Layers {
+    device: Arc<InUse>,
+    state: State,
+    /// Times do not decide.
+    forced: bool,
+    rows: usize,
+    /// Results of a pass: the residual stream; keys and values as pages have them.
+    x: Vec<f32>,
+    stored: Vec<f32>,
+    /// Passes that were computed so.
+    pub passes: u64,
+}
+
+impl Layers {
+    /// Buffers for a model's layers, if the device computes them so.
+    pub fn new(decoder: &Decoder, options: &Options) -> Option<Self> {
+        let of = decoder.placed.device.as_ref()?;
+        let mut dense = of.device.dense();
+        if !(dense.chains() && decoder.has_plain_layers()) {
+            return None;
+        }
+        let layout = decoder.ffn.store.layout();
+        let layers = decoder.weights.layers.len();
+        let banks = (0..layers).map(|layer| layout.banks_of(layer).start);
+        let room = ChainRoom {
+            rows: options.batch.clamp(1, ROWS),
+            layers,
+            clusters: banks.map(|bank| layout.clusters(bank)).max()?,
+        };
+        if let Err(e) = dense.make_chain_room(&room) {
+            tracing::info!(error = %e, "layers are computed one by one");
+            return None;
+        }
+        let (d, kv) = (of.shape.d, of.shape.kv_width());
+        Some(Self {
+            device: Arc::clone(&of.device),
+            state: State::Tried(0, [f64::INFINITY; 2]),
+            forced: options.device_attention == DeviceAttention::On,
+            rows: room.rows,
+            x: vec![0.0; room.rows * d],
+            stored: vec![0.0; 2 * room.rows * layers * kv],
+            passes: 0,
+        })
+    }
+
+    /// Takes note of a pass that was computed both ways, `x` being the residual stream layer by layer.
+    fn compare(&mut self, x: &[f32], seconds: [f64; 2]) {
+        let State::Tried(count, best) = &mut self.state else {
+            return;
+        };
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        if !x.iter().zip(&self.x).all(same) {
+            tracing::warn!(
+                "layers one after the other give other bits: they are computed one by one"
+            );
+            self.state = State::Off;
+            return;
+        }
+        *count += 1;
+        for (best, seconds) in best.iter_mut().zip(seconds) {
+            *best = best.min(seconds);
+        }
+        let enough = self.forced || *count == TRIALS;
+        let [one_by_one, chained] = *best;
+        if enough {
+            tracing::info!(one_by_one, chained, "seconds of a pass");
+            self.state = match self.forced || chained < one_by_one {
+                true => State::On,
+                false => State::Off,
+            };
+        }
+    }
+}
+
+/// What became of a pass.
+pub(crate) enum Whole {
+    /// It is done.
+    Done,
+    /// It was computed in so many seconds, but layers have to be computed too, for comparison.
+    Compare(f64),
+    /// Layers have to be computed.
+    No,
+}
+
+impl Decoder {
+    /// Whether layers add nothing but attention and a dense FFN to the residual stream.
+    fn has_plain_layers(&self) -> bool {
+        let (c, form) = (&self.config, &self.config.form);
+        let plain = self.weights.layers.iter().all(|layer| {
+            let post = layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some();
+            let biases = layer.o_bias.is_some() || layer.ffn_bias.is_some();
+            let norms = layer.attn_norm.is_some() && layer.ffn_norm.is_some();
+            norms && !post && !biases && layer.router.is_none()
+        });
+        plain
+            && c.mixture.is_none()
+            && form.residual_scale == 1.0
+            && form.parallel == Parallel::No
+            && self.streams.is_none()
+            && self.ffn.is_exact()
+    }
+
+    /// Has a device compute the layers of a pass, if it has them all.
+    ///
+    /// # Errors
+    /// The device's, where the CPU cannot go on.
+    pub(crate) fn compute_whole(
+        &mut self,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        hooks: &Hooks<'_, '_>,
+    ) -> Result<Whole, Error> {
+        if self.layers.is_none() || self.placed.device.is_none() {
+            return Ok(Whole::No);
+        }
+        let (Some(mut layers), Some(of)) = (self.layers.take(), self.placed.device.take()) else {
+            return Ok(Whole::No);
+        };
+        let done = self.whole(&mut layers, &of, (pass, spans), hooks);
+        (self.layers, self.placed.device) = (Some(layers), Some(of));
+        done
+    }
+
+    fn whole(
+        &mut self,
+        layers: &mut Layers,
+        of: &OnDevice,
+        (pass, spans): (&mut Pass, &mut [Span<'_>]),
+        hooks: &Hooks<'_, '_>,
+    ) -> Result<Whole, Error> {
+        let off = matches!(layers.state, State::Off) || layers.device.lost().is_some();
+        if off || pass.rows > layers.rows || hooks.looks_inside() {
+            return Ok(Whole::No);
+        }
+        let start = Moment::now();
+        let begun = self.ffn.store.tracer().now();
+        let Some(taken) = self.begin_whole(layers, of, pass, spans) else {
+            return Ok(Whole::No);
+        };
+        let Some(taken) = layers.device.or_lost(taken)? else {
+            return Ok(Whole::No);
+        };
+        if matches!(layers.state, State::Tried(..)) {
+            return Ok(Whole::Compare(start.elapsed().as_secs_f64()));
+        }
+        let count = self.weights.layers.len();
+        let values = [count as u64, pass.rows as u64];
+        (self.ffn.store.tracer()).accelerator(
+            &trace::LAYERS,
+            values,
+            begun,
+            nanoseconds(taken.took),
+        );
+        self.store_whole(layers, of, spans);
+        let d = of.shape.d;
+        pass.x[..pass.rows * d].copy_from_slice(&layers.x[..pass.rows * d]);
+        self.ffn.count_whole(pass.rows, taken.fired);
+        layers.passes += 1;
+        of.done.fetch_add(count as u64, Ordering::Relaxed);
+        of.waited
+            .fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
+        self.times.ffn += start.elapsed();
+        Ok(Whole::Done)
+    }
+
+    /// Has the device compute all layers, and waits; `None` if it does not have them.
+    fn begin_whole(
+        &self,
+        layers: &mut Layers,
+        of: &OnDevice,
+        pass: &Pass,
+        spans: &[Span<'_>],
+    ) -> Option<Result<Taken, DeviceError>> {
+        let (store, count) = (&self.ffn.store, self.weights.layers.len());
+        let parts = (0..count).map(|n| store.whole_on_device(store.layout().banks_of(n).start));
+        let parts: Vec<_> = parts.collect::<Option<_>>()?;
+        let spans: Vec<Vec<AttendSpan>> = (0..count)
+            .map(|number| {
+                let of_text = |span: &Span<'_>| {
+                    let (first, rows) = (span.sequence.len(), span.tokens.len());
+                    let positions = [first, first + rows];
+                    let pages = span.sequence.kv.shared(number, positions, of.copies);
+                    AttendSpan { pages, first, rows }
+                };
+                spans.iter().map(of_text).collect()
+            })
+            .collect();
+        let rows = pass.rows;
+        let all: Vec<ChainLayer<'_>> = (spans.iter().zip(parts).enumerate())
+            .map(|(number, (spans, part))| ChainLayer {
+                attention: of.layers[number],
+                angles: match self.config.rotates(number as u32) {
+                    true => self.rope.of(number).rows(0..rows),
+                    false => [&[]; 2],
+                },
+                spans,
+                part,
+            })
+            .collect();
+        let (d, kv) = (of.shape.d, of.shape.kv_width());
+        let mut dense = layers.device.dense();
+        let ticket = dense.chain(&Chain {
+            x: &pass.x[..rows * d],
+            layers: &all,
+        });
+        let to = Chained {
+            x: &mut layers.x[..rows * d],
+            stored: &mut layers.stored[..2 * count * rows * kv],
+        };
+        Some(ticket.and_then(|ticket| dense.take_chain(ticket, to)))
+    }
+
+    /// Stores keys and values of all layers, which the device has stored in its copy of the pages.
+    fn store_whole(&self, layers: &Layers, of: &OnDevice, spans: &mut [Span<'_>]) {
+        let (hd, kv) = (of.shape.head_dim, of.shape.kv_width());
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let mut row = 0;
+        for span in spans {
+            let first = span.sequence.len();
+            for position in first..first + span.tokens.len() {
+                let kv_pages = &mut span.sequence.kv;
+                for layer in 0..self.weights.layers.len() {
+                    let both = &layers.stored[2 * kv * (layer * rows + row)..][..2 * kv];
+                    let (keys, values) = both.split_at(kv);
+                    let mut page = kv_pages.writer(position);
+                    let heads = keys.chunks_exact(hd).zip(values.chunks_exact(hd));
+                    for (head, (key, value)) in heads.enumerate() {
+                        page.store_key(self.on.cpu, layer, head, key);
+                        page.store_value(self.on.cpu, layer, head, value);
+                    }
+                    if of.copies {
+                        kv_pages.is_copied(layer, position);
+                    }
+                }
+                row += 1;
+            }
+        }
+    }
+
+    /// Compares a pass that was computed both ways.
+    pub(crate) fn compare_whole(&mut self, pass: &Pass, seconds: [f64; 2]) {
+        let d = self.config.d_model as usize;
+        if let Some(layers) = &mut self.layers {
+            layers.compare(&pass.x[..pass.rows * d], seconds);
+        }
+    }
+}
