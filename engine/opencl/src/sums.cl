@@ -1,4 +1,5 @@
-// Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden values. Neighbouring
+// Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden values, and AT_ONCE,
+// neurons whose rows an item reads without waiting for each other. Neighbouring
 // items have neighbouring elements of the same rows: in tiles too rows of Down lie one after the other, but the scales of a
 // cluster's rows behind all of them.
 
@@ -45,31 +46,51 @@ float2 element_of(Downs downs, int n, int j) {
 #endif
 }
 
-#define AT_ONCE 8
+// An element of a cluster's sums for the only row: its hidden values times its Down rows, in order. Some neurons at
+// once, whose reads do not wait for each other.
+float sum_of(Downs downs, __global const float *hidden, int neurons, int j) {
+    float sum = 0.0f;
+    for (int n = 0; n < neurons; n += AT_ONCE) {
+        float h[AT_ONCE];
+        float2 of[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; ++k) {
+            h[k] = n + k < neurons ? hidden[n + k] : 0.0f;
+        }
+        for (int k = 0; k < AT_ONCE; ++k) {
+            of[k] = h[k] != 0.0f ? element_of(downs, n + k, j) : (float2)(0.0f);
+        }
+        for (int k = 0; k < AT_ONCE; ++k) {
+            float next = fma(h[k] * of[k].y, of[k].x, sum);
+            sum = h[k] != 0.0f ? next : sum;
+        }
+    }
+    return sum;
+}
 
-// An element of a cluster's sums for `here` rows: its hidden values times its Down rows, in order. `hidden` begins
-// at the first of the rows.
+// The same for `here` of several rows. `hidden` begins at the first of them.
 void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, int here, int j,
              float *sum) {
+    if (rows == 1) {
+        sum[0] = sum_of(downs, hidden, neurons, j);
+        return;
+    }
     for (int t = 0; t < TILE; ++t) {
         sum[t] = 0.0f;
     }
-    // Some neurons at once, whose reads do not wait for each other; they are added in order.
     for (int n = 0; n < neurons; n += AT_ONCE) {
-        float of_rows[AT_ONCE][TILE];
         float2 of[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             __global const float *of_row = hidden + (size_t)(n + k) * rows;
             bool any = false;
-            for (int t = 0; t < TILE; ++t) {
-                of_rows[k][t] = n + k < neurons && t < here ? of_row[t] : 0.0f;
-                any |= of_rows[k][t] != 0.0f;
+            for (int t = 0; t < here && n + k < neurons; ++t) {
+                any |= of_row[t] != 0.0f;
             }
             of[k] = any ? element_of(downs, n + k, j) : (float2)(0.0f);
         }
-        for (int k = 0; k < AT_ONCE; ++k) {
-            for (int t = 0; t < TILE; ++t) {
-                float h = of_rows[k][t], next = fma(h * of[k].y, of[k].x, sum[t]);
+        for (int k = 0; k < AT_ONCE && n + k < neurons; ++k) {
+            __global const float *of_row = hidden + (size_t)(n + k) * rows;
+            for (int t = 0; t < here; ++t) {
+                float h = of_row[t], next = fma(h * of[k].y, of[k].x, sum[t]);
                 sum[t] = h != 0.0f ? next : sum[t];
             }
         }

@@ -25,6 +25,9 @@ use crate::store::regions::CLUSTER;
 /// Divisions and square roots are rounded correctly.
 const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 
+/// Neurons whose Down rows an item of a graphics processor reads at once. A processor has others ahead by itself.
+const AT_ONCE: usize = 8;
+
 /// Most items that share a row or a head, in attention: a lane of the sum each.
 const TEAM: usize = 64;
 
@@ -194,9 +197,13 @@ impl OpenCl {
             }
         };
         let mut options = format!(
-            "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={}",
+            "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={} -D AT_ONCE={}",
             shape.d,
-            shape.matrices()
+            shape.matrices(),
+            match self.device.facts().gpu {
+                true => AT_ONCE,
+                false => 1,
+            }
         );
         if let Activation::FatRelu { threshold } = shape.kind.activation {
             // Writing to a string cannot fail.
