@@ -273,11 +273,23 @@ impl Decoder {
         }
     }
 
-    /// Compares a pass that was computed both ways.
-    pub(crate) fn compare_whole(&mut self, pass: &Pass, seconds: [f64; 2]) {
+    /// Compares a pass that was computed both ways. Keys and values are in the device's copy already.
+    pub(crate) fn compare_whole(&mut self, pass: &Pass, spans: &[Span<'_>], seconds: [f64; 2]) {
         let d = self.config.d_model as usize;
-        if let Some(layers) = &mut self.layers {
-            layers.compare(&pass.x[..pass.rows * d], seconds);
+        let Some(layers) = &mut self.layers else {
+            return;
+        };
+        layers.compare(&pass.x[..pass.rows * d], seconds);
+        if matches!(layers.state, State::Off) {
+            return;
+        }
+        for span in spans {
+            let first = span.sequence.len();
+            for position in first..first + span.tokens.len() {
+                for layer in 0..self.weights.layers.len() {
+                    span.sequence.kv.is_copied(layer, position);
+                }
+            }
         }
     }
 }

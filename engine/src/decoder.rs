@@ -214,7 +214,7 @@ impl Decoder {
             }
         }
         if let Whole::Compare(seconds) = whole {
-            self.compare_whole(pass, [start.elapsed().as_secs_f64(), seconds]);
+            self.compare_whole(pass, spans, [start.elapsed().as_secs_f64(), seconds]);
         }
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);

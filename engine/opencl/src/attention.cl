@@ -81,21 +81,26 @@ float of_squares(const float *own, __local float *lane, int count, float eps) {
     return 1.0f / sqrt(of_team(own, lane) / (float)count + eps);
 }
 
-// A row by RMSNorm, or by LayerNorm where it is to be centred.
-void normed(__global float *x, values weights, values biases, float eps, int centred,
+// Elements of a row that an item of a team has, `i` the place of its `k`-th. They are read without waiting for each other.
+#define PER ((D + TEAM - 1) / TEAM)
+#define EACH_OWN(k, i)                                                                             \
+    _Pragma("unroll 16") for (int k = 0, i = get_local_id(0); k < PER && i < D; ++k, i += TEAM)
+
+// A row, of which each item has its elements in `mine`, by RMSNorm, or by LayerNorm where it is to be centred.
+void normed(float *mine, __global float *x, values weights, values biases, float eps, int centred,
             __local float *lane) {
     float own[OWN];
     NO_SUM
-    EACH(i, D) { MINE(i) += x[i]; }
+    EACH_OWN(k, i) { own[k % OWN] += mine[k]; }
     float mean = of_team(own, lane) / (float)D;
     NO_SUM
-    EACH(i, D) {
-        x[i] = centred ? x[i] - mean : x[i];
-        MINE(i) = fma(x[i], x[i], MINE(i));
+    EACH_OWN(k, i) {
+        mine[k] = centred ? mine[k] - mean : mine[k];
+        own[k % OWN] = fma(mine[k], mine[k], own[k % OWN]);
     }
     float scale = of_squares(own, lane, D, eps);
-    EACH(i, D) {
-        x[i] = centred ? fma(x[i] * scale, weights[i], biases[i]) : x[i] * scale * weights[i];
+    EACH_OWN(k, i) {
+        x[i] = centred ? fma(mine[k] * scale, weights[i], biases[i]) : mine[k] * scale * weights[i];
     }
 }
 
@@ -103,7 +108,10 @@ void normed(__global float *x, values weights, values biases, float eps, int cen
 __kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
 row_norms(__global float *x, values weights, values biases, float eps, int centred) {
     __local float lane[LANES];
-    normed(x + (size_t)get_global_id(1) * D, weights, biases, eps, centred, lane);
+    float mine[PER];
+    x += (size_t)get_global_id(1) * D;
+    EACH_OWN(k, i) { mine[k] = x[i]; }
+    normed(mine, x, weights, biases, eps, centred, lane);
 }
 
 // Adds rows of `plus`, from element `at` on, to the residual stream where it `adds`; `x` is that by a norm. A team has a row.
@@ -111,16 +119,14 @@ __kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
 next_rows(__global float *residual, values plus, ulong at, int adds, __global float *x,
           values weights, values biases, float eps, int centred) {
     __local float lane[LANES];
+    float mine[PER];
     size_t row = (size_t)get_global_id(1) * D;
-    EACH(i, D) {
-        float value = residual[row + i];
-        if (adds) {
-            value += plus[at + row + i];
-            residual[row + i] = value;
-        }
-        x[row + i] = value;
+    EACH_OWN(k, i) { mine[k] = residual[row + i]; }
+    if (adds) {
+        EACH_OWN(k, i) { mine[k] += plus[at + row + i]; }
+        EACH_OWN(k, i) { residual[row + i] = mine[k]; }
     }
-    normed(x + row, weights, biases, eps, centred, lane);
+    normed(mine, x + row, weights, biases, eps, centred, lane);
 }
 
 // Biases of Q and K, and norms over all heads of each. A team has Q or K of a row.
@@ -217,12 +223,14 @@ __kernel void scores(values queries, values fresh, bytes pool, __global const ul
     float sum = 0.0f;
     if (p >= place[3]) {
         values key = fresh_at(fresh, place, p, 0, head);
+#pragma unroll 16
         for (int i = 0; i < HEAD_DIM; ++i) {
             sum = fma(q[i], key[i], sum);
         }
     } else {
         bytes keys = pool + pages[place[2] + p / PAGE] + begins + (size_t)head * PAGE * HEAD_DIM * ELEMENT;
         size_t begin = (size_t)(p % PAGE) / GROUP * GROUP * HEAD_DIM + p % GROUP;
+#pragma unroll 16
         for (int i = 0; i < HEAD_DIM; ++i) {
             sum = fma(q[i], element_at(keys, begin + (size_t)i * GROUP), sum);
         }
@@ -237,34 +245,39 @@ int2 seen(numbers place, int block) {
                   min(place[0] + 1 - begin, (block + 1) * BLOCK));
 }
 
-// Scores `s` of a block become exp(s - most); states[row][head][block] are `most` and their sum. An item has a block.
-__kernel void block_sums(numbers places, __global float *scores, __global float *states,
-                         int first, int stride, int blocks) {
-    int block = get_global_id(0), query = get_global_id(1);
+// Scores `s` of a block become exp(s - most); states[row][head][block] are `most` and their sum. A team has a block.
+__kernel __attribute__((reqd_work_group_size(TEAM, 1, 1))) void
+block_sums(numbers places, __global float *scores, __global float *states, int first, int stride,
+           int blocks) {
+    __local float lane[LANES], largest[TEAM];
+    int id = get_local_id(0), block = get_group_id(0), query = get_global_id(1);
     int2 here = seen(places + (first + query / HEADS) * PLACE, block);
-    if (here.x >= here.y) {
-        return;
-    }
     __global float *s = scores + (size_t)query * stride;
-    float lane[LANES], most = -INFINITY;
-    for (int j = 0; j < LANES; ++j) {
-        lane[j] = 0.0f;
-    }
-    for (int i = here.x; i < here.y; ++i) {
+    float most = -INFINITY;
+    for (int i = here.x + id; i < here.y; i += TEAM) {
         most = s[i] > most ? s[i] : most;
     }
-    for (int i = here.x; i < here.y; ++i) {
-        s[i] = exp_of(s[i] - most);
-        lane[(i - here.x) % LANES] += s[i];
-    }
-    for (int width = LANES / 2; width > 0; width /= 2) {
-        for (int j = 0; j < width; ++j) {
-            lane[j] += lane[j + width];
+    largest[id] = most;
+    for (int width = TEAM / 2; width > 0; width /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (id < width && largest[id + width] > largest[id]) {
+            largest[id] = largest[id + width];
         }
     }
-    __global float *state = states + ((size_t)query * blocks + block) * 2;
-    state[0] = most;
-    state[1] = lane[0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    most = largest[0];
+    float own[OWN];
+    NO_SUM
+    for (int k = 0, i = here.x + id; i < here.y; ++k, i += TEAM) {
+        s[i] = exp_of(s[i] - most);
+        own[k % OWN] += s[i];
+    }
+    float sum = of_team(own, lane);
+    if (id == 0 && here.x < here.y) {
+        __global float *state = states + ((size_t)query * blocks + block) * 2;
+        state[0] = most;
+        state[1] = sum;
+    }
 }
 
 // mixes[row][head][block][element]: the block's values by their weights, in order. An item has an element.
@@ -280,17 +293,22 @@ __kernel void block_mixes(values fresh, bytes pool, __global const ulong *pages,
     int head = kv_head(query % HEADS), begin = begin_of(place);
     values w = weights + (size_t)query * stride;
     const size_t of_values = (size_t)KV_HEADS * PAGE * HEAD_DIM + (size_t)head * PAGE * WIDTH;
+    const int before = min(here.y, place[3] - begin);
     float sum = 0.0f;
-    for (int i = here.x; i < here.y; ++i) {
-        int p = begin + i;
-        float value;
-        if (p >= place[3]) {
-            value = fresh_at(fresh, place, p, 1, head)[e];
-        } else {
-            bytes page = pool + pages[place[2] + p / PAGE] + begins + of_values * ELEMENT;
-            value = element_at(page, (size_t)(p % PAGE) * WIDTH + e);
+    int i = here.x;
+    while (i < before) {
+        int p = begin + i, count = min(PAGE - p % PAGE, before - i);
+        bytes page = pool + pages[place[2] + p / PAGE] + begins + of_values * ELEMENT;
+        size_t at = (size_t)(p % PAGE) * WIDTH + e;
+#pragma unroll 8
+        for (int k = 0; k < count; ++k) {
+            sum = fma(w[i + k], element_at(page, at + (size_t)k * WIDTH), sum);
         }
-        sum = fma(w[i], value, sum);
+        i += count;
+    }
+#pragma unroll 8
+    for (; i < here.y; ++i) {
+        sum = fma(w[i], fresh_at(fresh, place, begin + i, 1, head)[e], sum);
     }
     mixes[((size_t)query * blocks + block) * HEAD_DIM + e] = sum;
 }
@@ -359,9 +377,14 @@ __kernel void quantized(values from, __global uchar *to, int count) {
     }
     int g = group % CHUNK_GROUPS, here = min(GROUP, count - group * GROUP), sum = 0;
     __global uchar *chunk = to + ((size_t)row * chunks + group / CHUNK_GROUPS) * CHUNK_BYTES;
-    values x = from + (size_t)row * count + group * GROUP;
+    values from_here = from + (size_t)row * count + group * GROUP;
+    float x[GROUP];
     uint largest = 0;
-    for (int i = 0; i < here; ++i) {
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i) {
+        x[i] = i < here ? from_here[i] : 0.0f;
+    }
+    for (int i = 0; i < GROUP; ++i) {
         largest = max(largest, as_uint(x[i]) & 0x7fffffffu);
     }
     float most = as_float(largest), inverse = 127.0f / most, scale = most / 127.0f;

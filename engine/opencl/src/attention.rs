@@ -460,7 +460,8 @@ impl Attention {
             let items = [blocks * spec.block, queries];
             k.scores.run(queue, &args, [&items, &[USUAL_GROUP, 1]])?;
             let args = [places, scores, states, of_first, stride, of_blocks];
-            k.sums.run(queue, &args, [&[blocks, queries], &[1, 1]])?;
+            let items: [&[usize]; 2] = [&[blocks * spec.team, queries], &[spec.team, 1]];
+            k.sums.run(queue, &args, items)?;
             let args = [
                 fresh, pool, pages, places, scores, mixes, begins, of_first, stride, of_blocks,
             ];

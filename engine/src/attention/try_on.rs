@@ -402,6 +402,10 @@ impl Trying<'_> {
         };
         let (on, s) = (self.on, &mut *self.scratch);
         let (mut seconds, mut found) = ([0.0; 2], [const { Vec::new() }; 2]);
+        // A device with a copy of the pages gets them, as before other tokens.
+        if on_device.copies && !on_device.run(of, on, &x, &mut spans, s) {
+            return Ok(None);
+        }
         for by_device in [run.device_first, !run.device_first] {
             let start = Moment::now();
             match by_device {

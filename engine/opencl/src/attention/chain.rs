@@ -213,7 +213,7 @@ impl Attention {
         enqueue(
             queue,
             with.prepared,
-            &mut room.scratch,
+            &room.scratch,
             inputs,
             (&work, counts_on),
         )?;
