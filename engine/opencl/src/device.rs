@@ -19,8 +19,8 @@ use crate::staging::Streamed;
 use crate::work::{Underway, driver, no_work};
 use crate::{
     Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Chain, ChainRoom,
-    Chained, Error, GROUP_SIZES, HostBytes, HostMemory, Listed, MatrixSpec, Room, Spec, Taken,
-    Work,
+    Chained, Error, GROUP_SIZES, HostBytes, HostMemory, Listed, MOST_ALONE, MatrixSpec, Room, Spec,
+    Taken, Work,
 };
 
 /// What is told of a device; what it does not tell stays empty.
@@ -151,9 +151,12 @@ impl Device {
         self.extensions.forms(grouped)
     }
 
-    /// Sizes of work groups that this device has.
+    /// Sizes of work groups that may be of use on this device: the largest are for many items at once.
     pub fn group_sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        let most = self.facts.group;
+        let most = match self.facts.gpu {
+            true => self.facts.group,
+            false => self.facts.group.min(MOST_ALONE as u64),
+        };
         GROUP_SIZES.into_iter().filter(move |&n| n as u64 <= most)
     }
 
@@ -197,7 +200,7 @@ impl Device {
     fn settle(&mut self, sound: bool) -> Result<(), Error> {
         if !sound {
             return Err(Error(format!(
-                "has work groups of {GROUP_SIZES:?} items alone"
+                "has work groups of {GROUP_SIZES:?} items, {MOST_ALONE} at most where an item has a row"
             )));
         }
         driver("finish", self.queue.finish())?;

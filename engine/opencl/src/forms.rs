@@ -10,7 +10,7 @@ use crate::handles::{Arg, Context, Event, Found, Kernel, Program, Queue};
 use crate::library::Code;
 use crate::tiles::TILE_ROWS;
 use crate::work::{INVALID, TILE, driver};
-use crate::{Error, GROUP_SIZES, USUAL_GROUP};
+use crate::{Error, GROUP_SIZES, MOST_ALONE, USUAL_GROUP};
 
 /// How rows lie in a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -175,8 +175,10 @@ impl Ways {
 
     /// Whether the work groups are such as there are.
     pub fn is_sound(&self) -> bool {
-        let both = [self.one.group, self.several.group];
-        both.iter().all(|group| GROUP_SIZES.contains(group))
+        [self.one, self.several].iter().all(|way| {
+            let fits = way.form.team != Team::Alone || way.group <= MOST_ALONE;
+            fits && GROUP_SIZES.contains(&way.group)
+        })
     }
 }
 

@@ -59,8 +59,11 @@ const fn hash(mut hash: u64, bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Sizes of work groups that may be chosen, in items; a multiple of each is a cluster.
-pub const GROUP_SIZES: [usize; 4] = [16, 32, 64, 128];
+/// Sizes of work groups that may be chosen, in items.
+pub const GROUP_SIZES: [usize; 6] = [16, 32, 64, 128, 256, 512];
+
+/// The largest of them where an item has a row: a cluster is a multiple of it. Teams may have all: the largest have a tile.
+pub const MOST_ALONE: usize = 128;
 
 /// The size where none was chosen.
 pub const USUAL_GROUP: usize = 64;

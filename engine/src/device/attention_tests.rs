@@ -180,6 +180,7 @@ impl Case {
             ],
             quantizes: [of_qkv, of_qkv, of_qkv, of_o].map(DType::is_grouped),
             norm: self.norm(&mut numbers),
+            after: None,
             biases: self.vector(s.width() + 2 * s.kv_width(), &mut numbers),
             norms: match self.whole {
                 true => self.vector(s.width() + s.kv_width(), &mut numbers),

@@ -8,7 +8,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use super::compare::{Both, Case, cases};
 use super::product_ways::apart;
 use super::{
-    Choices, Dense, DenseShape, Device, DeviceChoice, Dots, Form, Kernels, Order, Team, list,
+    Choices, Dense, DenseShape, Device, DeviceChoice, Dots, Form, Kernels, Order, Team, Ways, list,
 };
 
 /// Devices with memories of their own, so that both orders are possible.
@@ -35,10 +35,15 @@ fn forms(dense: &dyn Dense, dtype: DType) -> Vec<Form> {
         .collect()
 }
 
+/// Teams that have a tile together, where there are such.
 fn kernels(order: Order, form: Form) -> Kernels {
+    let mut hidden = Ways::from(form);
+    if order == Order::Tiles && form.team == Team::Local {
+        (hidden.one.group, hidden.several.group) = (512, 256);
+    }
     Kernels {
         order,
-        hidden: form.into(),
+        hidden,
         ..Kernels::default()
     }
 }
