@@ -12,6 +12,10 @@ const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
 
+/// Elements of a group, and items that share one in `wide_sums`.
+const GROUP: usize = 32;
+const WIDE: usize = 4;
+
 /// Flags of sums.
 const GOES_ON: i32 = 1;
 const COUNTS_ON: i32 = 2;
@@ -25,6 +29,8 @@ struct SumsMade {
     sums: Kernel,
     totals: Kernel,
     added: Kernel,
+    /// For one row, of formats with groups in tiles.
+    wide: Option<Kernel>,
 }
 
 /// The kernels for an FFN, and buffers for pieces of work.
@@ -75,12 +81,14 @@ impl Prepared {
                     form: Form::default(),
                 },
             )?;
+            let wide = order == Order::Tiles && self.spec.grouped;
             let make = || -> Result<SumsMade, Code> {
                 Ok(SumsMade {
                     order,
                     sums: program.kernel("cluster_sums")?,
                     totals: program.kernel("row_totals")?,
                     added: program.kernel("added_sums")?,
+                    wide: wide.then(|| program.kernel("wide_sums")).transpose()?,
                 })
             };
             self.sums.push(driver("make kernels", make())?);
@@ -186,7 +194,16 @@ pub(super) fn enqueue(
                 of_order.totals.run(queue, &of_rows, items)?;
             }
             Sums::Total { .. } => {
-                of_order.sums.run(queue, &of_clusters, both)?;
+                match &mut of_order.wide {
+                    Some(wide) if work.rows == 1 => {
+                        let items = (spec.d.div_ceil(GROUP) * WIDE).next_multiple_of(group);
+                        let items: [&[usize]; 2] = [&[items, work.clusters], &[group, 1]];
+                        wide.run(queue, &of_clusters[..6], items)?;
+                    }
+                    _ => {
+                        of_order.sums.run(queue, &of_clusters, both)?;
+                    }
+                }
                 let items: [&[usize]; 2] = [&[width, work.rows], &[group, 1]];
                 of_order.added.run(queue, &of_added, items)?;
             }

@@ -109,6 +109,8 @@ pub struct Spec {
     pub cluster: usize,
     /// Bytes of a token's input.
     pub token_bytes: usize,
+    /// Rows have groups with scales, and tokens are integers of 8 bits.
+    pub grouped: bool,
 }
 
 /// The largest pieces of work.

@@ -179,3 +179,68 @@ __kernel void added_sums(__global const float *sums, __global float *totals, int
     }
     totals[at] = total;
 }
+
+#if defined(GROUPED) && defined(TILES)
+// `cluster_sums` for the only row. An item has 8 elements of a group, whose quants it reads at once.
+__kernel void wide_sums(bytes part, __global const float *hidden, __global float *sums, int first,
+                        int neurons, int end) {
+    int item = get_global_id(0), cluster = get_global_id(1), group = item / 4, quarter = item % 4;
+    if (group * GROUP >= D) {
+        return;
+    }
+    const size_t at = cluster * CLUSTER;
+    int count = min(CLUSTER, end - first - cluster * CLUSTER);
+    Downs downs = downs_of(part, first + at, neurons);
+    hidden += at;
+    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    for (int n = 0; n < count; n += AT_ONCE) {
+        float h[AT_ONCE], scale[AT_ONCE];
+        uint2 quants[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; ++k) {
+            h[k] = n + k < count ? hidden[n + k] : 0.0f;
+        }
+        for (int k = 0; k < AT_ONCE; ++k) {
+            quants[k] = (uint2)(0u);
+            scale[k] = 0.0f;
+            if (h[k] != 0.0f) {
+                bytes row = downs.quants + (size_t)(n + k) * NEXT_QUANTS;
+#ifdef Q4
+                quants[k].x = ((__global const uint *)row)[item];
+#else
+                quants[k] = ((__global const uint2 *)row)[item];
+#endif
+                scale[k] = f16_at(downs.scales + (size_t)(n + k) * NEXT_SCALES, group);
+            }
+        }
+        for (int k = 0; k < AT_ONCE; ++k) {
+            float by = h[k] * scale[k];
+            for (int b = 0; b < 4; ++b) {
+#ifdef Q4
+                int low = (int)(quants[k].x >> 8 * b & 15) - 8;
+                int high = (int)(quants[k].x >> (8 * b + 4) & 15) - 8;
+#else
+                int low = (char)(quants[k].x >> 8 * b & 255);
+                int high = (char)(quants[k].y >> 8 * b & 255);
+#endif
+                float next = fma(by, (float)low, sum[b]), other = fma(by, (float)high, sum[4 + b]);
+                sum[b] = h[k] != 0.0f ? next : sum[b];
+                sum[4 + b] = h[k] != 0.0f ? other : sum[4 + b];
+            }
+        }
+    }
+#ifdef Q4
+    int j = group * GROUP + quarter * 4, apart = 16;
+#else
+    int j = group * GROUP + quarter * 8, apart = 4;
+#endif
+    __global float *to = sums + cluster * (size_t)D;
+    for (int b = 0; b < 4; ++b) {
+        if (j + b < D) {
+            to[j + b] = sum[b];
+        }
+        if (j + b + apart < D) {
+            to[j + b + apart] = sum[4 + b];
+        }
+    }
+}
+#endif

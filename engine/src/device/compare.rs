@@ -32,9 +32,10 @@ pub(super) const FASTER: f64 = 0.97;
 const TOLERANCE: f32 = 1e-4;
 
 /// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
-pub(super) fn cases() -> [Case; 7] {
+pub(super) fn cases() -> [Case; 8] {
     [
         Case::new(1, 1.0),
+        Case::new(1, 1.0).totals(),
         Case::new(1, 1.0).masked().biased(),
         Case::new(ROWS, 1.0).masked(),
         Case::new(2, 1e-3).biased(),
@@ -45,8 +46,9 @@ pub(super) fn cases() -> [Case; 7] {
 }
 
 /// What is compared at later starts: one row and several, so that the driver has made the kernels of both.
-pub(super) fn few_cases() -> [Case; 2] {
-    [1, ROWS].map(|rows| Case::new(rows, 1.0).masked().biased())
+pub(super) fn few_cases() -> [Case; 3] {
+    let [one, several] = [1, ROWS].map(|rows| Case::new(rows, 1.0).masked().biased());
+    [one, several, one.totals()]
 }
 
 /// How results compare.

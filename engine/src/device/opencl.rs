@@ -322,6 +322,7 @@ impl Dense for OpenCl {
             d: shape.d,
             cluster: CLUSTER,
             token_bytes: shape.token_bytes(),
+            grouped: shape.dtype.is_grouped(),
         };
         let prepared = self.device.prepare(&spec);
         self.shape = Some(*shape);

@@ -182,12 +182,12 @@ impl Attention {
         if spec.d != d || clusters > room.of.clusters {
             return Err(INVALID);
         }
-        let x = match spec.token_bytes == 4 * d {
-            true => &b.x,
-            false => {
+        let x = match spec.grouped {
+            true => {
                 quantize(queue, &mut self.kernels, [&b.x, &b.quantized], [rows, d])?;
                 &b.quantized
             }
+            false => &b.x,
         };
         x.fits(0, spec.token_bytes * rows)?;
         let part = with.parts.get_mut(layer.part).ok_or(INVALID)?;
