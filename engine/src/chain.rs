@@ -12,6 +12,7 @@ use emberflow_storage::clock::Moment;
 use crate::attention::on_device::OnDevice;
 use crate::counters::nanoseconds;
 use crate::decoder::{Decoder, Hooks};
+use crate::device::attend::AttentionShape;
 use crate::device::{AttendSpan, Chain, ChainLayer, ChainRoom, Chained, DeviceError, InUse, Taken};
 use crate::error::Error;
 use crate::options::{DeviceAttention, Options};
@@ -45,6 +46,13 @@ pub(crate) struct Layers {
     stored: Vec<f32>,
     /// Passes that were computed so.
     pub passes: u64,
+}
+
+/// Bytes of host memory for the layers of a model whose texts are so many, staging memory included.
+pub(crate) fn host_bytes(layers: u32, shape: &AttentionShape, texts: usize) -> u64 {
+    let kv = 2 * layers as usize * shape.kv_width();
+    let floats = texts.clamp(1, ROWS) * (3 * shape.d + 2 * kv);
+    (size_of::<f32>() * floats) as u64
 }
 
 impl Layers {

@@ -16,6 +16,7 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
+use crate::chain;
 use crate::device::attend::{AttentionShape, unsupported};
 use crate::device::{Device, Facts, Verdict};
 use crate::embedding::Embedding;
@@ -212,7 +213,11 @@ impl Opened<'_> {
         // Other kernels are made before the process is measured.
         let compiler = if of.compiles { COMPILER } else { 0 };
         let room = shape.room(rows, options.batch, options.context);
-        compiler + shape.room_bytes(&room)
+        let whole = match of.unified {
+            true => 0,
+            false => chain::host_bytes(c.layers, &shape, options.batch),
+        };
+        compiler + shape.room_bytes(&room) + whole
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
