@@ -15,6 +15,7 @@ use crate::decoder::{Decoder, Hooks};
 use crate::device::attend::AttentionShape;
 use crate::device::{AttendSpan, Chain, ChainLayer, ChainRoom, Chained, DeviceError, InUse, Taken};
 use crate::error::Error;
+use crate::kv::KvPages;
 use crate::options::{DeviceAttention, Options};
 use crate::pass::Pass;
 use crate::sequence::Span;
@@ -87,13 +88,12 @@ impl Layers {
         })
     }
 
-    /// Takes note of a pass that was computed both ways, `x` being the residual stream layer by layer.
-    fn compare(&mut self, x: &[f32], seconds: [f64; 2]) {
+    /// Takes note of a pass that was computed both ways.
+    fn compare(&mut self, same: bool, seconds: [f64; 2]) {
         let State::Tried(count, best) = &mut self.state else {
             return;
         };
-        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-        if !x.iter().zip(&self.x).all(same) {
+        if !same {
             tracing::warn!(
                 "layers one after the other give other bits: they are computed one by one"
             );
@@ -115,6 +115,17 @@ impl Layers {
         }
     }
 }
+
+/// A head of a layer at a position.
+#[derive(Clone, Copy)]
+struct Place {
+    position: usize,
+    layer: usize,
+    head: usize,
+}
+
+/// Sees the key and the value of a head.
+type Heads<'a> = dyn FnMut(&mut KvPages, Place, [&[f32]; 2]) + 'a;
 
 /// What became of a pass.
 pub(crate) enum Whole {
@@ -178,6 +189,11 @@ impl Decoder {
         }
         let start = Moment::now();
         let begun = self.ffn.store.tracer().now();
+        // The device writes these positions of its copy at once.
+        for span in spans.iter_mut() {
+            let first = span.sequence.len();
+            (first..first + span.tokens.len()).for_each(|p| span.sequence.kv.will_change(p));
+        }
         let Some(taken) = self.begin_whole(layers, of, pass, spans) else {
             return Ok(Whole::No);
         };
@@ -185,6 +201,7 @@ impl Decoder {
             return Ok(Whole::No);
         };
         if matches!(layers.state, State::Tried(..)) {
+            self.store_whole(layers, of, spans);
             return Ok(Whole::Compare(start.elapsed().as_secs_f64()));
         }
         let count = self.weights.layers.len();
@@ -254,49 +271,71 @@ impl Decoder {
         Some(ticket.and_then(|ticket| dense.take_chain(ticket, to)))
     }
 
-    /// Stores keys and values of all layers, which the device has stored in its copy of the pages.
+    /// Stores keys and values of all layers, which the device has put into its copy of the pages.
     fn store_whole(&self, layers: &Layers, of: &OnDevice, spans: &mut [Span<'_>]) {
+        let (cpu, last) = (self.on.cpu, of.shape.kv_heads - 1);
+        self.each_stored(layers, of, spans, &mut |kv, at, both| {
+            let mut page = kv.writer(at.position);
+            page.store_key(cpu, at.layer, at.head, both[0]);
+            page.store_value(cpu, at.layer, at.head, both[1]);
+            if at.head == last {
+                kv.is_copied(at.layer, at.position);
+            }
+        });
+    }
+
+    /// Compares a pass that was computed both ways, `seconds` long.
+    pub(crate) fn compare_whole(&mut self, pass: &Pass, spans: &mut [Span<'_>], seconds: [f64; 2]) {
+        let (Some(mut layers), Some(of)) = (self.layers.take(), self.placed.device.take()) else {
+            return;
+        };
+        let x = &pass.x[..pass.rows * of.shape.d];
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        let mut all_same = x.iter().zip(&layers.x).all(same);
+        let cpu = self.on.cpu;
+        self.each_stored(&layers, &of, spans, &mut |kv, at, both| {
+            all_same &= kv.writer(at.position).has(cpu, at.layer, at.head, both);
+        });
+        layers.compare(all_same, seconds);
+        if all_same {
+            // The device has put the same into its copy.
+            self.each_stored(&layers, &of, spans, &mut |kv, at, _| {
+                if at.head == 0 {
+                    kv.is_copied(at.layer, at.position);
+                }
+            });
+        }
+        (self.layers, self.placed.device) = (Some(layers), Some(of));
+    }
+
+    /// Shows `then` the key and value of each head of each layer and position.
+    fn each_stored(
+        &self,
+        layers: &Layers,
+        of: &OnDevice,
+        spans: &mut [Span<'_>],
+        then: &mut Heads<'_>,
+    ) {
         let (hd, kv) = (of.shape.head_dim, of.shape.kv_width());
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let mut row = 0;
         for span in spans {
             let first = span.sequence.len();
             for position in first..first + span.tokens.len() {
-                let kv_pages = &mut span.sequence.kv;
                 for layer in 0..self.weights.layers.len() {
                     let both = &layers.stored[2 * kv * (layer * rows + row)..][..2 * kv];
                     let (keys, values) = both.split_at(kv);
-                    let mut page = kv_pages.writer(position);
                     let heads = keys.chunks_exact(hd).zip(values.chunks_exact(hd));
                     for (head, (key, value)) in heads.enumerate() {
-                        page.store_key(self.on.cpu, layer, head, key);
-                        page.store_value(self.on.cpu, layer, head, value);
-                    }
-                    if of.copies {
-                        kv_pages.is_copied(layer, position);
+                        let place = Place {
+                            position,
+                            layer,
+                            head,
+                        };
+                        then(&mut span.sequence.kv, place, [key, value]);
                     }
                 }
                 row += 1;
-            }
-        }
-    }
-
-    /// Compares a pass that was computed both ways. Keys and values are in the device's copy already.
-    pub(crate) fn compare_whole(&mut self, pass: &Pass, spans: &[Span<'_>], seconds: [f64; 2]) {
-        let d = self.config.d_model as usize;
-        let Some(layers) = &mut self.layers else {
-            return;
-        };
-        layers.compare(&pass.x[..pass.rows * d], seconds);
-        if matches!(layers.state, State::Off) {
-            return;
-        }
-        for span in spans {
-            let first = span.sequence.len();
-            for position in first..first + span.tokens.len() {
-                for layer in 0..self.weights.layers.len() {
-                    span.sequence.kv.is_copied(layer, position);
-                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emberflow_engine::device::Device;
-use emberflow_engine::{DeviceAttention, Engine, Logits, Options, Sequence, Span};
+use emberflow_engine::{DeviceAttention, Engine, Logits, Model, Options, Sequence, Span, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_tests::devices::{Fault, Faulty, plain_devices_apart};
 use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy};
@@ -215,5 +215,30 @@ fn other_bits_are_refused() {
         let mut engine = open(&path, forced(device, options()));
         assert!(decoded(&mut engine, &tokens, 20) == expected);
         assert_eq!(engine.device().unwrap().whole_passes, 0);
+    }
+}
+
+/// Layers of which a device has some clusters are not computed as if it had all.
+#[test]
+fn a_device_that_lacks_clusters_computes_no_whole_passes() {
+    let options = || Options {
+        sparsity: Sparsity::Exact,
+        chunk: 16,
+        ..roomy(64)
+    };
+    let demo = |options| Engine::open(Model::demo().unwrap(), options).unwrap();
+    let (tokens, mut plain) = (text(50, 900), demo(options()));
+    let vocab = plain.config().vocab as usize;
+    let expected = bits(&all_logits(&mut plain, &tokens, 16)[20 * vocab..]);
+    // So fast that it gets nearly all; with its own times a device holds what helps.
+    let chains = |device: &Device| device.lease().unwrap().dense().chains();
+    let own = plain_devices_apart().into_iter().filter(chains);
+    for device in devices(Fault::Never, &never()).into_iter().chain(own) {
+        let mut engine = demo(forced(device, options()));
+        assert!(decoded(&mut engine, &tokens, 20) == expected);
+        let report = engine.device().unwrap();
+        assert_eq!(report.attention.none, None);
+        let (all, whole) = (report.ffn_share == 1.0, report.whole_passes > 0);
+        assert_eq!(all, whole, "{report:?}");
     }
 }

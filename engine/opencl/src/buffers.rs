@@ -175,7 +175,7 @@ pub(super) struct Copies<T> {
     there: Vec<T>,
 }
 
-impl<T: Copy + PartialEq> Copies<T> {
+impl<T: Pod> Copies<T> {
     pub fn new(len: usize) -> Self {
         Self {
             next: Vec::with_capacity(len),
@@ -185,7 +185,8 @@ impl<T: Copy + PartialEq> Copies<T> {
 
     /// Begins to copy it; where work with what was copied before is under way, behind that.
     pub fn begin(&mut self, queue: &Queue, to: &mut Memory<T>, busy: bool) -> Result<(), Code> {
-        if self.next == self.there {
+        let [next, there] = [&self.next, &self.there].map(|all| bytemuck::cast_slice::<T, u8>(all));
+        if next == there {
             return Ok(());
         }
         if busy {
@@ -193,7 +194,12 @@ impl<T: Copy + PartialEq> Copies<T> {
         }
         self.there.clear();
         self.there.extend_from_slice(&self.next);
-        begin(queue, to, &self.there)
+        let begun = begin(queue, to, &self.there);
+        if begun.is_err() {
+            queue.finish()?;
+            self.there.clear();
+        }
+        begun
     }
 }
 
@@ -293,6 +299,11 @@ impl Scratch {
         self.hidden.fits(0, pairs * self.cluster)?;
         self.sums.fits(0, pairs * self.d + 1)?;
         self.totals.fits(0, work.rows * self.d + 1)
+    }
+
+    /// Counts anew, after work of which not all was begun.
+    pub fn reset(&mut self, queue: &Queue) -> Result<(), Code> {
+        start_with(queue, &mut self.fired, &[0])
     }
 
     /// Begins to copy back what a piece of work with `sums` comes to, `len` floats, and behind them how many pairs

@@ -306,9 +306,20 @@ impl Device {
         part.order(queue)?;
         let part = part.arg(context)?;
         let prepared = prepared.as_mut().ok_or_else(unprepared)?;
-        self.underway = Some(driver("compute", start(queue, prepared, part, work))?);
-        self.streamed = Some(work.part);
-        Ok(())
+        match start(queue, prepared, part, work) {
+            Ok(begun) => {
+                self.underway = Some(begun);
+                self.streamed = Some(work.part);
+                Ok(())
+            }
+            Err(code) => {
+                // Some of it may have begun, and read what the host fills next.
+                let _ = queue.finish();
+                let scratch = prepared.scratch.as_mut();
+                let _ = scratch.map(|scratch| scratch.reset(queue));
+                driver("compute", Err(code))
+            }
+        }
     }
 
     /// Waits until what was copied to a buffer has arrived; how many nanoseconds that took, by the device's clock.
@@ -399,6 +410,9 @@ impl Device {
             return Err(Error("is busy".into()));
         }
         let begun = self.products.begin(&self.queue, blocks, tokens, x);
+        if begun.is_err() {
+            let _ = self.queue.finish();
+        }
         self.underway = Some(driver("multiply", begun)?);
         Ok(())
     }

@@ -7,9 +7,9 @@
 //!
 //! A row sees the pages of the positions before its span, and the keys and values of the span's own rows up to itself.
 //!
-//! The pages are the host's, in memory that both see. A device only reads them, and holds them meanwhile, so that
-//! nobody writes: the keys and values of the rows' own positions come back with the result, and the host stores
-//! them. So a device that is lost in the middle has changed nothing.
+//! The pages are the host's. A device reads them, or its copy of them, and holds them meanwhile, so that nobody writes:
+//! the keys and values of the rows' own positions come back with the result, and the host stores them. So a device that is
+//! lost in the middle has changed nothing of the host's.
 
 use std::sync::Arc;
 
@@ -125,9 +125,9 @@ impl AttentionShape {
         let (q, kv) = (self.width(), 2 * self.kv_width());
         let on_device = 4 * (2 * self.d + 2 * q + 2 * kv) + room.quantized;
         let staged = 4 * (2 * self.d + kv);
-        // Angles and places, there and here.
-        let small = 2 * 4 * (2 * self.rotary + 5);
-        let pages = 2 * 8 * room.spans * room.positions.div_ceil(self.page);
+        // Angles and places: there, and here those that are there and the next ones.
+        let small = 3 * 4 * (2 * self.rotary + 5);
+        let pages = 3 * 8 * room.spans * room.positions.div_ceil(self.page);
         let scores = room.scored * self.scores_bytes(room.positions);
         (room.rows * (on_device + staged + small) + pages + scores) as u64
     }

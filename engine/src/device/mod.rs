@@ -129,13 +129,13 @@ impl DenseShape {
     }
 
     /// Bytes of host memory for pieces of work: inputs, biases and sums; and on a device whose
-    /// memory is the machine's as many again, with hidden values.
+    /// memory is the machine's as many again, with hidden values and totals.
     pub fn room_bytes(&self, room: &Room, unified: bool) -> u64 {
         let input = self.token_bytes() * room.rows;
         let copied = input + room.pairs * CLUSTER / 8 + 8 * room.clusters * CLUSTER;
         let copied = copied + 4 * room.pairs * self.d;
-        let hidden = 4 * room.pairs * CLUSTER;
-        (copied + if unified { copied + hidden } else { 0 }) as u64
+        let between = 4 * (room.pairs * CLUSTER + room.rows * self.d);
+        (copied + if unified { copied + between } else { 0 }) as u64
     }
 
     /// Bytes of a token's activations, as the device reads them.

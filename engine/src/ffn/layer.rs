@@ -156,6 +156,7 @@ impl Ffn {
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
         self.store.begin_layer(at.number, banks, after, rows)?;
         self.units.clear();
+        self.added = 0..0;
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
         for work in at.units {

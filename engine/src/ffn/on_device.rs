@@ -88,9 +88,9 @@ impl Ffn {
         let at = items.start - group.start..items.end - group.start;
         let at = at.start..if total { at.start + 1 } else { at.end };
         let sums = &mut self.partials[at.start * width..at.end * width];
-        self.added = if total { items.clone() } else { 0..0 };
         match self.store.take_sums(ticket, sums)? {
             Some(taken) => {
+                self.added = if total { items.clone() } else { 0..0 };
                 self.counts.fired += taken.fired;
                 let values = [self.store.layer_number() as u64, items.len() as u64];
                 let took = nanoseconds(taken.took);

@@ -124,6 +124,26 @@ impl<'a> PageWriter<'a> {
     }
 }
 
+impl PageWriter<'_> {
+    /// Whether one head's key and value are stored so.
+    pub fn has(&self, cpu: Cpu, layer: usize, head: usize, [key, value]: [&[f32]; 2]) -> bool {
+        let shape = self.shape;
+        let size = shape.bytes(1);
+        let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
+        let keys = shape.at(layer, KEYS, head) + shape.bytes(block);
+        let values = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
+        let mut stored = vec![0; shape.bytes(key.len())];
+        write(cpu, shape.dtype, key, &mut stored);
+        let mut elements = stored.chunks_exact(size).enumerate();
+        let same = elements.all(|(i, element)| {
+            let at = keys + i * shape.bytes(GROUP);
+            self.page[at..at + size] == *element
+        });
+        write(cpu, shape.dtype, value, &mut stored);
+        same && self.page[values..values + stored.len()] == *stored
+    }
+}
+
 /// Converts floats to the page format.
 fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) {
     if dtype == DType::F16 {

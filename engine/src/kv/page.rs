@@ -53,6 +53,11 @@ impl Copied {
         *has = (*has).min(number(place));
     }
 
+    /// The same of all layers.
+    pub fn change_all(&mut self, place: usize) {
+        (0..self.0.len()).for_each(|layer| self.change(layer, place));
+    }
+
     /// The device has put position `place` of a layer there, as it is here.
     pub fn append(&self, layer: usize, place: usize) {
         let has = &self.0[layer];

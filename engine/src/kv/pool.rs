@@ -215,6 +215,15 @@ impl KvPages {
         pages.map(share).collect()
     }
 
+    /// All layers of `position` are about to change, after `prepare`.
+    pub fn will_change(&mut self, position: usize) {
+        let page = self.pool.shape.page;
+        if let Some(of) = Arc::get_mut(&mut self.pages[position / page]) {
+            let (_, copied) = of.parts_mut();
+            copied.change_all(position % page);
+        }
+    }
+
     /// A device with a memory of its own has put a position of a layer there, as it is here.
     pub fn is_copied(&self, layer: usize, position: usize) {
         let page = self.pool.shape.page;

@@ -238,9 +238,17 @@ impl Opened<'_> {
 
     /// Bytes of a device's memory that may be used.
     fn device_memory(&self, device: &Device) -> u64 {
-        let asked = self.options.device_memory;
-        // A driver needs some of it for itself.
-        asked.unwrap_or(device.facts().memory / 10 * 9)
+        let (asked, of) = (self.options.device_memory, device.facts());
+        // A driver needs some of it for itself, and a copy of keys and values lies there too.
+        let copy = match of.unified {
+            true => 0,
+            false => {
+                let (kv, options) = (self.kv(), self.options);
+                let texts = options.batch as u64;
+                texts * kv.bytes_for(options.context) + self.attention_room(of, options.batch)
+            }
+        };
+        asked.unwrap_or((of.memory / 10 * 9).saturating_sub(copy))
     }
 
     /// Bytes of a cluster on a device.

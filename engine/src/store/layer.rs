@@ -170,7 +170,9 @@ impl NeuronStore {
 
     /// The part of a bank all of whose clusters a device computes.
     pub fn whole_on_device(&self, bank: u32) -> Option<Part> {
-        self.tier.as_ref().and_then(|tier| tier.whole(bank))
+        let all = self.layout.clusters(bank) == self.on_device(bank);
+        let tier = self.tier.as_ref().filter(|_| all);
+        tier.and_then(|tier| tier.uploaded(bank))
     }
 
     /// How many of them it has for everybody.

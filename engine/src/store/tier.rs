@@ -286,10 +286,9 @@ impl Tier {
         }
     }
 
-    /// The part of a bank if it computes all of its clusters in this pass, and has them.
-    pub fn whole(&self, bank: u32) -> Option<Part> {
-        let has = &self.uploaded[bank as usize];
-        let all = self.clusters(bank) as usize == has.len() && has.iter().all(|&has| has);
+    /// The part of a bank if all that it is to hold of it is there.
+    pub fn uploaded(&self, bank: u32) -> Option<Part> {
+        let all = self.uploaded[bank as usize].iter().all(|&has| has);
         self.parts[bank as usize].filter(|_| all)
     }
 

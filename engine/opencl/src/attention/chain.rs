@@ -81,7 +81,11 @@ impl Attention {
         let (queue, d) = (with.queue, self.spec.d);
         let kv = self.spec.kv_heads * self.spec.head_dim;
         let (rows, layers) = (work.x.len() / d, work.layers.len());
-        if !(1..=room.of.rows).contains(&rows) || !(1..=room.of.layers).contains(&layers) {
+        // Where pages are the host's it is lent them between pieces of work, and kernels write none.
+        if !self.pages.copied
+            || !(1..=room.of.rows).contains(&rows)
+            || !(1..=room.of.layers).contains(&layers)
+        {
             return Err(INVALID);
         }
         self.held.clear();
