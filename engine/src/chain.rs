@@ -6,20 +6,23 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use emberflow_models::config::Parallel;
+use emberflow_kernels::Cpu;
+use emberflow_models::config::{ModelConfig, Parallel};
 use emberflow_storage::clock::Moment;
 
 use crate::attention::on_device::OnDevice;
 use crate::counters::nanoseconds;
-use crate::decoder::{Decoder, Hooks};
 use crate::device::attend::AttentionShape;
 use crate::device::{AttendSpan, Chain, ChainLayer, ChainRoom, Chained, DeviceError, InUse, Taken};
 use crate::error::Error;
+use crate::ffn::Ffn;
 use crate::kv::KvPages;
 use crate::options::{DeviceAttention, Options};
 use crate::pass::Pass;
+use crate::rope::Ropes;
 use crate::sequence::Span;
 use crate::trace;
+use crate::weights::Weights;
 
 /// Passes that are computed both ways, of which the fastest count.
 const TRIALS: usize = 3;
@@ -56,16 +59,42 @@ pub(crate) fn host_bytes(layers: u32, shape: &AttentionShape, texts: usize) -> u
     (size_of::<f32>() * floats) as u64
 }
 
+/// What layers are computed with.
+pub(crate) struct With<'a> {
+    pub config: &'a ModelConfig,
+    pub weights: &'a Weights,
+    pub ffn: &'a mut Ffn,
+    pub rope: &'a Ropes,
+    pub cpu: Cpu,
+    /// The device, which knows the attention of all layers.
+    pub of: &'a OnDevice,
+}
+
+impl With<'_> {
+    /// Whether layers add nothing but attention and a dense FFN to the residual stream.
+    fn is_plain(&self) -> bool {
+        let (c, form) = (self.config, &self.config.form);
+        let plain = self.weights.layers.iter().all(|layer| {
+            let post = layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some();
+            let biases = layer.o_bias.is_some() || layer.ffn_bias.is_some();
+            let norms = layer.attn_norm.is_some() && layer.ffn_norm.is_some();
+            norms && !post && !biases && layer.router.is_none()
+        });
+        let sums = form.residual_scale == 1.0 && form.parallel == Parallel::No;
+        plain && sums && c.mixture.is_none() && form.streams.is_none() && self.ffn.is_exact()
+    }
+}
+
 impl Layers {
     /// Buffers for a model's layers, if the device computes them so.
-    pub fn new(decoder: &Decoder, options: &Options) -> Option<Self> {
-        let of = decoder.placed.device.as_ref()?;
+    pub fn new(with: &With<'_>, options: &Options) -> Option<Self> {
+        let of = with.of;
         let mut dense = of.device.dense();
-        if !(dense.chains() && decoder.has_plain_layers()) {
+        if !(dense.chains() && with.is_plain()) {
             return None;
         }
-        let layout = decoder.ffn.store.layout();
-        let layers = decoder.weights.layers.len();
+        let layout = with.ffn.store.layout();
+        let layers = with.weights.layers.len();
         let banks = (0..layers).map(|layer| layout.banks_of(layer).start);
         let room = ChainRoom {
             rows: options.batch.clamp(1, ROWS),
@@ -137,121 +166,77 @@ pub(crate) enum Whole {
     No,
 }
 
-impl Decoder {
-    /// Whether layers add nothing but attention and a dense FFN to the residual stream.
-    fn has_plain_layers(&self) -> bool {
-        let (c, form) = (&self.config, &self.config.form);
-        let plain = self.weights.layers.iter().all(|layer| {
-            let post = layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some();
-            let biases = layer.o_bias.is_some() || layer.ffn_bias.is_some();
-            let norms = layer.attn_norm.is_some() && layer.ffn_norm.is_some();
-            norms && !post && !biases && layer.router.is_none()
-        });
-        plain
-            && c.mixture.is_none()
-            && form.residual_scale == 1.0
-            && form.parallel == Parallel::No
-            && self.streams.is_none()
-            && self.ffn.is_exact()
-    }
-
-    /// Has a device compute the layers of a pass, if it has them all.
+impl Layers {
+    /// Has the device compute the layers of a pass, if it has them all.
     ///
     /// # Errors
     /// The device's, where the CPU cannot go on.
-    pub(crate) fn compute_whole(
+    pub fn compute(
         &mut self,
+        with: &mut With<'_>,
         pass: &mut Pass,
         spans: &mut [Span<'_>],
-        hooks: &Hooks<'_, '_>,
     ) -> Result<Whole, Error> {
-        if self.layers.is_none() || self.placed.device.is_none() {
+        let off = matches!(self.state, State::Off) || self.device.lost().is_some();
+        if off || pass.rows > self.rows {
             return Ok(Whole::No);
         }
-        let (Some(mut layers), Some(of)) = (self.layers.take(), self.placed.device.take()) else {
-            return Ok(Whole::No);
-        };
-        let done = self.whole(&mut layers, &of, (pass, spans), hooks);
-        (self.layers, self.placed.device) = (Some(layers), Some(of));
-        done
-    }
-
-    fn whole(
-        &mut self,
-        layers: &mut Layers,
-        of: &OnDevice,
-        (pass, spans): (&mut Pass, &mut [Span<'_>]),
-        hooks: &Hooks<'_, '_>,
-    ) -> Result<Whole, Error> {
-        let off = matches!(layers.state, State::Off) || layers.device.lost().is_some();
-        if off || pass.rows > layers.rows || hooks.looks_inside() {
-            return Ok(Whole::No);
-        }
-        let start = Moment::now();
-        let begun = self.ffn.store.tracer().now();
+        let (start, of) = (Moment::now(), with.of);
+        let begun = with.ffn.store.tracer().now();
         // The device writes these positions of its copy at once.
         for span in spans.iter_mut() {
             let first = span.sequence.len();
             (first..first + span.tokens.len()).for_each(|p| span.sequence.kv.will_change(p));
         }
-        let Some(taken) = self.begin_whole(layers, of, pass, spans) else {
+        let Some(taken) = self.run(with, pass, spans) else {
             return Ok(Whole::No);
         };
-        let Some(taken) = layers.device.or_lost(taken)? else {
+        let Some(taken) = self.device.or_lost(taken)? else {
             return Ok(Whole::No);
         };
-        if matches!(layers.state, State::Tried(..)) {
-            self.store_whole(layers, of, spans);
+        self.store(with, spans);
+        if matches!(self.state, State::Tried(..)) {
             return Ok(Whole::Compare(start.elapsed().as_secs_f64()));
         }
-        let count = self.weights.layers.len();
-        let values = [count as u64, pass.rows as u64];
-        (self.ffn.store.tracer()).accelerator(
-            &trace::LAYERS,
-            values,
-            begun,
-            nanoseconds(taken.took),
-        );
-        self.store_whole(layers, of, spans);
-        let d = of.shape.d;
-        pass.x[..pass.rows * d].copy_from_slice(&layers.x[..pass.rows * d]);
-        self.ffn.count_whole(pass.rows, taken.fired);
-        layers.passes += 1;
-        of.done.fetch_add(count as u64, Ordering::Relaxed);
+        let count = with.weights.layers.len() as u64;
+        let (tracer, took) = (with.ffn.store.tracer(), nanoseconds(taken.took));
+        tracer.accelerator(&trace::LAYERS, [count, pass.rows as u64], begun, took);
+        let len = pass.rows * of.shape.d;
+        pass.x[..len].copy_from_slice(&self.x[..len]);
+        with.ffn.count_whole(pass.rows, taken.fired);
+        self.passes += 1;
+        of.done.fetch_add(count, Ordering::Relaxed);
         of.waited
             .fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
-        self.times.ffn += start.elapsed();
         Ok(Whole::Done)
     }
 
     /// Has the device compute all layers, and waits; `None` if it does not have them.
-    fn begin_whole(
-        &self,
-        layers: &mut Layers,
-        of: &OnDevice,
+    fn run(
+        &mut self,
+        with: &With<'_>,
         pass: &Pass,
         spans: &[Span<'_>],
     ) -> Option<Result<Taken, DeviceError>> {
-        let (store, count) = (&self.ffn.store, self.weights.layers.len());
+        let (store, of) = (&with.ffn.store, with.of);
+        let (count, rows) = (with.weights.layers.len(), pass.rows);
         let parts = (0..count).map(|n| store.whole_on_device(store.layout().banks_of(n).start));
         let parts: Vec<_> = parts.collect::<Option<_>>()?;
-        let spans: Vec<Vec<AttendSpan>> = (0..count)
-            .map(|number| {
-                let of_text = |span: &Span<'_>| {
-                    let (first, rows) = (span.sequence.len(), span.tokens.len());
-                    let positions = [first, first + rows];
-                    let pages = span.sequence.kv.shared(number, positions, of.copies);
-                    AttendSpan { pages, first, rows }
-                };
-                spans.iter().map(of_text).collect()
-            })
-            .collect();
-        let rows = pass.rows;
+        let of_layer = |number: usize| -> Vec<AttendSpan> {
+            let of_text = |span: &Span<'_>| {
+                let (first, rows) = (span.sequence.len(), span.tokens.len());
+                let positions = [first, first + rows];
+                let pages = span.sequence.kv.shared(number, positions, of.copies);
+                AttendSpan { pages, first, rows }
+            };
+            spans.iter().map(of_text).collect()
+        };
+        let spans: Vec<_> = (0..count).map(of_layer).collect();
         let all: Vec<ChainLayer<'_>> = (spans.iter().zip(parts).enumerate())
             .map(|(number, (spans, part))| ChainLayer {
                 attention: of.layers[number],
-                angles: match self.config.rotates(number as u32) {
-                    true => self.rope.of(number).rows(0..rows),
+                angles: match with.config.rotates(number as u32) {
+                    true => with.rope.of(number).rows(0..rows),
                     false => [&[]; 2],
                 },
                 spans,
@@ -259,22 +244,22 @@ impl Decoder {
             })
             .collect();
         let (d, kv) = (of.shape.d, of.shape.kv_width());
-        let mut dense = layers.device.dense();
+        let mut dense = self.device.dense();
         let ticket = dense.chain(&Chain {
             x: &pass.x[..rows * d],
             layers: &all,
         });
         let to = Chained {
-            x: &mut layers.x[..rows * d],
-            stored: &mut layers.stored[..2 * count * rows * kv],
+            x: &mut self.x[..rows * d],
+            stored: &mut self.stored[..2 * count * rows * kv],
         };
         Some(ticket.and_then(|ticket| dense.take_chain(ticket, to)))
     }
 
     /// Stores keys and values of all layers, which the device has put into its copy of the pages.
-    fn store_whole(&self, layers: &Layers, of: &OnDevice, spans: &mut [Span<'_>]) {
-        let (cpu, last) = (self.on.cpu, of.shape.kv_heads - 1);
-        self.each_stored(layers, of, spans, &mut |kv, at, both| {
+    fn store(&self, with: &With<'_>, spans: &mut [Span<'_>]) {
+        let (cpu, last) = (with.cpu, with.of.shape.kv_heads - 1);
+        self.each_stored(with, spans, &mut |kv, at, both| {
             let mut page = kv.writer(at.position);
             page.store_key(cpu, at.layer, at.head, both[0]);
             page.store_value(cpu, at.layer, at.head, both[1]);
@@ -285,45 +270,42 @@ impl Decoder {
     }
 
     /// Compares a pass that was computed both ways, `seconds` long.
-    pub(crate) fn compare_whole(&mut self, pass: &Pass, spans: &mut [Span<'_>], seconds: [f64; 2]) {
-        let (Some(mut layers), Some(of)) = (self.layers.take(), self.placed.device.take()) else {
-            return;
-        };
-        let x = &pass.x[..pass.rows * of.shape.d];
+    pub fn compare_with(
+        &mut self,
+        with: &With<'_>,
+        pass: &Pass,
+        spans: &mut [Span<'_>],
+        seconds: [f64; 2],
+    ) {
+        let x = &pass.x[..pass.rows * with.of.shape.d];
         let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-        let mut all_same = x.iter().zip(&layers.x).all(same);
-        let cpu = self.on.cpu;
-        self.each_stored(&layers, &of, spans, &mut |kv, at, both| {
-            all_same &= kv.writer(at.position).has(cpu, at.layer, at.head, both);
+        let mut all_same = x.iter().zip(&self.x).all(same);
+        self.each_stored(with, spans, &mut |kv, at, both| {
+            all_same &= kv
+                .writer(at.position)
+                .has(with.cpu, at.layer, at.head, both);
         });
-        layers.compare(all_same, seconds);
+        self.compare(all_same, seconds);
         if all_same {
             // The device has put the same into its copy.
-            self.each_stored(&layers, &of, spans, &mut |kv, at, _| {
+            self.each_stored(with, spans, &mut |kv, at, _| {
                 if at.head == 0 {
                     kv.is_copied(at.layer, at.position);
                 }
             });
         }
-        (self.layers, self.placed.device) = (Some(layers), Some(of));
     }
 
     /// Shows `then` the key and value of each head of each layer and position.
-    fn each_stored(
-        &self,
-        layers: &Layers,
-        of: &OnDevice,
-        spans: &mut [Span<'_>],
-        then: &mut Heads<'_>,
-    ) {
-        let (hd, kv) = (of.shape.head_dim, of.shape.kv_width());
+    fn each_stored(&self, with: &With<'_>, spans: &mut [Span<'_>], then: &mut Heads<'_>) {
+        let (hd, kv) = (with.of.shape.head_dim, with.of.shape.kv_width());
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let mut row = 0;
         for span in spans {
             let first = span.sequence.len();
             for position in first..first + span.tokens.len() {
-                for layer in 0..self.weights.layers.len() {
-                    let both = &layers.stored[2 * kv * (layer * rows + row)..][..2 * kv];
+                for layer in 0..with.weights.layers.len() {
+                    let both = &self.stored[2 * kv * (layer * rows + row)..][..2 * kv];
                     let (keys, values) = both.split_at(kv);
                     let heads = keys.chunks_exact(hd).zip(values.chunks_exact(hd));
                     for (head, (key, value)) in heads.enumerate() {

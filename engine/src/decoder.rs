@@ -12,7 +12,7 @@ use emberflow_storage::clock::Moment;
 
 use crate::attention::AttentionLayer;
 use crate::attention::try_on::{Placed, Trying};
-use crate::chain::{Layers, Whole};
+use crate::chain::{Layers, Whole, With};
 use crate::device::InUse;
 use crate::embedding::Embedding;
 use crate::error::Error;
@@ -156,7 +156,9 @@ impl Decoder {
             tracer: self.ffn.store.tracer().clone(),
         };
         self.placed = trying.decide()?;
-        self.layers = Layers::new(self, options);
+        self.layers = self
+            .with_device()
+            .and_then(|(_, with)| Layers::new(&with, options));
         Ok(())
     }
 
@@ -214,7 +216,10 @@ impl Decoder {
             }
         }
         if let Whole::Compare(seconds) = whole {
-            self.compare_whole(pass, spans, [start.elapsed().as_secs_f64(), seconds]);
+            let seconds = [start.elapsed().as_secs_f64(), seconds];
+            if let Some((Some(layers), with)) = self.with_device() {
+                layers.compare_with(&with, pass, spans, seconds);
+            }
         }
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);
@@ -223,6 +228,40 @@ impl Decoder {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// What a device computes layers with, and where it computes all of them.
+    fn with_device(&mut self) -> Option<(Option<&mut Layers>, With<'_>)> {
+        let with = With {
+            config: &self.config,
+            weights: &self.weights,
+            ffn: &mut self.ffn,
+            rope: &self.rope,
+            cpu: self.on.cpu,
+            of: self.placed.device.as_ref()?,
+        };
+        Some((self.layers.as_mut(), with))
+    }
+
+    /// Has a device compute all layers of a pass, if there is one.
+    fn compute_whole(
+        &mut self,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
+        hooks: &Hooks<'_, '_>,
+    ) -> Result<Whole, Error> {
+        if hooks.looks_inside() {
+            return Ok(Whole::No);
+        }
+        let start = Moment::now();
+        let Some((Some(layers), mut with)) = self.with_device() else {
+            return Ok(Whole::No);
+        };
+        let whole = layers.compute(&mut with, pass, spans)?;
+        if matches!(whole, Whole::Done) {
+            self.times.ffn += start.elapsed();
+        }
+        Ok(whole)
     }
 
     /// What goes into the first layer.

@@ -148,7 +148,8 @@ impl Buffers {
     /// Takes the places of a span's rows, and where its pages begin.
     fn place(
         &mut self,
-        (queue, pool): (&Queue, &mut Pages),
+        queue: &Queue,
+        pool: &mut Pages,
         spec: &AttentionSpec,
         of: &AttentionLayer,
         span: &AttendSpan,
@@ -339,7 +340,7 @@ impl Attention {
         for span in work.spans {
             let pages = span.pages.iter().map(|page| Arc::clone(&page.bytes));
             self.held.extend(pages);
-            buffers.place((queue, &mut self.pages), spec, layer, span)?;
+            buffers.place(queue, &mut self.pages, spec, layer, span)?;
         }
         if layer.rotates {
             buffers.of_angles.next.clear();

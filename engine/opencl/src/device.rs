@@ -517,9 +517,10 @@ impl Device {
     pub fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), Error> {
         driver("finish", self.queue.finish())?;
         self.underway = None;
+        let place = place!(self);
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
         let prepared = self.prepared.as_ref().ok_or_else(unprepared)?;
-        attention.make_chain_room((&self.context, &self.queue), prepared, room)
+        attention.make_chain_room(&place, prepared, room)
     }
 
     /// Begins to compute whole layers one after the other.

@@ -129,7 +129,7 @@ pub(super) fn start(
     let mut begin = || -> Result<Underway, Code> {
         scratch.fill(queue, work)?;
         let x = scratch.x.arg();
-        let begun = enqueue(queue, prepared, &scratch, [part, x], (work, false))?;
+        let begun = enqueue(queue, prepared, &scratch, [part, x], work, false)?;
         let done = scratch.read(queue, work.sums, work.rows, sums)?;
         queue.flush()?;
         Ok(Underway { sums, begun, done })
@@ -146,7 +146,8 @@ pub(super) fn enqueue(
     prepared: &mut Prepared,
     scratch: &Scratch,
     [part, x]: [Arg<'_>; 2],
-    (work, counts_on): (&Work<'_>, bool),
+    work: &Work<'_>,
+    counts_on: bool,
 ) -> Result<Event, Code> {
     scratch.fits(work)?;
     let spec = &prepared.spec;

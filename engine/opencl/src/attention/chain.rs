@@ -13,7 +13,7 @@ use crate::ffn::{Prepared, enqueue};
 use crate::handles::{Arg, Context, Event, Queue};
 use crate::library::Code;
 use crate::parts::Part;
-use crate::products::Products;
+use crate::products::{Place, Products};
 use crate::work::{INVALID, Underway, driver};
 use crate::{Error, Sums, Work};
 
@@ -43,10 +43,11 @@ impl Attention {
     /// Makes buffers for chains; those before are given back first.
     pub fn make_chain_room(
         &mut self,
-        (context, queue): (&Context, &Queue),
+        at: &Place<'_>,
         prepared: &Prepared,
         of: &ChainRoom,
     ) -> Result<(), Error> {
+        let (context, queue) = (at.context, at.queue);
         self.chain = None;
         let kv = self.spec.kv_heads * self.spec.head_dim;
         let len = of.rows * (self.spec.d + 2 * of.layers * kv);
@@ -106,16 +107,16 @@ impl Attention {
                 },
                 i > 0,
             )?;
-            let event = self.next_rows(queue, room, (of, Norm::Before), i > 0)?;
+            let event = self.next_rows(queue, room, Step::before(of, i > 0))?;
             begun.get_or_insert(event);
             self.layer(queue, with.products, of)?;
             let at = rows * (d + 2 * i * kv);
             self.store(queue, of, Some((&room.outcome, at)))?;
-            self.next_rows(queue, room, (of, Norm::After), true)?;
+            self.next_rows(queue, room, Step::after(of))?;
             self.feed(room, with, layer, i + 1 < layers)?;
             if i + 1 == layers {
                 // The norm is nobody's.
-                self.next_rows(queue, room, (of, Norm::Before), true)?;
+                self.next_rows(queue, room, Step::before(of, true))?;
             }
         }
         let len = rows * (d + 2 * layers * kv);
@@ -135,22 +136,16 @@ impl Attention {
     }
 
     /// Adds what came last to the residual stream, if it does, and begins a norm of it.
-    fn next_rows(
-        &mut self,
-        queue: &Queue,
-        room: &Room,
-        (layer, which): (usize, Norm),
-        adds: bool,
-    ) -> Result<Event, Code> {
+    fn next_rows(&mut self, queue: &Queue, room: &Room, step: Step) -> Result<Event, Code> {
         let (rows, at, team) = (self.rows, self.out_at(), self.spec.team);
         let b = self.buffers.as_ref().ok_or(INVALID)?;
-        let layer = self.layers.get(layer).ok_or(INVALID)?;
-        let (norm, vectors) = match which {
+        let layer = self.layers.get(step.layer).ok_or(INVALID)?;
+        let (norm, vectors) = match step.norm {
             Norm::Before => (&layer.of.norm, &layer.norm),
             Norm::After => (&layer.of.after, &layer.after),
         };
         let norm: &RowNorm = norm.as_ref().ok_or(INVALID)?;
-        let (plus, at) = match which {
+        let (plus, at) = match step.norm {
             Norm::Before => (&room.scratch.totals, 0),
             Norm::After => (&b.qkv, at),
         };
@@ -158,7 +153,7 @@ impl Attention {
             room.outcome.arg(),
             plus.arg(),
             Arg::Long(at as u64),
-            Arg::Int(adds.into()),
+            Arg::Int(step.adds.into()),
             b.x.arg(),
             vectors[0].arg(),
             vectors[1].arg(),
@@ -219,7 +214,8 @@ impl Attention {
             with.prepared,
             &room.scratch,
             inputs,
-            (&work, counts_on),
+            &work,
+            counts_on,
         )?;
         Ok(())
     }
@@ -251,4 +247,32 @@ enum Norm {
     Before,
     /// Before the FFN; what was added last is O's.
     After,
+}
+
+/// From one part of a layer to the next.
+#[derive(Clone, Copy)]
+struct Step {
+    /// Whose norm it is.
+    layer: usize,
+    norm: Norm,
+    /// What came last is added before.
+    adds: bool,
+}
+
+impl Step {
+    fn before(layer: usize, adds: bool) -> Self {
+        Self {
+            layer,
+            norm: Norm::Before,
+            adds,
+        }
+    }
+
+    fn after(layer: usize) -> Self {
+        Self {
+            layer,
+            norm: Norm::After,
+            adds: true,
+        }
+    }
 }
