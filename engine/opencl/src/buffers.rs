@@ -341,8 +341,8 @@ fn start_with<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> Result<
 pub(super) fn begin<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> Result<(), Code> {
     to.fits(0, from.len())?;
     if !from.is_empty() {
-        // SAFETY: the length fits; `from` is staging memory, which is neither touched nor freed
-        // before the work is taken, as in `read`.
+        // SAFETY: the length fits; `from` is staging memory, or a vector whose owner waits for the queue: neither is
+        // touched or freed before the work is taken, or the queue has finished.
         unsafe { queue.write(&to.mem, 0, from, false)? };
     }
     Ok(())

@@ -4,11 +4,11 @@
 //!
 //! ```text
 //! open ─▶ prepare (kernels for a model's FFN) ─▶ check ─▶ reserve and upload, bank by bank
-//! per layer: submit ─▶ the CPU computes its clusters ─▶ take: a sum for each cluster and row
+//! per layer: submit ─▶ the CPU computes its clusters ─▶ take: a sum for each row, or each cluster and row
 //! ```
 //!
-//! Each cluster's sum is a vector of its own, added in the order of clusters as the CPU's are: on a
-//! device whose arithmetic has the CPU's bits, the text has them too. [`check`] decides that with
+//! Each cluster's sum is a vector of its own, added in the order of clusters as the CPU's are, by the device where its
+//! clusters come first: on a device whose arithmetic has the CPU's bits, the text has them too. [`check`] decides that with
 //! the CPU as reference, at every start, for the very kernels that will run.
 
 pub(crate) mod attend;
@@ -415,8 +415,8 @@ pub trait Dense: Send {
     /// The driver's.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
-    /// Makes kernels for attention over pages of keys and values that lie in `memory`, which the device reads as
-    /// the host does.
+    /// Makes kernels for attention over pages of keys and values that lie in `memory`, which the device reads, or
+    /// has a copy of.
     ///
     /// # Errors
     /// The driver's, or a device that does not compute attention.
