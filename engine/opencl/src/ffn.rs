@@ -117,6 +117,13 @@ fn flags(work: &Work<'_>) -> i32 {
     flags.iter().filter(|f| f.0).map(|f| f.1).sum()
 }
 
+/// What kernels of sums are told.
+fn how(work: &Work<'_>, counts_on: bool) -> i32 {
+    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
+    let flags = [(goes_on, GOES_ON), (counts_on, COUNTS_ON)];
+    flags.iter().filter(|f| f.0).map(|f| f.1).sum()
+}
+
 /// Copies inputs to the device and starts the kernels.
 pub(super) fn start(
     queue: &Queue,
@@ -162,9 +169,7 @@ pub(super) fn enqueue(
     let of_hidden = [
         part, x, mask, gate_bias, up_bias, hidden, fired, first, neurons, end, rows, flags, cut,
     ];
-    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
-    let how = [(goes_on, GOES_ON), (counts_on, COUNTS_ON)];
-    let how = Arg::Int(how.iter().filter(|flag| flag.0).map(|flag| flag.1).sum());
+    let how = Arg::Int(how(work, counts_on));
     let counts = Arg::Int((work.sums == Sums::Each).into());
     let of_clusters = [part, hidden, sums, first, neurons, end, rows, fired, counts];
     let of_rows = [
