@@ -20,7 +20,7 @@ use crate::attend::{
 use crate::buffers::{Bytes, Copies, Memory, Staged, begin, begin_floats, read};
 use crate::handles::{Arg, Context, Event, Kernel, Queue};
 use crate::library::Code;
-use crate::pages::Pages;
+use crate::pages::KvPages;
 use crate::products::{Place, Products, Tokens};
 use crate::work::{ATTENTION, INVALID, Underway, driver};
 use crate::{Error, HostBytes, USUAL_GROUP};
@@ -98,7 +98,7 @@ struct Buffers {
 /// Everything for attention.
 pub(super) struct Attention {
     // Buffers first: their host memory outlives them.
-    pages: Pages,
+    pages: KvPages,
     spec: AttentionSpec,
     layers: Vec<Layer>,
     kernels: Kernels,
@@ -149,7 +149,7 @@ impl Buffers {
     fn place(
         &mut self,
         queue: &Queue,
-        pool: &mut Pages,
+        pool: &mut KvPages,
         spec: &AttentionSpec,
         of: &AttentionLayer,
         span: &AttendSpan,
@@ -194,7 +194,7 @@ impl Attention {
         };
         Ok(Self {
             kernels: driver("make kernels", kernels())?,
-            pages: Pages::new(at, memory)?,
+            pages: KvPages::new(at, memory)?,
             buffers: None,
             chain: None,
             spec: spec.clone(),

@@ -13,6 +13,7 @@ use crate::buffers::Scratch;
 use crate::ffn::{Prepared, start};
 use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
 use crate::handles::{Context, Found, Queue, devices};
+use crate::library::Code;
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
@@ -478,17 +479,30 @@ impl Device {
             return Err(Error("is busy".into()));
         }
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        match attention.begin(&self.queue, &mut self.products, work) {
-            Ok(begun) => {
-                self.underway = Some(begun);
-                Ok(())
-            }
-            Err(code) => {
-                // Some of it may have begun, and read pages.
-                let _ = self.queue.finish();
-                attention.give_up();
-                driver("attend", Err(code))
-            }
+        let begun = attention.begin(&self.queue, &mut self.products, work);
+        self.with_pages("attend", begun)
+    }
+
+    /// Takes note of work with pages that was begun; of which some may have been, where it failed.
+    fn with_pages(&mut self, what: &str, begun: Result<Underway, Code>) -> Result<(), Error> {
+        let begun = begun.inspect_err(|_| self.let_go_of_pages());
+        self.underway = Some(driver(what, begun)?);
+        Ok(())
+    }
+
+    /// Waits for work with pages.
+    fn wait_with_pages(&mut self, what: &str) -> Result<Underway, Error> {
+        let underway = self.underway.take().ok_or_else(no_work)?;
+        let done = underway.done.wait();
+        driver(what, done.inspect_err(|_| self.let_go_of_pages()))?;
+        Ok(underway)
+    }
+
+    /// After work that failed.
+    fn let_go_of_pages(&mut self) {
+        let _ = self.queue.finish();
+        if let Some(attention) = &mut self.attention {
+            attention.give_up();
         }
     }
 
@@ -497,19 +511,12 @@ impl Device {
     /// # Errors
     /// The driver's, or no such work.
     pub fn take_attention(&mut self, to: Attended<'_>) -> Result<u64, Error> {
-        let underway = self.underway.take().ok_or_else(no_work)?;
+        let underway = self.wait_with_pages("attend")?;
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        if let Err(code) = underway.done.wait() {
-            let _ = self.queue.finish();
-            attention.give_up();
-            return driver("attend", Err(code));
-        }
         attention.take(to)?;
         Ok(underway.nanoseconds())
     }
-}
 
-impl Device {
     /// Makes buffers for whole layers one after the other, behind those for attention.
     ///
     /// # Errors
@@ -539,31 +546,17 @@ impl Device {
             prepared: self.prepared.as_mut().ok_or_else(unprepared)?,
             parts: &mut self.parts,
         };
-        match attention.chain(&mut with, work) {
-            Ok(begun) => {
-                self.underway = Some(begun);
-                Ok(())
-            }
-            Err(code) => {
-                let _ = self.queue.finish();
-                attention.give_up();
-                driver("compute layers", Err(code))
-            }
-        }
+        let begun = attention.chain(&mut with, work);
+        self.with_pages("compute layers", begun)
     }
 
-    /// Waits for the layers under way, and copies their results. Returns how many pairs fired.
+    /// Waits for the layers under way, and copies their results.
     ///
     /// # Errors
     /// The driver's, or no such work.
     pub fn take_chain(&mut self, to: Chained<'_>) -> Result<Taken, Error> {
-        let underway = self.underway.take().ok_or_else(no_work)?;
+        let underway = self.wait_with_pages("compute layers")?;
         let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        if let Err(code) = underway.done.wait() {
-            let _ = self.queue.finish();
-            attention.give_up();
-            return driver("compute layers", Err(code));
-        }
         Ok(Taken {
             fired: attention.take_chain(to)?,
             nanoseconds: underway.nanoseconds(),

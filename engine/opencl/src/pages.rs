@@ -15,7 +15,7 @@ use crate::work::{INVALID, driver};
 use crate::{Error, HostBytes};
 
 /// The memory of all pages. The buffer is given back before the host's.
-pub(super) struct Pages {
+pub(super) struct KvPages {
     bytes: Bytes,
     /// It is a copy.
     pub copied: bool,
@@ -24,7 +24,7 @@ pub(super) struct Pages {
     memory: HostMemory,
 }
 
-impl Pages {
+impl KvPages {
     /// For all pages, which lie in `memory`.
     pub fn new(at: &Place<'_>, memory: HostMemory) -> Result<Self, Error> {
         let (len, copied) = ((*memory).as_ref().len(), !at.unified);

@@ -80,11 +80,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "DEVICE", default_value = "none")]
     pub device: DeviceChoice,
     /// How many bytes of neurons the device is to hold; default: as fits its speed. Memory that it
-    /// shares with the processor counts in --memory.
+    /// shares with the processor counts in --memory; in a memory of its own lies a copy of keys and values beside it.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub device_memory: Option<u64>,
-    /// Whether the device computes the attention of whole layers, of next tokens and of prompts: auto does it
-    /// where it measured that to be faster.
+    /// Whether the device computes the attention of whole layers, of next tokens and of prompts, and whole passes
+    /// where it holds all weights in a memory of its own: auto does it where it measured that to be faster.
     #[arg(long, value_enum, default_value = "auto")]
     pub device_attention: DeviceAttentionArg,
     /// How to read from flash; sim plays a device.
