@@ -27,7 +27,10 @@ fn forced(device: Device, options: Options) -> Options {
 fn devices(fault: Fault, left: &Arc<AtomicUsize>) -> Vec<Device> {
     let chains = |device: &Device| device.lease().unwrap().dense().chains();
     let all = plain_devices_apart();
-    let of_them = all.iter().filter(|device| chains(device));
+    let of_them: Vec<_> = all.iter().filter(|device| chains(device)).collect();
+    let needed = std::env::var_os("EMBERFLOW_NEEDS_OPENCL").is_some();
+    assert!(!(needed && of_them.is_empty()), "no device computes layers");
+    let of_them = of_them.into_iter();
     of_them
         .map(|device| Faulty::armed_by(device, fault, Arc::clone(left)))
         .collect()

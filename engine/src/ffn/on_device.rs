@@ -42,7 +42,7 @@ impl Ffn {
         let words = mask::words(of.rows);
         let wanted = of.wanted(&self.pairs.wanted);
         let from = inputs.of(0);
-        // Sums are added in the order of items: only the first of all can be added elsewhere.
+        // Sums are added in the order of items, so a device may add its own only if they are the first.
         let total = items.start == 0 && is_plain(&inputs.at.units[0]);
         let start = self.store.tracer().now();
         let ticket = self.store.submit_work(of.bank, |part| Work {

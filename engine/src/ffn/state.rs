@@ -280,7 +280,7 @@ impl Ffn {
         }
     }
 
-    /// Whether all neurons of a layer count, or such as need no name: nothing predicts, cuts, records or replays.
+    /// Whether a pass may compute all neurons without choosing any: no predictor, cutoff, record or replay is in use.
     pub fn is_exact(&self) -> bool {
         let all = self.predictors.is_none() && !self.tops.cut() && self.record.is_none();
         all && matches!(self.oracle, Oracle::Absent)

@@ -35,7 +35,7 @@ impl Page {
         self.slot.as_mut_slice()
     }
 
-    /// Bytes to be changed where the device is told of it.
+    /// Bytes, and the counts that whoever changes them has to lower.
     pub fn parts_mut(&mut self) -> (&mut [u8], &mut Copied) {
         (self.slot.as_mut_slice(), &mut self.copied)
     }

@@ -1,5 +1,5 @@
 //! Whole layers one after the other as one piece of work: what one layer adds to the residual stream the next one reads,
-//! and the host is told once, behind the last.
+//! and the host waits once, for the last.
 //!
 //! ```text
 //! x ─▶ residual ┬▶ norm ─▶ Q K V … O ─▶ + ┬▶ norm ─▶ FFN ─▶ + ┬▶ norm ─▶ …          ─▶ x, all keys and values
@@ -82,7 +82,7 @@ impl Attention {
         let (queue, d) = (with.queue, self.spec.d);
         let kv = self.spec.kv_heads * self.spec.head_dim;
         let (rows, layers) = (work.x.len() / d, work.layers.len());
-        // Where pages are the host's it is lent them between pieces of work, and kernels write none.
+        // Kernels may write pages only in a copy of them.
         if !self.pages.copied
             || !(1..=room.of.rows).contains(&rows)
             || !(1..=room.of.layers).contains(&layers)
@@ -115,7 +115,7 @@ impl Attention {
             self.next_rows(queue, room, Step::after(of))?;
             self.feed(room, with, layer, i + 1 < layers)?;
             if i + 1 == layers {
-                // The norm is nobody's.
+                // Adds the last FFN; the norm that comes with it is not used.
                 self.next_rows(queue, room, Step::before(of, true))?;
             }
         }
