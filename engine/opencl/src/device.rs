@@ -24,6 +24,10 @@ use crate::{
     Taken, Work,
 };
 
+/// CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV and MINOR_NV, of cl_nv_device_attribute_query.
+const MAJOR_NV: u32 = 0x4000;
+const MINOR_NV: u32 = 0x4001;
+
 /// What is told of a device; what it does not tell stays empty.
 fn listed(device: &Found) -> Listed {
     let divides = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT;
@@ -41,6 +45,13 @@ fn listed(device: &Found) -> Listed {
             .map(str::to_owned)
             .collect(),
     }
+}
+
+/// Whether a device is one of NVIDIA's with the instruction `dp4a`: those of compute capability 6.1 and later.
+fn has_dp4a(device: &Found, facts: &Listed) -> bool {
+    let known = |name: &String| name == "cl_nv_device_attribute_query";
+    let capability = [MAJOR_NV, MINOR_NV].map(|name| device.number(name));
+    facts.extensions.iter().any(known) && capability >= [6, 1]
 }
 
 /// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
@@ -116,7 +127,7 @@ impl Device {
             products: Products::default(),
             attention: None,
             context,
-            extensions: Extensions::of(&facts.extensions),
+            extensions: Extensions::of(&facts.extensions, has_dp4a(&device, &facts)),
             facts,
             found: device,
         })

@@ -12,9 +12,10 @@ const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
 
-/// Elements of a group, and items that share one in `wide_sums`.
+/// Elements of a group, items that share one in wide sums, and rows of an item there.
 const GROUP: usize = 32;
 const WIDE: usize = 4;
+const WIDE_ROWS: usize = 8;
 
 /// Flags of sums.
 const GOES_ON: i32 = 1;
@@ -29,8 +30,15 @@ struct SumsMade {
     sums: Kernel,
     totals: Kernel,
     added: Kernel,
-    /// For one row, of formats with groups in tiles.
-    wide: Option<Kernel>,
+    /// Of formats with groups in tiles.
+    wide: Option<Wide>,
+}
+
+/// Kernels of sums of which an item has 8 elements.
+struct Wide {
+    sums: Kernel,
+    /// For several rows.
+    totals: Kernel,
 }
 
 /// The kernels for an FFN, and buffers for pieces of work.
@@ -61,15 +69,18 @@ impl Prepared {
     /// Makes what is missing of some kernels.
     pub fn make(&mut self, maker: &Maker<'_>, kernels: &Kernels) -> Result<(), Error> {
         let (order, options) = (kernels.order, &self.spec.options);
-        for form in [kernels.hidden.one.form, kernels.hidden.several.form] {
+        for form in kernels.hidden.each().map(|way| way.form) {
             if !self
                 .hidden
                 .iter()
                 .any(|made| made.is(Variant { order, form }))
             {
                 let source = [HIDDEN, "hidden_values"];
-                self.hidden
-                    .push(maker.kernel(source, options, Variant { order, form })?);
+                self.hidden.push(maker.kernel(
+                    source,
+                    (options, self.spec.grouped),
+                    Variant { order, form },
+                )?);
             }
         }
         if !self.sums.iter().any(|made| made.order == order) {
@@ -88,7 +99,13 @@ impl Prepared {
                     sums: program.kernel("cluster_sums")?,
                     totals: program.kernel("row_totals")?,
                     added: program.kernel("added_sums")?,
-                    wide: wide.then(|| program.kernel("wide_sums")).transpose()?,
+                    wide: match wide {
+                        true => Some(Wide {
+                            sums: program.kernel("wide_sums")?,
+                            totals: program.kernel("wide_totals")?,
+                        }),
+                        false => None,
+                    },
                 })
             };
             self.sums.push(driver("make kernels", make())?);
@@ -100,7 +117,7 @@ impl Prepared {
     /// Gives back kernels that do not run.
     pub fn trim(&mut self) {
         let Kernels { order, hidden, .. } = self.kernels;
-        let forms = [hidden.one.form, hidden.several.form];
+        let forms = hidden.each().map(|way| way.form);
         self.hidden
             .retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
         self.sums.retain(|made| made.order == order);
@@ -158,7 +175,9 @@ pub(super) fn enqueue(
 ) -> Result<Event, Code> {
     scratch.fits(work)?;
     let spec = &prepared.spec;
-    let end = work.end.min(work.neurons);
+    // Work groups may reach beyond the last cluster.
+    let behind = work.first + work.clusters * spec.cluster;
+    let end = work.end.min(work.neurons).min(behind);
     let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
     let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
     let (hidden, fired) = (scratch.hidden.arg(), scratch.fired.arg());
@@ -182,36 +201,47 @@ pub(super) fn enqueue(
     let mut of_order = prepared.sums.iter_mut();
     let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
     let tiles = work.rows.div_ceil(TILE);
-    let items = [work.clusters * spec.cluster, tiles, way.group];
+    let items = [work.clusters * spec.cluster, work.rows, way.group];
     let group = kernels.sums;
-    let width = spec.d.next_multiple_of(group);
-    let both = [&[width, tiles, work.clusters], &[group, 1, 1][..]];
+    let (width, its) = match &of_order.wide {
+        Some(_) => (spec.d.div_ceil(GROUP) * WIDE, work.rows.div_ceil(WIDE_ROWS)),
+        None => (spec.d, tiles),
+    };
+    let width = width.next_multiple_of(group);
+    let of_each = [&[width, its, work.clusters], &[group, 1, 1][..]];
+    let of_all = [&[width, its], &[group, 1][..]];
     // Cluster after cluster only where rows are enough for the whole device.
-    let at_once = width * tiles >= prepared.items || work.clusters == 1;
+    let at_once = spec.d * tiles >= prepared.items || work.clusters == 1;
     // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
     // indices reach: inputs and clusters beyond what they were made for were refused, and the
     // kernels compare neurons with the part's number.
     unsafe {
         let begun = of_way.run(queue, &of_hidden, items)?;
-        match work.sums {
-            Sums::Each => _ = of_order.sums.run(queue, &of_clusters, both)?,
-            Sums::Total { .. } if at_once => {
-                let items: [&[usize]; 2] = [&[width, tiles], &[group, 1]];
-                of_order.totals.run(queue, &of_rows, items)?;
+        let SumsMade {
+            sums,
+            totals,
+            added,
+            wide,
+            ..
+        } = of_order;
+        match (work.sums, wide) {
+            (Sums::Each, _) => {
+                let items = [spec.d.next_multiple_of(group), tiles, work.clusters];
+                sums.run(queue, &of_clusters, [&items, &[group, 1, 1]])?;
             }
-            Sums::Total { .. } => {
-                match &mut of_order.wide {
-                    Some(wide) if work.rows == 1 => {
-                        let items = (spec.d.div_ceil(GROUP) * WIDE).next_multiple_of(group);
-                        let items: [&[usize]; 2] = [&[items, work.clusters], &[group, 1]];
-                        wide.run(queue, &of_clusters[..6], items)?;
-                    }
-                    _ => {
-                        of_order.sums.run(queue, &of_clusters, both)?;
-                    }
-                }
-                let items: [&[usize]; 2] = [&[width, work.rows], &[group, 1]];
-                of_order.added.run(queue, &of_added, items)?;
+            (Sums::Total { .. }, Some(wide)) if at_once && work.rows > 1 => {
+                wide.totals.run(queue, &of_rows, of_all)?;
+            }
+            (Sums::Total { .. }, None) if at_once => {
+                totals.run(queue, &of_rows, of_all)?;
+            }
+            (Sums::Total { .. }, wide) => {
+                match wide {
+                    Some(wide) => wide.sums.run(queue, &of_clusters[..7], of_each)?,
+                    None => sums.run(queue, &of_clusters, of_each)?,
+                };
+                let items = [spec.d.next_multiple_of(group), work.rows];
+                added.run(queue, &of_added, [&items, &[group, 1]])?;
             }
         }
         Ok(begun)

@@ -34,6 +34,9 @@ pub enum Team {
     Local,
     /// 16 items of a subgroup, which shuffle them.
     Subgroup,
+    /// A work group has a block of rows and tokens: 16 items have some of its rows times some tokens, and each a chain of
+    /// all these. Only for many tokens.
+    Block,
 }
 
 /// How integer products are made.
@@ -66,14 +69,19 @@ pub struct Way {
     pub group: usize,
 }
 
-/// Those for one token, and for several.
+/// Those for one token, for several, and for many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Ways {
     /// For one.
     pub one: Way,
     /// For several.
     pub several: Way,
+    /// For [`MANY`] and more.
+    pub many: Way,
 }
+
+/// The least number of tokens that are many.
+pub const MANY: usize = 16;
 
 /// The kernels of an FFN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,8 +121,8 @@ impl From<Form> for Way {
 
 impl From<Form> for Ways {
     fn from(form: Form) -> Self {
-        let [one, several] = [form.into(); 2];
-        Self { one, several }
+        let [one, several, many] = [form.into(); 3];
+        Self { one, several, many }
     }
 }
 
@@ -133,6 +141,7 @@ impl fmt::Display for Form {
             Team::Alone => "an item a row",
             Team::Local => "teams by local memory",
             Team::Subgroup => "teams by subgroups",
+            Team::Block => "a block a group",
         })?;
         match self.dots {
             Dots::Widened => Ok(()),
@@ -149,9 +158,14 @@ impl fmt::Display for Way {
 
 impl fmt::Display for Ways {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.one == self.several {
-            true => self.one.fmt(f),
-            false => write!(f, "{}, for several rows {}", self.one, self.several),
+        let Self { one, several, many } = self;
+        one.fmt(f)?;
+        if several != one {
+            write!(f, ", for several rows {several}")?;
+        }
+        match many == several {
+            true => Ok(()),
+            false => write!(f, ", for many {many}"),
         }
     }
 }
@@ -170,12 +184,26 @@ impl fmt::Display for Kernels {
 impl Ways {
     /// That for so many tokens.
     pub fn of(&self, tokens: usize) -> Way {
-        if tokens > 1 { self.several } else { self.one }
+        match tokens {
+            0 | 1 => self.one,
+            MANY.. => self.many,
+            _ => self.several,
+        }
+    }
+
+    /// All.
+    pub fn each(&self) -> [Way; 3] {
+        [self.one, self.several, self.many]
+    }
+
+    /// All.
+    pub fn each_mut(&mut self) -> [&mut Way; 3] {
+        [&mut self.one, &mut self.several, &mut self.many]
     }
 
     /// Whether the work groups are such as there are.
     pub fn is_sound(&self) -> bool {
-        [self.one, self.several].iter().all(|way| {
+        self.each().iter().all(|way| {
             let fits = way.form.team != Team::Alone || way.group <= MOST_ALONE;
             fits && GROUP_SIZES.contains(&way.group)
         })
@@ -201,6 +229,12 @@ const INTEL_SIZE: &str = "cl_intel_required_subgroup_size";
 const QUALCOMM_SIZE: &str = "cl_qcom_reqd_sub_group_size";
 const PACKED: &str = "cl_khr_integer_dot_product";
 
+/// Tokens of a block, which share the reading of its rows.
+const BLOCK_TOKENS: usize = 8;
+
+/// Bytes of local memory that an item of a block has: for the chains of some of its values at a time.
+const FOR_BLOCKS: usize = 32;
+
 /// Extensions that forms use.
 pub(super) struct Extensions {
     shuffles: bool,
@@ -208,12 +242,20 @@ pub(super) struct Extensions {
     its_own: bool,
     /// The attribute that fixes the size of subgroups.
     size: Option<&'static str>,
-    dots: bool,
+    dots: Option<ItsDots>,
+}
+
+/// Which function multiplies four bytes at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ItsDots {
+    Standard,
+    /// The instruction of NVIDIA's devices, whose driver does not name the extension.
+    Nvidia,
 }
 
 impl Extensions {
-    /// By the names that a device has.
-    pub fn of(names: &[String]) -> Self {
+    /// By the names that a device has. `nvidia` where it is one of NVIDIA's with that instruction.
+    pub fn of(names: &[String], nvidia: bool) -> Self {
         let has = |name: &str| names.iter().any(|found| found == name);
         Self {
             shuffles: has(SHUFFLE) || has(INTEL_SHUFFLE),
@@ -223,15 +265,19 @@ impl Extensions {
                 () if has(QUALCOMM_SIZE) => Some("qcom_reqd_sub_group_size(\"half\")"),
                 () => None,
             },
-            dots: has(PACKED),
+            dots: match () {
+                () if has(PACKED) => Some(ItsDots::Standard),
+                () if nvidia => Some(ItsDots::Nvidia),
+                () => None,
+            },
         }
     }
 
     /// Forms that may be chosen, the simplest first; `grouped` where products are those of integers.
     pub fn forms(&self, grouped: bool) -> Vec<Form> {
-        let teams = [Team::Alone, Team::Local, Team::Subgroup];
+        let teams = [Team::Alone, Team::Local, Team::Subgroup, Team::Block];
         let teams = teams.into_iter().filter(|&team| self.has(team));
-        let dots = match grouped && self.dots {
+        let dots = match grouped && self.dots.is_some() {
             true => &[Dots::Widened, Dots::Packed][..],
             false => &[Dots::Widened],
         };
@@ -251,10 +297,12 @@ impl Extensions {
         let mut all = options.to_owned();
         // Shuffles and integer products are functions of newer versions.
         let plain = form.dots == Dots::Widened && form.team != Team::Subgroup;
-        all.push_str(match !plain && (self.dots || self.shuffles) {
-            true => " -cl-std=CL3.0",
-            false => " -cl-std=CL1.2",
-        });
+        all.push_str(
+            match !plain && (self.dots == Some(ItsDots::Standard) || self.shuffles) {
+                true => " -cl-std=CL3.0",
+                false => " -cl-std=CL1.2",
+            },
+        );
         all.push_str(&format!(" -D TILE={TILE}"));
         if order == Order::Tiles {
             all.push_str(&format!(" -D TILES -D TILE_ROWS={TILE_ROWS}"));
@@ -271,7 +319,14 @@ impl Extensions {
                 " -D ITS_SHUFFLE",
             ),
             (form.dots == Dots::Packed, " -D PACKED_DOTS"),
-            (form.dots == Dots::Packed && !self.dots, " -D PLAIN_DOTS"),
+            (
+                form.dots == Dots::Packed && self.dots.is_none(),
+                " -D PLAIN_DOTS",
+            ),
+            (
+                form.dots == Dots::Packed && self.dots == Some(ItsDots::Nvidia),
+                " -D NVIDIA_DOTS",
+            ),
         ] {
             if set {
                 all.push_str(more);
@@ -309,23 +364,32 @@ impl Maker<'_> {
         built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
     }
 
-    /// A kernel of `source`, by name, in a form.
+    /// A kernel of `source`, by name, in a form; `grouped` where products are those of integers.
     ///
     /// # Errors
     /// As [`Maker::program`].
     pub fn kernel(
         &self,
         [source, name]: [&str; 2],
-        options: &str,
+        (options, grouped): (&str, bool),
         variant: Variant,
     ) -> Result<Made, Error> {
+        // A chain is a float, or four lanes.
+        let (chain, its_rows) = if grouped { (4, 4) } else { (16, 2) };
+        let at_a_time = FOR_BLOCKS / chain;
+        let blocks = format!(
+            "{options} -D BLOCKS -D BLOCK_TOKENS={BLOCK_TOKENS} -D ITS_ROWS={its_rows} -D AT_A_TIME={at_a_time}"
+        );
+        let options = match variant.form.team {
+            Team::Block => &blocks,
+            Team::Alone | Team::Local | Team::Subgroup => options,
+        };
         let program = self.program(source, options, variant)?;
         let kernel = driver("make kernels", program.kernel(name))?;
         let made = Made {
             variant,
             kernel,
-            // A float for each chain, or four lanes.
-            chain: 4 * size_of::<f32>(),
+            its_rows,
             most: self.device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE) as usize,
         };
         if variant.form.team == Team::Subgroup {
@@ -341,11 +405,12 @@ impl Maker<'_> {
     }
 }
 
-/// A kernel with a row for an item or a team of the first dimension.
+/// A kernel with rows for an item or a team of the first dimension.
 pub(super) struct Made {
     variant: Variant,
     kernel: Kernel,
-    chain: usize,
+    /// Rows that a lane of a block has.
+    its_rows: usize,
     most: usize,
 }
 
@@ -362,7 +427,7 @@ impl Made {
         self.variant == variant
     }
 
-    /// Begins to run it for so many rows, and tiles of tokens, in work groups of `group` items.
+    /// Begins to run it for so many rows and tokens, in work groups of `group` items.
     ///
     /// # Safety
     /// As [`Kernel::run`], of a kernel that does not read rows beyond the last one. `args` are those without local
@@ -371,32 +436,38 @@ impl Made {
         &mut self,
         queue: &Queue,
         args: &[Arg<'_>],
-        [rows, tiles, group]: [usize; 3],
+        [rows, tokens, group]: [usize; 3],
     ) -> Result<Event, Code> {
-        let items = match self.variant.form.team {
-            Team::Alone => 1,
-            Team::Local | Team::Subgroup => ITEMS,
+        let team = self.variant.form.team;
+        // Items for each `per` rows, and tokens of an item.
+        let (items, per, its) = match team {
+            Team::Alone => (1, 1, TILE),
+            Team::Local | Team::Subgroup => (ITEMS, 1, TILE),
+            Team::Block => (ITEMS, self.its_rows, BLOCK_TOKENS),
         };
         if group > self.most || !group.is_multiple_of(items) {
             return Err(INVALID);
         }
-        let global = [(rows * items).next_multiple_of(group), tiles];
-        let mut all = [Arg::Int(0); MOST_ARGS + 2];
-        let mut len = args.len();
-        all.get_mut(..len).ok_or(INVALID)?.copy_from_slice(args);
-        if self.variant.form.team == Team::Local {
-            let room = [
-                Arg::Local(group * TILE * self.chain),
+        let global = [
+            (rows.div_ceil(per) * items).next_multiple_of(group),
+            tokens.div_ceil(its),
+        ];
+        // A chain is a float, or four lanes.
+        let room = match team {
+            Team::Alone | Team::Subgroup => &[][..],
+            Team::Local => &[
+                Arg::Local(group * TILE * 4 * size_of::<f32>()),
                 Arg::Local(group / ITEMS * TILE * size_of::<f32>()),
-            ];
-            all.get_mut(len..len + 2)
-                .ok_or(INVALID)?
-                .copy_from_slice(&room);
-            len += 2;
-        }
-        // SAFETY: local memory has a chain for each item and token, and a sum for each row and token; the rest is the
-        // caller's promise.
-        unsafe { (self.kernel).run(queue, &all[..len], [&global, &[group, 1]]) }
+            ],
+            Team::Block => &[Arg::Local(group * FOR_BLOCKS)],
+        };
+        let (mut all, len) = ([Arg::Int(0); MOST_ARGS + 2], args.len());
+        let places = all.get_mut(..len + room.len()).ok_or(INVALID)?;
+        places[..len].copy_from_slice(args);
+        places[len..].copy_from_slice(room);
+        // SAFETY: local memory has a chain for each item and token, and a sum for each row and token; or so many values of
+        // all chains as a block adds up at a time. The rest is the caller's promise.
+        unsafe { (self.kernel).run(queue, places, [&global, &[group, 1]]) }
     }
 }
 
@@ -409,15 +480,16 @@ mod tests {
         let variant = |order, form| Variant { order, form };
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
-            Extensions::of(&names)
+            Extensions::of(&names, false)
         };
-        assert_eq!(of(&[]).forms(true).len(), 2);
-        assert_eq!(of(&[PACKED]).forms(true).len(), 4);
-        assert_eq!(of(&[PACKED]).forms(false).len(), 2);
+        assert_eq!(of(&[]).forms(true).len(), 3);
+        assert_eq!(of(&[PACKED]).forms(true).len(), 6);
+        assert_eq!(of(&[PACKED]).forms(false).len(), 3);
+        assert_eq!(Extensions::of(&[], true).forms(true).len(), 6);
         let all = of(&[PACKED, SHUFFLE, INTEL_SIZE]).forms(true);
-        assert_eq!(all.len(), 6);
+        assert_eq!(all.len(), 8);
         assert_eq!(all[0], Form::default());
-        assert!(all[3..].iter().all(|form| form.dots == Dots::Packed));
+        assert!(all[4..].iter().all(|form| form.dots == Dots::Packed));
         let form = Form {
             team: Team::Subgroup,
             dots: Dots::Packed,

@@ -34,9 +34,104 @@ Row neuron_row(bytes part, int matrix, size_t i, int neurons) {
 #endif
 }
 
-// hidden[n][row] of neurons `first + n` of a part of `neurons`: zero from neuron `end` on, where the mask
-// does not want the pair (these rows are not read), and where the gate does not fire. `fired` counts the pairs that fire. An item, or a team, has
-// a neuron and TILE rows.
+// hidden[n][row] of neurons `first + n` of a part of `neurons`, up to neuron `end`: zero where the mask does not want the
+// pair, and where the gate does not fire. Rows of which no pair is wanted are not read. `fired` counts the pairs that fire. A
+// work group has a block; or an item, or a team, has a neuron and TILE rows.
+#ifdef BLOCKS
+// Bits of those of `here` pairs from number `pair` on that are wanted.
+uint wanted_from(__global const ulong *mask, size_t pair, int here, int flags) {
+    uint all = (1u << here) - 1;
+    if (!(flags & MASKED)) {
+        return all;
+    }
+    int at = pair % 64;
+    uint some = (uint)(mask[pair / 64] >> at);
+    if (at + here > 64) {
+        some |= (uint)(mask[pair / 64 + 1] << (64 - at));
+    }
+    return some & all;
+}
+
+__kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
+                            __global const float *gate_bias, __global const float *up_bias,
+                            __global float *hidden, __global int *fired, int first, int neurons,
+                            int end, int rows, int flags, float cut, __local Chain *chains) {
+    __local int count;
+    Member of = member();
+    int row = get_global_id(1) * BLOCK_TOKENS, here = min(BLOCK_TOKENS, rows - row);
+    bytes tokens = x + (size_t)row * TOKEN_BYTES;
+    if (get_local_id(0) == 0) {
+        count = 0;
+    }
+    Row its[ITS_ROWS];
+    uint read = 0;
+#pragma unroll
+    for (int r = 0; r < ITS_ROWS; ++r) {
+        int n = row_of(of, r);
+        its[r] = neuron_row(part, 0, first + n, neurons);
+        if (first + n < end && wanted_from(mask, (size_t)n * rows + row, here, flags)) {
+            read |= 1u << r;
+        }
+    }
+    float gate[ENDS];
+    products(its, read, tokens, here, gate, of, chains);
+    uint fires = 0;
+#pragma unroll
+    for (int k = 0; k < ENDS; ++k) {
+        Ends at = end_at(of, k);
+        int n = end_row(of, at);
+        size_t pair = (size_t)n * rows + row + at.t;
+        if (!at.is || at.t >= here || first + n >= end || !wanted_from(mask, pair, 1, flags)) {
+            continue;
+        }
+        if (flags & GATE_BIAS) {
+            gate[k] += gate_bias[n];
+        }
+        gate[k] = activated(gate[k]);
+        if (!(fabs(gate[k]) < cut) && gate[k] != 0.0f) {
+            fires |= 1u << k;
+        }
+    }
+    if (fires) {
+        atomic_add(&count, (int)popcount(fires));
+    }
+#ifndef UNGATED
+    float up[ENDS];
+#pragma unroll
+    for (int r = 0; r < ITS_ROWS; ++r) {
+        its[r] = neuron_row(part, 1, first + row_of(of, r), neurons);
+    }
+    products(its, read, tokens, here, up, of, chains);
+#endif
+#pragma unroll
+    for (int k = 0; k < ENDS; ++k) {
+        Ends at = end_at(of, k);
+        int n = end_row(of, at);
+        if (!at.is || at.t >= here || first + n >= end) {
+            continue;
+        }
+        float h = 0.0f;
+        if (fires >> k & 1) {
+#ifdef UNGATED
+            h = gate[k];
+#else
+            if (flags & UP_BIAS) {
+                up[k] += up_bias[n];
+            }
+#ifdef RELU_ON_UP
+            up[k] = fmax(up[k], 0.0f);
+#endif
+            h = gate[k] * up[k];
+#endif
+        }
+        hidden[(size_t)n * rows + row + at.t] = h;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (get_local_id(0) == 0 && count > 0) {
+        atomic_add(fired, count);
+    }
+}
+#else
 SIZED __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                                   __global const float *gate_bias, __global const float *up_bias,
                                   __global float *hidden, __global int *fired, int first,
@@ -73,7 +168,7 @@ SIZED __kernel void hidden_values(bytes part, bytes x, __global const ulong *mas
     float up[TILE];
     products(neuron_row(part, 1, i, neurons), tokens, here, fires, up, of ITS_ROOM);
 #endif
-    for (int t = 0; t < here && of.chain == 0; ++t) {
+    for (int t = 0; t < here && of.chain == 0 && i < end; ++t) {
         float h = 0.0f;
         if (fires >> t & 1) {
 #ifdef UNGATED
@@ -91,3 +186,4 @@ SIZED __kernel void hidden_values(bytes part, bytes x, __global const ulong *mas
         hidden[pair + t] = h;
     }
 }
+#endif

@@ -35,7 +35,7 @@ pub use attend::{
     ChainRoom, Chained, HostMemory, KvPage, RowNorm,
 };
 pub use device::{Device, list};
-pub use forms::{Dots, Form, Kernels, Order, Team, Way, Ways};
+pub use forms::{Dots, Form, Kernels, MANY, Order, Team, Way, Ways};
 pub use tiles::{TILE_ROWS, Tiles};
 
 /// Tells versions of the kernels from each other: a hash of their source.

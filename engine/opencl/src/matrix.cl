@@ -1,9 +1,34 @@
-// y[token][row] of `count` rows from `first` on of a matrix. An item, or a team, has a row and TILE tokens.
+// y[token][row] of `count` rows from `first` on of a matrix. A work group has a block; or an item, or a team, has a row and TILE
+// tokens. Rows beyond the last one are not read.
+#ifdef BLOCKS
+__kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count,
+                           int at, int tokens, __local Chain *chains) {
+    Member of = member();
+    int token = get_global_id(1) * BLOCK_TOKENS, here = min(BLOCK_TOKENS, tokens - token);
+    Row rows[ITS_ROWS];
+    uint read = 0;
+#pragma unroll
+    for (int r = 0; r < ITS_ROWS; ++r) {
+        int row = row_of(of, r);
+        rows[r] = row_at(matrix, first + row);
+        read |= (uint)(row < count) << r;
+    }
+    float out[ENDS];
+    products(rows, read, x + (size_t)token * TOKEN_BYTES, here, out, of, chains);
+#pragma unroll
+    for (int k = 0; k < ENDS; ++k) {
+        Ends end = end_at(of, k);
+        int row = end_row(of, end);
+        if (end.is && row < count && end.t < here) {
+            y[(size_t)at + (size_t)(token + end.t) * count + row] = out[k];
+        }
+    }
+}
+#else
 SIZED __kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count,
                                  int at, int tokens ROOM) {
     Member of = member();
     int row = row_of(of), token = get_global_id(1) * TILE, here = min(TILE, tokens - token);
-    // Rows beyond the last one are not read.
     uint wanted = row < count ? (1u << here) - 1 : 0;
     float out[TILE];
     bytes input = x + (size_t)token * TOKEN_BYTES;
@@ -15,3 +40,4 @@ SIZED __kernel void row_products(bytes matrix, bytes x, __global float *y, int f
         }
     }
 }
+#endif

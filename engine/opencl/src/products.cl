@@ -7,6 +7,7 @@
 // lie one after the other, and always within subgroups. Chains are added in the same order by all: halves, quarters, and so
 // on.
 
+#ifndef BLOCKS
 #if defined(LOCAL_TEAMS) || defined(SUBGROUP_TEAMS)
 #define TEAMS
 #endif
@@ -94,14 +95,15 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
         for (int s = of.chain; s < STEPS; s += CHAINS) {
             Weights w = weights_at(row, s);
             for (int t = 0; t < count; ++t) {
-                sum[t] = added(w, tokens + (size_t)t * TOKEN_BYTES, s, sum[t]);
+                sum[t] = added(w, inputs_at(tokens + (size_t)t * TOKEN_BYTES, s), s, sum[t]);
             }
         }
     } else if (wanted) {
         int t = 31 - clz(wanted);
         Chain one = no_sum();
         for (int s = of.chain; s < STEPS; s += CHAINS) {
-            one = added(weights_at(row, s), tokens + (size_t)t * TOKEN_BYTES, s, one);
+            Inputs x = inputs_at(tokens + (size_t)t * TOKEN_BYTES, s);
+            one = added(weights_at(row, s), x, s, one);
         }
         sum[t] = one;
     }
@@ -148,7 +150,8 @@ float product(Row row, bytes token) {
     for (int first = 0; first < STEPS; first += CHAINS) {
         int here = min(CHAINS, STEPS - first);
         for (int j = 0; j < here; ++j) {
-            sum[j] = added(weights_at(row, first + j), token, first + j, sum[j]);
+            Inputs x = inputs_at(token, first + j);
+            sum[j] = added(weights_at(row, first + j), x, first + j, sum[j]);
         }
     }
     return of_chains(sum);
@@ -167,7 +170,8 @@ void tile(Row row, bytes tokens, int count, float *out) {
         for (int j = 0; j < here; ++j) {
             Weights w = weights_at(row, first + j);
             for (int t = 0; t < count; ++t) {
-                sum[t][j] = added(w, tokens + (size_t)t * TOKEN_BYTES, first + j, sum[t][j]);
+                Inputs x = inputs_at(tokens + (size_t)t * TOKEN_BYTES, first + j);
+                sum[t][j] = added(w, x, first + j, sum[t][j]);
             }
         }
     }
@@ -191,4 +195,5 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
 #define SIZED __attribute__((ITS_SIZE))
 #else
 #define SIZED
+#endif
 #endif

@@ -5,7 +5,7 @@ use crate::forms::{Extensions, Made, Maker, Order, Variant, Ways, made_as};
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
 use crate::tiles::{TILE_ROWS, Tiles};
-use crate::work::{INVALID, MATRIX, TILE, Underway, driver};
+use crate::work::{INVALID, MATRIX, Underway, driver};
 use crate::{Block, Error, HostBytes, MatrixSpec};
 
 /// Rows that are put in tiles at once.
@@ -39,7 +39,7 @@ struct Of {
 impl Of {
     /// Has the kernels of these ways, those that are there and those that are made.
     fn make(&mut self, maker: &Maker<'_>, ways: Ways) -> Result<(), Error> {
-        for form in [ways.one.form, ways.several.form] {
+        for form in ways.each().map(|way| way.form) {
             let known = self.made.iter().any(|made| {
                 made.is(Variant {
                     order: self.order,
@@ -50,7 +50,7 @@ impl Of {
                 let source = [MATRIX, "row_products"];
                 let made = maker.kernel(
                     source,
-                    &self.spec.options,
+                    (&self.spec.options, self.spec.scales > 0),
                     Variant {
                         order: self.order,
                         form,
@@ -180,7 +180,7 @@ impl Products {
     /// Gives back kernels that are in nobody's way.
     pub fn trim(&mut self) {
         for of in &mut self.kernels {
-            let forms = [of.ways.one.form, of.ways.several.form];
+            let forms = of.ways.each().map(|way| way.form);
             let order = of.order;
             (of.made).retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
         }
@@ -312,7 +312,7 @@ fn enqueue(
         Arg::Int(place),
         Arg::Int(tokens as i32),
     ];
-    let sizes = [rows, tokens.div_ceil(TILE), way.group];
+    let sizes = [rows, tokens, way.group];
     // SAFETY: arguments in number, order and type as in matrix.cl. Rows lie within the matrix, tokens within
     // the input and results within their buffer, as was just checked.
     unsafe { kernel.run(queue, &args, sizes) }

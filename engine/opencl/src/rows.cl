@@ -4,6 +4,7 @@
 //   D                              elements of a row
 //   TILES, TILE_ROWS               where rows lie in tiles; else one after the other, each with its scales behind it
 //   PACKED_DOTS                    where integer products of four bytes at once are to be used
+//   NVIDIA_DOTS                    the same by the instruction of NVIDIA's devices
 //   PLAIN_DOTS                     the same by plain arithmetic, for tests
 //
 // A tile of TILE_ROWS rows has their units of 16 bytes, the first of all rows, then the second of all rows, and so on, so
@@ -88,18 +89,30 @@ uint4 word4_at(bytes at) {
 }
 
 #ifdef PACKED_DOTS
-#ifdef PLAIN_DOTS
-int dot_plain(uint a, uint b, bool is_signed) {
+// The products of four bytes of `a` and of `b`, added to a sum.
+#if defined(PLAIN_DOTS)
+int dot_plain(uint a, uint b, bool is_signed, int sum) {
     char4 x = as_char4(a), y = as_char4(b);
     uchar4 u = as_uchar4(a);
     int4 p = (is_signed ? convert_int4(x) : convert_int4(u)) * convert_int4(y);
-    return p.x + p.y + p.z + p.w;
+    return sum + p.x + p.y + p.z + p.w;
 }
-#define DOT_UNSIGNED(a, b) dot_plain(a, b, false)
-#define DOT_SIGNED(a, b) dot_plain(a, b, true)
+#define DOT_UNSIGNED(a, b, sum) dot_plain(a, b, false, sum)
+#define DOT_SIGNED(a, b, sum) dot_plain(a, b, true, sum)
+#elif defined(NVIDIA_DOTS)
+int DOT_UNSIGNED(uint a, uint b, int sum) {
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
+    return d;
+}
+int DOT_SIGNED(uint a, uint b, int sum) {
+    int d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
+    return d;
+}
 #else
-#define DOT_UNSIGNED(a, b) dot_4x8packed_us_int(a, b)
-#define DOT_SIGNED(a, b) dot_4x8packed_ss_int(a, b)
+#define DOT_UNSIGNED(a, b, sum) ((sum) + dot_4x8packed_us_int(a, b))
+#define DOT_SIGNED(a, b, sum) ((sum) + dot_4x8packed_ss_int(a, b))
 #endif
 
 #ifdef Q4
@@ -114,12 +127,21 @@ typedef struct {
     float scale;
 } Weights;
 
-// A group's integer product with 32 activations.
-int integer_product(Weights w, bytes x) {
-    uint4 a = vload4(0, (__global const uint *)x);
-    uint4 b = vload4(0, (__global const uint *)(x + SECOND_HALF));
-    return DOT(w.low.x, a.x) + DOT(w.low.y, a.y) + DOT(w.low.z, a.z) + DOT(w.low.w, a.w) +
-           DOT(w.high.x, b.x) + DOT(w.high.y, b.y) + DOT(w.high.z, b.z) + DOT(w.high.w, b.w);
+// 32 activations: those of a group's first and last 16.
+typedef uint4 Half;
+
+Half half_at(bytes x) { return vload4(0, (__global const uint *)x); }
+
+// A group's integer product with 32 activations, added to a sum.
+int integer_product(Weights w, Half a, Half b, int sum) {
+    sum = DOT(w.low.x, a.x, sum);
+    sum = DOT(w.low.y, a.y, sum);
+    sum = DOT(w.low.z, a.z, sum);
+    sum = DOT(w.low.w, a.w, sum);
+    sum = DOT(w.high.x, b.x, sum);
+    sum = DOT(w.high.y, b.y, sum);
+    sum = DOT(w.high.z, b.z, sum);
+    return DOT(w.high.w, b.w, sum);
 }
 
 #ifdef Q4
@@ -134,15 +156,17 @@ typedef struct {
     float scale;
 } Weights;
 
+typedef short16 Half;
+
+Half half_at(bytes x) { return convert_short16(vload16(0, (__global const char *)x)); }
+
 // Activations are within 127 and weights within 128, so that two products fit 16 bits.
-int integer_product(Weights w, bytes at) {
-    __global const char *x = (__global const char *)at;
-    short16 two = w.low * convert_short16(vload16(0, x)) +
-                  w.high * convert_short16(vload16(0, x + SECOND_HALF));
-    int8 a = convert_int8(two.lo) + convert_int8(two.hi);
-    int4 b = a.lo + a.hi;
-    int2 c = b.lo + b.hi;
-    return c.x + c.y;
+int integer_product(Weights w, Half a, Half b, int sum) {
+    short16 two = w.low * a + w.high * b;
+    int8 c = convert_int8(two.lo) + convert_int8(two.hi);
+    int4 d = c.lo + c.hi;
+    int2 e = d.lo + d.hi;
+    return sum + e.x + e.y;
 }
 
 #ifdef Q4
@@ -152,6 +176,13 @@ short16 high_of(uint4 both) { return convert_short16(as_uchar16(both) >> (uchar1
 short16 quants_of(uint4 bits) { return convert_short16(as_char16(bits)); }
 #endif
 #endif
+
+Weights no_weights(void) {
+    Weights w;
+    w.low = w.high = 0;
+    w.scale = 0.0f;
+    return w;
+}
 
 // The weights of step `s`.
 Weights weights_at(Row row, int s) {
@@ -168,16 +199,34 @@ Weights weights_at(Row row, int s) {
     return w;
 }
 
-// A chain with a step of a token added.
-Chain added(Weights w, bytes token, int s, Chain sum) {
+// The activations of a step, their scale, and what Q4 adds to their product.
+typedef struct {
+    Half low, high;
+    int by_8;
+    float scale;
+} Inputs;
+
+// Step `s` of a token.
+Inputs inputs_at(bytes token, int s) {
     int g = s % CHUNK_GROUPS;
-    bytes chunk = token + s / CHUNK_GROUPS * CHUNK_BYTES;
-    int product = integer_product(w, chunk + g / 4 * 128 + g % 4 * HALF);
+    bytes chunk = token + s / CHUNK_GROUPS * CHUNK_BYTES, x = chunk + g / 4 * 128 + g % 4 * HALF;
+    Inputs of;
+    of.low = half_at(x);
+    of.high = half_at(x + SECOND_HALF);
 #ifdef Q4
-    product += ((__global const int *)(chunk + CHUNK_BY_8))[g];
+    of.by_8 = ((__global const int *)(chunk + CHUNK_BY_8))[g];
+#else
+    of.by_8 = 0;
 #endif
-    float scale = w.scale * ((__global const float *)(chunk + CHUNK_SCALES))[g];
-    return fma((float)product, scale, sum);
+    of.scale = ((__global const float *)(chunk + CHUNK_SCALES))[g];
+    return of;
+}
+
+// A chain with step `s` of a row and a token added. A product is below 2^22, so that it can become a float as the last bits
+// of one: 12582912 is 2^23 and 2^22.
+Chain added(Weights w, Inputs x, int s, Chain sum) {
+    int product = integer_product(w, x.low, x.high, x.by_8 + 0x4b400000);
+    return fma(as_float(product) - 12582912.0f, w.scale * x.scale, sum);
 }
 #else
 #define STEPS ((D + 3) / 4)
@@ -195,6 +244,8 @@ float of_chain(Chain sum) {
     float2 two = sum.lo + sum.hi;
     return two.x + two.y;
 }
+
+Weights no_weights(void) { return (float4)0.0f; }
 
 // Four elements, or one.
 float4 four_at(bytes at) {
@@ -242,21 +293,33 @@ Weights weights_at(Row row, int s) {
 #endif
 }
 
-// A chain with a step of a token added. Lanes beyond the last element stay as they are.
-Chain added(Weights w, bytes token, int s, Chain sum) {
+typedef float4 Inputs;
+
+// Step `s` of a token. Lanes beyond the last element have any value.
+Inputs inputs_at(bytes token, int s) {
     __global const float *x = (__global const float *)token + 4 * s;
 #if D % 4 > 0
     if (4 * s + 4 > D) {
-        sum.x = fma(w.x, x[0], sum.x);
+        return (float4)(x[0], D % 4 > 1 ? x[1] : 0.0f, D % 4 > 2 ? x[2] : 0.0f, 0.0f);
+    }
+#endif
+    return vload4(0, x);
+}
+
+// A chain with step `s` of a row and a token added. Lanes beyond the last element stay as they are.
+Chain added(Weights w, Inputs x, int s, Chain sum) {
+#if D % 4 > 0
+    if (4 * s + 4 > D) {
+        sum.x = fma(w.x, x.x, sum.x);
         if (D % 4 > 1) {
-            sum.y = fma(w.y, x[1], sum.y);
+            sum.y = fma(w.y, x.y, sum.y);
         }
         if (D % 4 > 2) {
-            sum.z = fma(w.z, x[2], sum.z);
+            sum.z = fma(w.z, x.z, sum.z);
         }
         return sum;
     }
 #endif
-    return fma(w, vload4(0, x), sum);
+    return fma(w, x, sum);
 }
 #endif

@@ -181,65 +181,200 @@ __kernel void added_sums(__global const float *sums, __global float *totals, int
 }
 
 #if defined(GROUPED) && defined(TILES)
-// `cluster_sums` for the only row. An item has 8 elements of a group, whose quants it reads at once.
-__kernel void wide_sums(bytes part, __global const float *hidden, __global float *sums, int first,
-                        int neurons, int end) {
-    int item = get_global_id(0), cluster = get_global_id(1), group = item / 4, quarter = item % 4;
-    if (group * GROUP >= D) {
-        return;
-    }
-    const size_t at = cluster * CLUSTER;
-    int count = min(CLUSTER, end - first - cluster * CLUSTER);
-    Downs downs = downs_of(part, first + at, neurons);
-    hidden += at;
-    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+// Wide sums: an item has 8 elements of a group, whose quants it reads at once, and up to 8 rows.
+#define WIDE 8
+#define WIDE_ROWS 8
+
+// The quants of item `item` of a row: the first four, and those that are `APART` elements behind.
+#ifdef Q4
+typedef uint Quants;
+#define FIRST(item) ((item) / 4 * GROUP + (item) % 4 * 4)
+#define APART 16
+// 8388616 is 2^23 and 8: what is below 16 as the last bits of a float.
+#define LOW_OF(q, b) (as_float((q) >> 8 * (b) & 15 | 0x4b000000u) - 8388616.0f)
+#define HIGH_OF(q, b) (as_float((q) >> (8 * (b) + 4) & 15 | 0x4b000000u) - 8388616.0f)
+#else
+typedef uint2 Quants;
+#define FIRST(item) ((item) * WIDE)
+#define APART 4
+#define LOW_OF(q, b) ((float)(char)((q).x >> 8 * (b) & 255))
+#define HIGH_OF(q, b) ((float)(char)((q).y >> 8 * (b) & 255))
+#endif
+
+Quants quants_at(Downs downs, int n, int item) {
+    return ((__global const Quants *)(downs.quants + (size_t)n * NEXT_QUANTS))[item];
+}
+
+float scale_at(Downs downs, int n, int item) {
+    return f16_at(downs.scales + (size_t)n * NEXT_SCALES, item / 4);
+}
+
+// As sum_of.
+void wide_of_one(Downs downs, __global const float *hidden, int count, int item, float *sum) {
     for (int n = 0; n < count; n += AT_ONCE) {
         float h[AT_ONCE], scale[AT_ONCE];
-        uint2 quants[AT_ONCE];
+        Quants quants[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             h[k] = n + k < count ? hidden[n + k] : 0.0f;
         }
         for (int k = 0; k < AT_ONCE; ++k) {
-            quants[k] = (uint2)(0u);
+            quants[k] = 0;
             scale[k] = 0.0f;
             if (h[k] != 0.0f) {
-                bytes row = downs.quants + (size_t)(n + k) * NEXT_QUANTS;
-#ifdef Q4
-                quants[k].x = ((__global const uint *)row)[item];
-#else
-                quants[k] = ((__global const uint2 *)row)[item];
-#endif
-                scale[k] = f16_at(downs.scales + (size_t)(n + k) * NEXT_SCALES, group);
+                quants[k] = quants_at(downs, n + k, item);
+                scale[k] = scale_at(downs, n + k, item);
             }
         }
         for (int k = 0; k < AT_ONCE; ++k) {
             float by = h[k] * scale[k];
             for (int b = 0; b < 4; ++b) {
-#ifdef Q4
-                int low = (int)(quants[k].x >> 8 * b & 15) - 8;
-                int high = (int)(quants[k].x >> (8 * b + 4) & 15) - 8;
-#else
-                int low = (char)(quants[k].x >> 8 * b & 255);
-                int high = (char)(quants[k].y >> 8 * b & 255);
-#endif
-                float next = fma(by, (float)low, sum[b]), other = fma(by, (float)high, sum[4 + b]);
+                float next = fma(by, LOW_OF(quants[k], b), sum[b]);
+                float other = fma(by, HIGH_OF(quants[k], b), sum[4 + b]);
                 sum[b] = h[k] != 0.0f ? next : sum[b];
                 sum[4 + b] = h[k] != 0.0f ? other : sum[4 + b];
             }
         }
     }
-#ifdef Q4
-    int j = group * GROUP + quarter * 4, apart = 16;
-#else
-    int j = group * GROUP + quarter * 8, apart = 4;
-#endif
-    __global float *to = sums + cluster * (size_t)D;
+}
+
+// Adds neuron `n` to the sums of `here` rows, whose hidden values are `h`. What does not fire adds a zero, which leaves a
+// sum as it is: none is -0.
+void wide_step(Downs downs, int n, int item, const float *h, int here, float sum[WIDE_ROWS][WIDE]) {
+    Quants quants = quants_at(downs, n, item);
+    float scale = scale_at(downs, n, item), of[WIDE];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+        of[b] = LOW_OF(quants, b);
+        of[4 + b] = HIGH_OF(quants, b);
+    }
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+        if (t < here) {
+            float by = h[t] != 0.0f ? h[t] * scale : 0.0f;
+#pragma unroll
+            for (int b = 0; b < WIDE; ++b) {
+                sum[t][b] = fma(by, of[b], sum[t][b]);
+            }
+        }
+    }
+}
+
+// As sums_of. All neurons are read.
+void wide_of_some(Downs downs, __global const float *hidden, int count, int rows, int here,
+                  int item, float sum[WIDE_ROWS][WIDE]) {
+    if (here == WIDE_ROWS && rows % 4 == 0) {
+#pragma unroll 2
+        for (int n = 0; n < count; ++n) {
+            __global const float4 *four = (__global const float4 *)(hidden + (size_t)n * rows);
+            float4 a = four[0], b = four[1];
+            float h[WIDE_ROWS] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            wide_step(downs, n, item, h, WIDE_ROWS, sum);
+        }
+        return;
+    }
+    for (int n = 0; n < count; ++n) {
+        float h[WIDE_ROWS];
+#pragma unroll
+        for (int t = 0; t < WIDE_ROWS; ++t) {
+            h[t] = t < here ? hidden[(size_t)n * rows + t] : 0.0f;
+        }
+        wide_step(downs, n, item, h, here, sum);
+    }
+}
+
+void wide_put(__global float *to, int item, const float *sum) {
+    int j = FIRST(item);
+#pragma unroll
     for (int b = 0; b < 4; ++b) {
         if (j + b < D) {
             to[j + b] = sum[b];
         }
-        if (j + b + apart < D) {
-            to[j + b + apart] = sum[4 + b];
+        if (j + b + APART < D) {
+            to[j + b + APART] = sum[4 + b];
+        }
+    }
+}
+
+// `cluster_sums`; but nothing is counted.
+__kernel void wide_sums(bytes part, __global const float *hidden, __global float *sums, int first,
+                        int neurons, int end, int rows) {
+    int item = get_global_id(0), row = get_global_id(1) * WIDE_ROWS, cluster = get_global_id(2);
+    if (item / 4 * GROUP >= D) {
+        return;
+    }
+    const size_t at = cluster * CLUSTER;
+    int count = min(CLUSTER, end - first - cluster * CLUSTER), here = min(WIDE_ROWS, rows - row);
+    Downs downs = downs_of(part, first + at, neurons);
+    __global float *to = sums + ((size_t)cluster * rows + row) * D;
+    float sum[WIDE_ROWS][WIDE];
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+#pragma unroll
+        for (int b = 0; b < WIDE; ++b) {
+            sum[t][b] = 0.0f;
+        }
+    }
+    if (rows == 1) {
+        wide_of_one(downs, hidden + at, count, item, sum[0]);
+        wide_put(to, item, sum[0]);
+        return;
+    }
+    wide_of_some(downs, hidden + at * rows + row, count, rows, here, item, sum);
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+        if (t < here) {
+            wide_put(to + (size_t)t * D, item, sum[t]);
+        }
+    }
+}
+
+// `row_totals` of several rows.
+__kernel void wide_totals(bytes part, __global const float *hidden, __global float *totals,
+                          int first, int neurons, int end, int rows, int clusters,
+                          __global int *fired, int how) {
+    int item = get_global_id(0), row = get_global_id(1) * WIDE_ROWS, here = min(WIDE_ROWS, rows - row);
+    if (item == 0 && row == 0) {
+        counted(totals, (size_t)rows * D, fired, how);
+    }
+    if (item / 4 * GROUP >= D) {
+        return;
+    }
+    int j = FIRST(item);
+    float total[WIDE_ROWS][WIDE];
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+        __global const float *before = totals + (size_t)(row + t) * D;
+#pragma unroll
+        for (int b = 0; b < WIDE; ++b) {
+            int e = j + b % 4 + b / 4 * APART;
+            total[t][b] = how & GOES_ON && t < here && e < D ? before[e] : 0.0f;
+        }
+    }
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        size_t at = cluster * CLUSTER;
+        int count = min(CLUSTER, end - first - cluster * CLUSTER);
+        float sum[WIDE_ROWS][WIDE];
+#pragma unroll
+        for (int t = 0; t < WIDE_ROWS; ++t) {
+#pragma unroll
+            for (int b = 0; b < WIDE; ++b) {
+                sum[t][b] = 0.0f;
+            }
+        }
+        wide_of_some(downs_of(part, first + at, neurons), hidden + at * rows + row, count, rows,
+                     here, item, sum);
+#pragma unroll
+        for (int t = 0; t < WIDE_ROWS; ++t) {
+#pragma unroll
+            for (int b = 0; b < WIDE; ++b) {
+                total[t][b] += sum[t][b];
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+        if (t < here) {
+            wide_put(totals + (size_t)(row + t) * D, item, total[t]);
         }
     }
 }

@@ -9,6 +9,7 @@ pub(super) const HIDDEN: &str = concat!(
     include_str!("common.cl"),
     include_str!("rows.cl"),
     include_str!("products.cl"),
+    include_str!("blocks.cl"),
     include_str!("hidden.cl")
 );
 
@@ -24,6 +25,7 @@ pub(super) const MATRIX: &str = concat!(
     include_str!("common.cl"),
     include_str!("rows.cl"),
     include_str!("products.cl"),
+    include_str!("blocks.cl"),
     include_str!("matrix.cl")
 );
 

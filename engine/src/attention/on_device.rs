@@ -134,7 +134,7 @@ impl OnDevice {
     /// # Errors
     /// It has no memory for them.
     pub fn set_rows(&mut self, rows: usize) -> Result<(), DeviceError> {
-        self.room = (self.shape).room(rows, self.room.spans, self.room.positions);
+        self.room = (self.shape).room(rows, [self.room.spans, self.room.positions], self.copies);
         match self.device.lost() {
             None => self.device.dense().make_attention_room(&self.room),
             Some(_) => Ok(()),

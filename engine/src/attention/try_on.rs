@@ -185,13 +185,13 @@ impl Trying<'_> {
         let kv = self.pool.shape();
         let shape = AttentionShape::of(c, kv);
         let rows = options.chunk.max(options.batch);
-        let room = shape.room(rows, options.batch, options.context);
         let mut dense = self.device.dense();
+        let copies = !dense.facts().unified;
+        let room = shape.room(rows, [options.batch, options.context], copies);
         let memory = KvMemory(Arc::new(self.pool.memory().clone()));
         let prepared = dense.prepare_attention(&shape, &memory);
         let prepared = prepared.and_then(|()| dense.make_attention_room(&room));
         prepared.map_err(|e| e.to_string())?;
-        let copies = !dense.facts().unified;
         let mut layers = Vec::with_capacity(self.weights.layers.len());
         for (number, layer) in self.weights.layers.iter().enumerate() {
             let layer = of_device(layer, c, number, kv.at(number, 0, 0));

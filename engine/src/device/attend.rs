@@ -23,14 +23,29 @@ pub use emberflow_opencl::{
     Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, ChainRoom, Chained, RowNorm,
 };
 
-/// Most rows of a piece of work: buffers do not grow with longer chunks.
-const PIECE: usize = 32;
+/// Limits of a piece of work: buffers do not grow with longer chunks.
+struct Limits {
+    /// Most rows.
+    rows: usize,
+    /// Most rows whose scores are held at a time.
+    scored: usize,
+    /// Bytes of scores, and of what follows from them, that are held at a time, if one row has fewer.
+    scores: usize,
+}
 
-/// Most rows whose scores are held at a time.
-const SCORED: usize = 8;
+/// In the machine's memory.
+const SHARED: Limits = Limits {
+    rows: 32,
+    scored: 8,
+    scores: 4 << 20,
+};
 
-/// Bytes of scores, and of what follows from them, that are held at a time, if one row has fewer.
-const SCORES: usize = 4 << 20;
+/// In a memory of the device's own, far from the host: fewer and larger pieces.
+const APART: Limits = Limits {
+    rows: 128,
+    scored: 32,
+    scores: 32 << 20,
+};
 
 /// What is alike in the attention of all layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,29 +122,37 @@ impl AttentionShape {
         4 * self.heads * blocks * (BLOCK + 2 + self.head_dim)
     }
 
-    /// Room for passes of so many rows, of so many texts of so many positions each.
-    pub(crate) fn room(&self, rows: usize, spans: usize, positions: usize) -> AttentionRoom {
-        let rows = rows.min(PIECE);
-        let scored = SCORES / self.scores_bytes(positions).max(1);
+    /// Room for passes of so many rows, of so many texts of so many positions each; `apart` in a memory of its own.
+    pub(crate) fn room(
+        &self,
+        rows: usize,
+        [spans, positions]: [usize; 2],
+        apart: bool,
+    ) -> AttentionRoom {
+        let most = if apart { APART } else { SHARED };
+        let rows = rows.min(most.rows);
+        let scored = most.scores / self.scores_bytes(positions).max(1);
         AttentionRoom {
             rows,
             spans,
             positions,
-            scored: scored.clamp(1, SCORED).min(rows.max(1)),
+            scored: scored.clamp(1, most.scored).min(rows.max(1)),
             quantized: Activations::bytes(self.d.max(self.width()), 1),
         }
     }
 
-    /// Bytes of buffers for such room, on the device and in staging memory.
-    pub(crate) fn room_bytes(&self, room: &AttentionRoom) -> u64 {
+    /// Bytes of the machine's memory for such room: staging memory, and the device's buffers, unless it is `apart`.
+    pub(crate) fn room_bytes(&self, room: &AttentionRoom, apart: bool) -> u64 {
         let (q, kv) = (self.width(), 2 * self.kv_width());
         let on_device = 4 * (2 * self.d + 2 * q + 2 * kv) + room.quantized;
         let staged = 4 * (2 * self.d + kv);
-        // Angles and places: there, and here those that are there and the next ones.
-        let small = 3 * 4 * (2 * self.rotary + 5);
-        let pages = 3 * 8 * room.spans * room.positions.div_ceil(self.page);
+        // Angles and places: here those that are there and the next ones, and there.
+        let angles = 4 * (2 * self.rotary + 5);
+        let pages = 8 * room.spans * room.positions.div_ceil(self.page);
         let scores = room.scored * self.scores_bytes(room.positions);
-        (room.rows * (on_device + staged + small) + pages + scores) as u64
+        let here = room.rows * (staged + 2 * angles) + 2 * pages;
+        let there = room.rows * (on_device + angles) + pages + scores;
+        (here + if apart { 0 } else { there }) as u64
     }
 }
 

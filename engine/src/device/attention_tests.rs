@@ -204,7 +204,7 @@ impl Case {
         device.prepare_attention(s, &memory).unwrap();
         let room = AttentionRoom {
             rows: self.room,
-            ..s.room(self.room, self.spans.len(), CONTEXT)
+            ..s.room(self.room, [self.spans.len(), CONTEXT], false)
         };
         device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));
@@ -341,7 +341,7 @@ fn pages_that_change_have_the_cpus_bits() {
 #[test]
 fn rows_whose_scores_are_held_one_after_the_other_have_the_cpus_bits() {
     let case = case([160, 1], 8, &[(600, 100)]);
-    let scored = case.shape.room(100, 1, CONTEXT).scored;
+    let scored = case.shape.room(100, [1, CONTEXT], false).scored;
     assert!((2..9).contains(&scored) && 100 % scored != 0, "{scored}");
     case.compare("160 heads");
 }
@@ -450,7 +450,7 @@ fn work_that_does_not_fit_is_refused() {
         let [own, other] = &pools;
         // No buffers yet.
         assert!(refused(dense.as_mut(), own, layer, [3, 64, 1]));
-        let room = case.shape.room(2, 1, 100);
+        let room = case.shape.room(2, [1, 100], false);
         dense.make_attention_room(&room).unwrap();
         // Another pool's pages, no such layer, too many positions, too few pages, too many rows, none.
         assert!(refused(dense.as_mut(), other, layer, [3, 64, 1]));

@@ -7,18 +7,21 @@ use serde::{Deserialize, Serialize};
 use super::compare::{Both, FASTER, is_wrong};
 use super::{Choices, DeviceError, Dots, Form, Kernels, Order, Ways};
 
+/// Seconds for one row, for several and for many.
+pub type Seconds = [f64; 3];
+
 /// What came of a form that was tried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It has the CPU's bits, or deviates by so much of the largest sum; seconds for one row and for several.
+    /// It has the CPU's bits, or deviates by so much of the largest sum; seconds for one row, for several and for many.
     Right {
         /// See above.
         worst: f32,
         /// See above.
         same_bits: bool,
         /// See above.
-        seconds: [f64; 2],
+        seconds: Seconds,
     },
     /// It computes something else: by how much of the largest sum.
     Wrong(f32),
@@ -56,10 +59,10 @@ impl Tried {
         }
     }
 
-    fn seconds(&self) -> [f64; 2] {
+    fn seconds(&self) -> Seconds {
         match self.outcome {
             Outcome::Right { seconds, .. } => seconds,
-            Outcome::Wrong(_) | Outcome::Refused(_) => [f64::INFINITY; 2],
+            Outcome::Wrong(_) | Outcome::Refused(_) => [f64::INFINITY; 3],
         }
     }
 
@@ -86,13 +89,30 @@ fn has_own_bits(tried: &[Tried]) -> bool {
     !tried.iter().any(|t| t.is_right(true))
 }
 
-/// The fastest right one for `i`: 0 for one row, 1 for several, 2 for both. The first of nearly equal ones.
-fn best(tried: &[Tried], i: usize) -> Option<&Tried> {
+/// What times are of: one row, several, many; or the first two together, for what all have.
+#[derive(Clone, Copy)]
+enum Of {
+    One,
+    Several,
+    Many,
+    All,
+}
+
+impl Of {
+    fn time(self, [one, several, many]: Seconds) -> f64 {
+        match self {
+            Self::One => one,
+            Self::Several => several,
+            Self::Many => many,
+            Self::All => one + several,
+        }
+    }
+}
+
+/// The fastest right one. The first of nearly equal ones.
+fn best(tried: &[Tried], of: Of) -> Option<&Tried> {
     let own = has_own_bits(tried);
-    let time = |t: &Tried| {
-        let [one, several] = t.seconds();
-        [one, several, one + several][i]
-    };
+    let time = |t: &Tried| of.time(t.seconds());
     let mut right = tried.iter().filter(|t| t.is_right(!own));
     let first = right.next()?;
     let faster = |best, next| match time(next) < time(best) * FASTER && !own {
@@ -104,8 +124,12 @@ fn best(tried: &[Tried], i: usize) -> Option<&Tried> {
 
 /// The ways of the fastest right forms.
 pub(super) fn best_ways(tried: &[Tried]) -> Option<Ways> {
-    let [one, several] = [best(tried, 0)?, best(tried, 1)?].map(|t| t.form.into());
-    Some(Ways { one, several })
+    let way = |of| Some(best(tried, of)?.form.into());
+    Some(Ways {
+        one: way(Of::One)?,
+        several: way(Of::Several)?,
+        many: way(Of::Many)?,
+    })
 }
 
 /// Tries forms, the simplest first: those with integer dot products only of teams that are fastest without.
@@ -118,7 +142,7 @@ pub(super) fn try_forms(
         let ways = best_ways(tried);
         for &form in forms {
             let fastest = |ways: Ways| {
-                let teams = [ways.one, ways.several].map(|way| way.form.team);
+                let teams = ways.each().map(|way| way.form.team);
                 teams.contains(&form.team)
             };
             let fits = !packs || ways.is_none_or(fastest);
@@ -143,7 +167,7 @@ pub(super) fn choose(
     for &order in &choices.orders {
         tried.push(attempt(both, order, first.hidden.one.form));
     }
-    let order = best(&tried, 2).map_or(first.order, |t| t.order);
+    let order = best(&tried, Of::All).map_or(first.order, |t| t.order);
     let mut others = tried.extract_if(.., |t| t.order != order).collect();
     try_forms(&choices.forms, &mut tried, |form| {
         attempt(both, order, form)
@@ -197,14 +221,14 @@ fn with_groups(
 ) -> Result<Kernels, DeviceError> {
     both.set(&best)?;
     let mut least = both.alone()?;
-    // Of the kernel for one row, for several, and of sums, which both have.
-    let set: [fn(&mut Kernels, usize); 3] = [
-        |of, group| of.hidden.one.group = group,
-        |of, group| of.hidden.several.group = group,
-        |of, group| of.sums = group,
+    // Of the kernel for one row, for several, for many, and of sums, which all have.
+    let set: [(Of, fn(&mut Kernels, usize)); 4] = [
+        (Of::One, |of, group| of.hidden.one.group = group),
+        (Of::Several, |of, group| of.hidden.several.group = group),
+        (Of::Many, |of, group| of.hidden.many.group = group),
+        (Of::All, |of, group| of.sums = group),
     ];
-    let time = |i: usize, [one, several]: [f64; 2]| [one, several, one + several][i];
-    for (i, set) in set.into_iter().enumerate() {
+    for (of, set) in set {
         for &group in groups {
             let mut kernels = best;
             set(&mut kernels, group);
@@ -212,7 +236,7 @@ fn with_groups(
                 continue;
             }
             match both.set(&kernels).and_then(|()| both.alone()) {
-                Ok(took) if time(i, took) < time(i, least) * FASTER => {
+                Ok(took) if of.time(took) < of.time(least) * FASTER => {
                     (best, least) = (kernels, took);
                 }
                 _ => {}
@@ -236,22 +260,22 @@ mod tests {
         }
     }
 
-    fn right(same_bits: bool, seconds: [f64; 2]) -> Outcome {
+    fn right(same_bits: bool, [one, several]: [f64; 2]) -> Outcome {
         Outcome::Right {
             worst: 0.0,
             same_bits,
-            seconds,
+            seconds: [one, several, several],
         }
     }
 
     fn forms() -> Vec<Form> {
-        let teams = [Team::Alone, Team::Local, Team::Subgroup];
+        let teams = [Team::Alone, Team::Local, Team::Subgroup, Team::Block];
         let of = |dots| teams.map(|team| Form { team, dots });
         [of(Dots::Widened), of(Dots::Packed)].concat()
     }
 
     #[test]
-    fn the_fastest_right_forms_are_taken_for_one_row_and_for_several() {
+    fn the_fastest_right_forms_are_taken_for_one_row_several_and_many() {
         let forms = forms();
         let mut all = Vec::new();
         try_forms(&forms, &mut all, |form| {
@@ -262,13 +286,19 @@ mod tests {
                 (Team::Alone, Dots::Packed) => right(true, [2.5, 1.0]),
                 (Team::Local, Dots::Packed) => Outcome::Refused("no".into()),
                 (Team::Subgroup, Dots::Packed) => unreachable!("of a team that is wrong"),
+                (Team::Block, dots) => Outcome::Right {
+                    worst: 0.0,
+                    same_bits: true,
+                    seconds: [9.0, 9.0, if dots == Dots::Packed { 0.2 } else { 0.4 }],
+                },
             };
             tried(form, outcome)
         });
-        assert_eq!(all.len(), 5);
+        assert_eq!(all.len(), 7);
         let ways = best_ways(&all).unwrap();
         assert_eq!(ways.one.form, forms[1]);
-        assert_eq!(ways.several.form, forms[3]);
+        assert_eq!(ways.several.form, forms[4]);
+        assert_eq!(ways.many.form, forms[7]);
         // Nothing is right.
         all.retain(|t| !t.is_right(false));
         assert_eq!(best_ways(&all), None);

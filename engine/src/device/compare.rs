@@ -6,6 +6,7 @@ use std::time::Duration;
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
 
+use super::choose::Seconds;
 use super::numbers::Numbers;
 use super::{
     CpuDevice, Dense, DenseShape, DeviceError, Kernels, NeuronRows, Order, Part, Room, Sums, Work,
@@ -14,8 +15,9 @@ use crate::store::regions::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
 pub(super) const CLUSTERS: usize = 8;
-/// Most rows of its comparisons.
+/// Rows of its comparisons where there are several, and many.
 const ROWS: usize = 3;
+const MANY: usize = super::MANY + 3;
 pub(super) const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 
 /// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
@@ -25,6 +27,9 @@ pub(super) const OF_WIDE: usize = 4;
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
 
+/// Seconds of a run that is not repeated.
+pub(super) const LONG: f64 = 0.05;
+
 /// How much faster other kernels must be: less is chance.
 pub(super) const FASTER: f64 = 0.97;
 
@@ -32,7 +37,7 @@ pub(super) const FASTER: f64 = 0.97;
 const TOLERANCE: f32 = 1e-4;
 
 /// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
-pub(super) fn cases() -> [Case; 8] {
+pub(super) fn cases() -> [Case; 10] {
     [
         Case::new(1, 1.0),
         Case::new(1, 1.0).totals(),
@@ -42,13 +47,15 @@ pub(super) fn cases() -> [Case; 8] {
         Case::new(1, 1e-37),
         Case::new(1, 1e3),
         Case::new(ROWS, 1.0).biased().totals(),
+        Case::new(MANY, 1.0).masked(),
+        Case::new(MANY, 1.0).biased().totals(),
     ]
 }
 
-/// What is compared at later starts: one row and several, so that the driver has made the kernels of both.
-pub(super) fn few_cases() -> [Case; 3] {
-    let [one, several] = [1, ROWS].map(|rows| Case::new(rows, 1.0).masked().biased());
-    [one, several, one.totals()]
+/// What is compared at later starts: one row, several and many, so that the driver has made the kernels of all.
+pub(super) fn few_cases() -> [Case; 4] {
+    let [one, several, many] = [1, ROWS, MANY].map(|rows| Case::new(rows, 1.0).masked().biased());
+    [one, several, one.totals(), many]
 }
 
 /// How results compare.
@@ -251,14 +258,23 @@ impl<'d> Both<'d> {
         Ok(best / (count as u64 * self.shape.neuron_bytes()) as f64)
     }
 
-    /// Seconds of the device alone, for one row and for several.
-    pub fn alone(&mut self) -> Result<[f64; 2], DeviceError> {
-        let mut all = [f64::INFINITY; 2];
-        for (best, (rows, clusters)) in all.iter_mut().zip([(1, CLUSTERS), (WIDTHS[0], OF_WIDE)]) {
+    /// Seconds of the device alone.
+    pub fn alone(&mut self) -> Result<Seconds, DeviceError> {
+        let mut all = [f64::INFINITY; 3];
+        let widths = [
+            (1, CLUSTERS),
+            (WIDTHS[0], OF_WIDE),
+            (WIDTHS[WIDTHS.len() - 1], OF_WIDE),
+        ];
+        for (best, (rows, clusters)) in all.iter_mut().zip(widths) {
             let timing = Timing::new(self.shape.d, rows, clusters);
             let work = timing.of(self.part()?);
             for _ in 0..RUNS[0] {
-                *best = best.min(alone(self.device, &work, &self.shape)?);
+                let took = alone(self.device, &work, &self.shape)?;
+                *best = best.min(took);
+                if took > LONG {
+                    break;
+                }
             }
         }
         Ok(all)

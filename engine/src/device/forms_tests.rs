@@ -23,7 +23,7 @@ fn devices() -> Vec<Device> {
 fn forms(dense: &dyn Dense, dtype: DType) -> Vec<Form> {
     let Choices { orders, forms, .. } = dense.choices(dtype);
     assert_eq!(orders, [Order::Rows, Order::Tiles]);
-    let teams = [Team::Alone, Team::Local, Team::Subgroup];
+    let teams = [Team::Alone, Team::Local, Team::Subgroup, Team::Block];
     let has = |team: &Team| forms.iter().any(|form| form.team == *team);
     let dots: &[Dots] = match dtype.is_grouped() {
         true => &[Dots::Widened, Dots::Packed],
@@ -40,6 +40,9 @@ fn kernels(order: Order, form: Form) -> Kernels {
     let mut hidden = Ways::from(form);
     if order == Order::Tiles && form.team == Team::Local {
         (hidden.one.group, hidden.several.group) = (512, 256);
+    }
+    if form.team == Team::Block {
+        (hidden.one.group, hidden.many.group) = (512, 128);
     }
     Kernels {
         order,
@@ -59,6 +62,9 @@ fn compared(device: &Device, shape: &DenseShape) -> Vec<String> {
         for &form in &forms {
             both.set(&kernels(order, form)).unwrap();
             let hard = [f32::INFINITY, 1e-42, 3e38].map(|size| Case::new(5, size).biased());
+            let hard = hard
+                .into_iter()
+                .chain([Case::new(72, 1e-42).masked().totals()]);
             for case in cases().into_iter().chain(hard) {
                 let apart = both.compare(case).unwrap();
                 if !apart.same_bits {

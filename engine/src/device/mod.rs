@@ -45,7 +45,8 @@ use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
 pub(crate) use emberflow_opencl::TILE_ROWS;
 pub use emberflow_opencl::{
-    Block, Dots, Form, HostBytes, Kernels, MOST_ALONE, Order, Sums, Team, USUAL_GROUP, Way, Ways,
+    Block, Dots, Form, HostBytes, Kernels, MANY, MOST_ALONE, Order, Sums, Team, USUAL_GROUP, Way,
+    Ways,
 };
 
 pub use self::attend::{

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 use emberflow_storage::clock::Moment;
 
-use super::choose::{Outcome, Tried, best_ways, try_forms};
-use super::compare::{FASTER, deviation, is_wrong};
+use super::choose::{Outcome, Seconds, Tried, best_ways, try_forms};
+use super::compare::{FASTER, LONG, deviation, is_wrong};
 use super::numbers::Numbers;
 use super::on_cpu::products;
 use super::{
-    Block, Dense, DeviceError, Found, Lease, Order, ProductRoom, SharedMatrix, Ways, token_bytes,
+    Block, Dense, DeviceError, Found, Lease, MANY, Order, ProductRoom, SharedMatrix, Ways,
+    token_bytes,
 };
 use crate::input::Input;
 
@@ -21,9 +22,9 @@ const ROWS: usize = 1000;
 const DIFFERENT: usize = 61;
 
 /// Numbers of tokens that are compared, and of those that times are taken for.
-const COMPARED: [usize; 2] = [1, 5];
-const TIMED: [usize; 2] = [1, 8];
-const MOST: usize = 8;
+const COMPARED: [usize; 3] = [1, 5, MANY + 3];
+const TIMED: [usize; 3] = [1, 8, MOST];
+const MOST: usize = 256;
 
 /// Runs of which the fastest counts.
 const RUNS: usize = 3;
@@ -123,12 +124,16 @@ impl<'d> Trial<'d> {
         Ok(apart)
     }
 
-    /// Seconds for one token and for several.
-    fn timed(&mut self) -> Result<[f64; 2], DeviceError> {
-        let mut all = [f64::INFINITY; 2];
+    /// Seconds of products.
+    fn timed(&mut self) -> Result<Seconds, DeviceError> {
+        let mut all = [f64::INFINITY; 3];
         for (best, tokens) in all.iter_mut().zip(TIMED) {
             for _ in 0..RUNS {
-                *best = best.min(self.run(0..ROWS, tokens)?.1);
+                let (_, took) = self.run(0..ROWS, tokens)?;
+                *best = best.min(took);
+                if took > LONG {
+                    break;
+                }
             }
         }
         Ok(all)
@@ -177,15 +182,17 @@ impl<'d> Trial<'d> {
         let mut least = self.timed()?;
         for &group in groups {
             let mut ways = best;
-            (ways.one.group, ways.several.group) = (group, group);
+            for way in ways.each_mut() {
+                way.group = group;
+            }
             let Ok(took) = self.set(ways).and_then(|()| self.timed()) else {
                 continue;
             };
-            if took[0] < least[0] * FASTER {
-                (best.one, least[0]) = (ways.one, took[0]);
-            }
-            if took[1] < least[1] * FASTER {
-                (best.several, least[1]) = (ways.several, took[1]);
+            let all = best.each_mut().into_iter().zip(ways.each());
+            for ((best, way), (least, took)) in all.zip(least.iter_mut().zip(took)) {
+                if took < *least * FASTER {
+                    (*best, *least) = (way, took);
+                }
             }
         }
         self.set(best)?;

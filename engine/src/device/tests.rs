@@ -56,13 +56,14 @@ fn every_size_of_work_groups_has_the_same_bits() {
         let verdict = check::check(lease.dense().as_mut(), &shape).unwrap();
         let sizes = lease.dense().choices(shape.dtype).groups;
         assert!(sizes.contains(&verdict.kernels.sums), "{sizes:?}");
-        let alone = verdict.kernels.hidden.one.form.team == Team::Alone
-            || verdict.kernels.hidden.several.form.team == Team::Alone;
+        let ways = verdict.kernels.hidden.each();
+        let alone = ways.iter().any(|way| way.form.team == Team::Alone);
         let fits = |&(_, &size): &(usize, &usize)| size <= MOST_ALONE || !alone;
         for (i, &hidden) in sizes.iter().enumerate().filter(fits) {
             let mut tried = verdict;
             tried.kernels.hidden.one.group = hidden;
             tried.kernels.hidden.several.group = hidden;
+            tried.kernels.hidden.many.group = hidden;
             tried.kernels.sums = sizes[sizes.len() - 1 - i];
             let mut dense = lease.dense();
             assert!(check::agrees(dense.as_mut(), &shape, &tried).unwrap());

@@ -130,16 +130,18 @@ impl Ffn {
             let d = self.shape.format.d;
             let group = clusters_per_group(rows.max(1), d, items.len(), on.threads());
             let group = self.group_len(inputs, group);
-            let mut first = items.start.max(self.first_own(inputs));
+            let mut first = items.start.max(self.first_own(inputs, group));
             while first < items.end {
                 let group = first..(first + group).min(items.end);
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
+                self.end_pieces(inputs, out)?;
                 self.store.tracer().section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
             }
             next = end;
         }
+        self.end_pieces(inputs, out)?;
         self.submit_streamed(inputs, Wait::ForAll)?;
         self.count_fired();
         self.store.end_layer();

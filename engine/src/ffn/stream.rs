@@ -18,6 +18,7 @@ use emberflow_kernels::Compute;
 
 use super::mask;
 use super::pairs::{Inputs, UnitInput};
+use super::reduce::is_plain;
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::{Piece, Underway, Wait};
 use super::units::{BankWork, LayerInput, Rows};
@@ -87,12 +88,22 @@ impl Ffn {
         Ok(())
     }
 
-    /// The first item of a unit that the CPU computes: what a device alone has comes before.
-    pub(super) fn first_own(&self, inputs: Inputs<'_>) -> usize {
-        match (inputs.streamed, self.units.first()) {
-            (Some(_), Some(of)) => of.first + self.store.on_device(of.bank),
+    /// The first item of a unit that is computed in groups: what only a device has may come before, in pieces.
+    pub(super) fn first_own(&self, inputs: Inputs<'_>, group: usize) -> usize {
+        match self.units.first() {
+            Some(of) if self.has_pieces(inputs, group) => of.first + self.store.on_device(of.bank),
             _ => 0,
         }
+    }
+
+    /// Whether a device computes what only it has in pieces, before all groups of so many items: always beside streams,
+    /// and where a group does not hold it, since sums of later groups would come cluster by cluster.
+    fn has_pieces(&self, inputs: Inputs<'_>, group: usize) -> bool {
+        let ([of], [work]) = (&self.units[..], inputs.at.units) else {
+            return false;
+        };
+        let held = self.store.on_device(of.bank);
+        inputs.streamed.is_some() || held > group && is_plain(work)
     }
 
     /// The number of items of a group, of `group` at most: no more than a buffer has room for.
@@ -103,39 +114,56 @@ impl Ffn {
         }
     }
 
-    /// Begins the pieces of a layer. What a device alone has it computes for the CPU's rows as well, before all
-    /// other sums: `out` begins with them.
+    /// Begins the pieces of a layer. What only a device has it computes for the CPU's rows as well, before all other
+    /// sums: `out` begins with them, once [`Ffn::end_pieces`] has taken the last.
     pub(super) fn begin_pieces(
         &mut self,
         on: &Compute,
         inputs: Inputs<'_>,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let (Some(_), Some(&of)) = (inputs.streamed, self.units.first()) else {
+        let Some(&of) = self.units.first() else {
             return Ok(());
         };
-        let held = self.store.held_on_device(of.bank);
-        self.streaming.begin(held, self.streaming.wanted);
-        let held = self.store.on_device(of.bank);
-        if held == 0 {
+        if inputs.streamed.is_some() {
+            let held = self.store.held_on_device(of.bank);
+            self.streaming.begin(held, self.streaming.wanted);
+        }
+        let (d, clusters) = (self.shape.format.d, of.end - of.first);
+        let at_once = clusters_per_group(of.rows.max(1), d, clusters, on.threads());
+        if !self.has_pieces(inputs, at_once) {
             return Ok(());
         }
-        let d = self.shape.format.d;
-        let at_once = clusters_per_group(of.rows.max(1), d, held, on.threads());
+        let held = self.store.on_device(of.bank);
         for first in (0..held).step_by(at_once) {
+            // The one before.
+            self.take_streamed(&mut [])?;
             let piece = Piece {
                 clusters: first..held.min(first + at_once),
                 held: true,
             };
-            let ends = piece.clusters.end == held;
             let sums = Sums::Total {
                 begins: first == 0,
-                ends,
+                ends: piece.clusters.end == held,
             };
             self.streaming.underway = self.submit_piece(inputs, &piece, Whose::Cpu, sums)?;
-            self.take_streamed(if ends { &mut *out } else { &mut [] })?;
         }
+        // What follows is for other rows.
+        if inputs.streamed.is_some() {
+            return self.take_streamed(out);
+        }
+        let format = &self.shape.format;
+        let neuron = format.gate_len() + format.rest_len();
+        self.counts.bytes += (held * CLUSTER * neuron) as u64;
         Ok(())
+    }
+
+    /// Takes what pieces began and still is under way.
+    pub(super) fn end_pieces(&mut self, inputs: Inputs<'_>, out: &mut [f32]) -> Result<(), Error> {
+        match inputs.streamed {
+            Some(_) => Ok(()),
+            None => self.take_streamed(out),
+        }
     }
 
     /// Begins a group.

@@ -212,12 +212,12 @@ impl Opened<'_> {
         let shape = AttentionShape::of(c, self.kv());
         // Other kernels are made before the process is measured.
         let compiler = if of.compiles { COMPILER } else { 0 };
-        let room = shape.room(rows, options.batch, options.context);
+        let room = shape.room(rows, [options.batch, options.context], !of.unified);
         let whole = match of.unified {
             true => 0,
             false => chain::host_bytes(c.layers, &shape, options.batch),
         };
-        compiler + shape.room_bytes(&room) + whole
+        compiler + shape.room_bytes(&room, !of.unified) + whole
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
