@@ -41,10 +41,21 @@ pub fn plain_devices_apart() -> Vec<Device> {
         .collect()
 }
 
+/// The OpenCL devices of this machine that multiply rows of f16 in half precision, so fast that they get all that they hold.
+pub fn half_devices() -> Vec<Device> {
+    let forced = |n| {
+        let device = DeviceChoice::OpenClHalf(n).open().ok().flatten()?;
+        let mut faulty = Faulty::new(&device, Fault::Never);
+        faulty.choices = device.lease().ok()?.dense().choices(DType::F16);
+        Some(Device::new(Box::new(faulty)))
+    };
+    (0..list().len()).filter_map(forced).collect()
+}
+
 /// The OpenCL devices of this machine with memories of their own, rows in tiles and each form of the kernels that all
 /// devices have; so fast that they get all that they hold.
 pub fn tiled_devices() -> Vec<Device> {
-    let forms = [Team::Alone, Team::Local].map(|team| Form {
+    let forms = [Team::Alone, Team::Local, Team::Block].map(|team| Form {
         team,
         dots: Dots::Widened,
     });
@@ -68,7 +79,7 @@ pub fn never() -> Arc<AtomicUsize> {
 }
 
 /// Pieces of work of the check at the start: eight comparisons, two of them in two pieces, and 26 timed runs.
-pub const CHECKS: usize = 36;
+pub const CHECKS: usize = 39;
 
 /// How a device misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,7 +10,7 @@ use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
 use emberflow_storage::trace::Span;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, plain_devices};
+use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, half_devices, plain_devices};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 fn demo() -> Model {
@@ -329,6 +329,39 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
     assert!(error.to_string().contains("was reset"), "{error}");
     let again = pass(40).unwrap_err();
     assert!(again.to_string().contains("opened again"), "{again}");
+}
+
+/// Half precision changes logits a little, always in the same way, and only those of models with rows of f16.
+#[test]
+fn half_precision_is_a_class_of_its_own() {
+    let (dir, case) = (tempfile::tempdir().unwrap(), fixtures().join("models/relu"));
+    let tokens = Golden::load(&case, "golden.json").tokens;
+    for dtype in [DType::F16, DType::Q8] {
+        let path = packed(&case, dir.path(), dtype);
+        let plain = all_logits(&mut open(&path, roomy(64)), &tokens, 3);
+        let most = plain.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        for device in half_devices() {
+            let run = || {
+                let options = Options {
+                    device: Some(device.clone()),
+                    device_memory: Some(1 << 20),
+                    ..roomy(64)
+                };
+                let mut engine = open(&path, options);
+                let held = engine.device().unwrap();
+                assert!(held.clusters > 0);
+                let of_its_own = held.numerics.contains("half precision");
+                assert_eq!(of_its_own, dtype == DType::F16, "{}", held.numerics);
+                all_logits(&mut engine, &tokens, 3)
+            };
+            let found = run();
+            let apart = plain.iter().zip(&found).map(|(a, b)| (a - b).abs());
+            let apart = apart.fold(0.0, f32::max) / most;
+            assert!(bits(&found) == bits(&run()));
+            assert_eq!(apart > 0.0, dtype == DType::F16, "{apart}");
+            assert!(apart < 0.01, "{apart}");
+        }
+    }
 }
 
 /// Every family runs on a device with the bits that it has without, or is refused with a reason and what to

@@ -39,16 +39,19 @@ pub enum Team {
     Block,
 }
 
-/// How integer products are made.
+/// How products are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dots {
-    /// Of numbers of 16 bits.
+    /// Those of integers by numbers of 16 bits, others by floats.
     #[default]
     Widened,
     /// Of four bytes at once. A device without such an instruction computes them with plain arithmetic; that is no
     /// form to choose.
     Packed,
+    /// In half precision, of rows of f16: bits of their own. A device without such arithmetic computes the same bits by
+    /// floats.
+    Half,
 }
 
 /// A form of a kernel.
@@ -146,6 +149,7 @@ impl fmt::Display for Form {
         match self.dots {
             Dots::Widened => Ok(()),
             Dots::Packed => f.write_str(", integer dot products"),
+            Dots::Half => f.write_str(", half precision"),
         }
     }
 }
@@ -211,6 +215,11 @@ impl Ways {
 }
 
 impl Kernels {
+    /// How they multiply, if not as integers: half precision is so in all forms.
+    pub fn dots(&self) -> Dots {
+        self.hidden.one.form.dots
+    }
+
     /// Whether the work groups are such as there are.
     pub fn is_sound(&self) -> bool {
         self.hidden.is_sound() && GROUP_SIZES.contains(&self.sums)
@@ -228,6 +237,7 @@ const INTEL_SHUFFLE: &str = "cl_intel_subgroups";
 const INTEL_SIZE: &str = "cl_intel_required_subgroup_size";
 const QUALCOMM_SIZE: &str = "cl_qcom_reqd_sub_group_size";
 const PACKED: &str = "cl_khr_integer_dot_product";
+const HALVES: &str = "cl_khr_fp16";
 
 /// Tokens of a block, which share the reading of its rows.
 const BLOCK_TOKENS: usize = 8;
@@ -243,6 +253,8 @@ pub(super) struct Extensions {
     /// The attribute that fixes the size of subgroups.
     size: Option<&'static str>,
     dots: Option<ItsDots>,
+    /// Half precision.
+    halves: bool,
 }
 
 /// Which function multiplies four bytes at once.
@@ -270,7 +282,23 @@ impl Extensions {
                 () if nvidia => Some(ItsDots::Nvidia),
                 () => None,
             },
+            halves: has(HALVES),
         }
+    }
+
+    /// Whether there is half precision.
+    pub fn halves(&self) -> bool {
+        self.halves
+    }
+
+    /// Forms in half precision, the simplest first.
+    pub fn half_forms(&self) -> Vec<Form> {
+        let forms = self.forms(false).into_iter();
+        let half = |Form { team, .. }| Form {
+            team,
+            dots: Dots::Half,
+        };
+        forms.map(half).collect()
     }
 
     /// Forms that may be chosen, the simplest first; `grouped` where products are those of integers.
@@ -296,7 +324,7 @@ impl Extensions {
         let Variant { order, form } = variant;
         let mut all = options.to_owned();
         // Shuffles and integer products are functions of newer versions.
-        let plain = form.dots == Dots::Widened && form.team != Team::Subgroup;
+        let plain = form.dots != Dots::Packed && form.team != Team::Subgroup;
         all.push_str(
             match !plain && (self.dots == Some(ItsDots::Standard) || self.shuffles) {
                 true => " -cl-std=CL3.0",
@@ -318,6 +346,8 @@ impl Extensions {
                 form.team == Team::Subgroup && self.its_own,
                 " -D ITS_SHUFFLE",
             ),
+            (form.dots == Dots::Half, " -D HALVES"),
+            (form.dots == Dots::Half && !self.halves, " -D PLAIN_HALVES"),
             (form.dots == Dots::Packed, " -D PACKED_DOTS"),
             (
                 form.dots == Dots::Packed && self.dots.is_none(),
@@ -375,7 +405,8 @@ impl Maker<'_> {
         variant: Variant,
     ) -> Result<Made, Error> {
         // A chain is a float, or four lanes.
-        let (chain, its_rows) = if grouped { (4, 4) } else { (16, 2) };
+        let numbers = grouped || variant.form.dots == Dots::Half;
+        let (chain, its_rows) = if numbers { (4, 4) } else { (16, 2) };
         let at_a_time = FOR_BLOCKS / chain;
         let blocks = format!(
             "{options} -D BLOCKS -D BLOCK_TOKENS={BLOCK_TOKENS} -D ITS_ROWS={its_rows} -D AT_A_TIME={at_a_time}"
@@ -504,6 +535,14 @@ mod tests {
             assert!(options.contains(told), "{options}");
         }
         assert!(!options.contains("ITS_SIZE"), "{options}");
+        let halves = of(&[]).half_forms();
+        assert_eq!(halves.len(), 3);
+        let plain = |names| {
+            let options = of(names).options("-w", variant(Order::Rows, halves[0]));
+            assert!(options.contains("-D HALVES"), "{options}");
+            options.contains("-D PLAIN_HALVES")
+        };
+        assert!(plain(&[]) && !plain(&[HALVES]));
         // Forms that any device has are of the version that any device has.
         let options = of(&[PACKED]).options("-w", variant(Order::Rows, Form::default()));
         assert!(options.contains("-cl-std=CL1.2"), "{options}");

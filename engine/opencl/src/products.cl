@@ -75,7 +75,7 @@ float of_chains(__local Chain *all) {
 
 // The chain of another item of the team.
 Chain other(Chain sum, uint apart) {
-#ifdef GROUPED
+#ifdef NUMBER_CHAINS
     return SHUFFLE(sum, apart);
 #else
     return (float4)(SHUFFLE(sum.x, apart), SHUFFLE(sum.y, apart), SHUFFLE(sum.z, apart),

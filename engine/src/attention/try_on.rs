@@ -11,6 +11,7 @@ use emberflow_storage::trace::Tracer;
 
 use super::AttentionLayer;
 use super::on_device::{Layer, OnDevice};
+use crate::device::Dots;
 use crate::device::attend::{AttentionShape, unsupported};
 use crate::device::check::{deviation, wrong};
 use crate::device::numbers::Numbers;
@@ -325,7 +326,7 @@ impl Trying<'_> {
                     return Ok(Err(Why::Lost(lost.unwrap_or_default())));
                 };
                 let facts = self.device.dense().facts().clone();
-                if let Some(how) = wrong(&facts, apart) {
+                if let Some(how) = wrong(&facts, apart, Dots::Widened) {
                     return Ok(Err(Why::Wrong(how)));
                 }
                 times.same_bits &= apart == 0.0;

@@ -194,7 +194,7 @@ fn attempt(both: &mut Both<'_>, order: Order, form: Form) -> Tried {
             ..Kernels::default()
         })?;
         let apart = both.compare_all()?;
-        Ok(match is_wrong(apart.worst) {
+        Ok(match is_wrong(apart.worst, form.dots) {
             true => Outcome::Wrong(apart.worst),
             false => Outcome::Right {
                 worst: apart.worst,
@@ -286,6 +286,7 @@ mod tests {
                 (Team::Alone, Dots::Packed) => right(true, [2.5, 1.0]),
                 (Team::Local, Dots::Packed) => Outcome::Refused("no".into()),
                 (Team::Subgroup, Dots::Packed) => unreachable!("of a team that is wrong"),
+                (_, Dots::Half) => unreachable!("it has bits of its own"),
                 (Team::Block, dots) => Outcome::Right {
                     worst: 0.0,
                     same_bits: true,

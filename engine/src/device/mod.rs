@@ -22,6 +22,7 @@ mod cpu;
 mod cpu_attention;
 #[cfg(test)]
 mod forms_tests;
+mod halves;
 mod in_use;
 mod kept;
 pub(crate) mod numbers;

@@ -144,7 +144,7 @@ impl<'d> Trial<'d> {
         let mut outcome = || -> Result<Outcome, DeviceError> {
             self.set(ways)?;
             let apart = self.apart()?;
-            Ok(match is_wrong(apart) {
+            Ok(match is_wrong(apart, ways.one.form.dots) {
                 true => Outcome::Wrong(apart),
                 false => Outcome::Right {
                     worst: apart,
@@ -226,7 +226,7 @@ impl Lease {
         if let Some(Found::Ways(ways)) = known {
             trial.set(ways)?;
             // So that the driver has made the kernels, too.
-            if !is_wrong(trial.apart()?) {
+            if !is_wrong(trial.apart()?, ways.one.form.dots) {
                 dense.clear();
                 return Ok(());
             }
