@@ -46,7 +46,7 @@ pub fn half_devices() -> Vec<Device> {
     let forced = |n| {
         let device = DeviceChoice::OpenClHalf(n).open().ok().flatten()?;
         let mut faulty = Faulty::new(&device, Fault::Never);
-        faulty.choices = device.lease().ok()?.dense().choices(DType::F16);
+        faulty.choices = None;
         Some(Device::new(Box::new(faulty)))
     };
     (0..list().len()).filter_map(forced).collect()
@@ -62,11 +62,11 @@ pub fn tiled_devices() -> Vec<Device> {
     let forced = |n: usize, form: Form| {
         let device = DeviceChoice::OpenClApart(n).open().ok().flatten()?;
         let mut faulty = Faulty::new(&device, Fault::Never);
-        faulty.choices = Choices {
+        faulty.choices = Some(Choices {
             orders: vec![Order::Tiles],
             forms: vec![form],
             groups: vec![USUAL_GROUP],
-        };
+        });
         Some(Device::new(Box::new(faulty)))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
@@ -78,8 +78,8 @@ pub fn never() -> Arc<AtomicUsize> {
     Arc::new(usize::MAX.into())
 }
 
-/// Pieces of work of the check at the start: eight comparisons, two of them in two pieces, and 26 timed runs.
-pub const CHECKS: usize = 39;
+/// Pieces of work of the check at the start: eleven comparisons, four of them in two pieces, and 26 timed runs.
+pub const CHECKS: usize = 41;
 
 /// How a device misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,7 +128,8 @@ pub struct Faulty {
     facts: Facts,
     fault: Fault,
     /// The kernels to choose from.
-    choices: Choices,
+    /// What its kernels may be like; what those of the device itself may be, if `None`.
+    choices: Option<Choices>,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
@@ -169,7 +170,7 @@ impl Faulty {
             inner: of.lease().expect("a device that nobody else has"),
             facts: of.facts().clone(),
             fault,
-            choices: Choices::default(),
+            choices: Some(Choices::default()),
             done: Arc::default(),
             rows: 0,
             left: never(),
@@ -193,8 +194,14 @@ impl Dense for Faulty {
         self.inner.dense().prepare(shape)
     }
 
-    fn choices(&self, _dtype: DType) -> Choices {
-        self.choices.clone()
+    fn choices(&self, dtype: DType) -> Choices {
+        let its = || self.inner.dense().choices(dtype);
+        self.choices.clone().unwrap_or_else(its)
+    }
+
+    fn product_choices(&self, dtype: DType) -> Choices {
+        let its = || self.inner.dense().product_choices(dtype);
+        self.choices.clone().unwrap_or_else(its)
     }
 
     fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use emberflow::pack::{self, PackOptions};
 use emberflow_engine::device::{Device, DeviceChoice};
 use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options};
 use emberflow_kernels::DType;
@@ -337,7 +338,11 @@ fn half_precision_is_a_class_of_its_own() {
     let (dir, case) = (tempfile::tempdir().unwrap(), fixtures().join("models/relu"));
     let tokens = Golden::load(&case, "golden.json").tokens;
     for dtype in [DType::F16, DType::Q8] {
-        let path = packed(&case, dir.path(), dtype);
+        // Products with rows of f16 beside an FFN of another format are not made so.
+        let path = dir.path().join(dtype.name());
+        let mut options = PackOptions::new(dtype);
+        options.embedding = DType::F16;
+        pack::pack(&case, &path, &options, &mut |_, _| {}).unwrap();
         let plain = all_logits(&mut open(&path, roomy(64)), &tokens, 3);
         let most = plain.iter().fold(0.0f32, |most, v| most.max(v.abs()));
         for device in half_devices() {

@@ -251,6 +251,43 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
     }
 }
 
+/// Passes so long that the sums of what only the device has come in pieces, before all groups of the CPU's.
+#[test]
+fn totals_in_pieces_change_no_bit() {
+    let tokens = text(480);
+    let long = || Options {
+        chunk: 480,
+        context: 512,
+        threads: 1,
+        ..some(1.0)
+    };
+    let expected = bits(&all_logits(&mut demo(long()), &tokens, 480));
+    let mut layers = 0;
+    for held in [64 << 20, 4 << 20] {
+        let faults = [0, 1, 2, 3, 10].map(|n| Fault::Take(CHECKS + n + 1));
+        for fault in faults.into_iter().chain([Fault::Never]) {
+            let (device, done) = Faulty::counted(&Faulty::discrete(Fault::Never), fault);
+            let options = Options {
+                device: Some(device),
+                device_memory: Some(held),
+                device_attention: DeviceAttention::Off,
+                ..long()
+            };
+            let mut engine = demo(options);
+            let found = bits(&all_logits(&mut engine, &tokens, 480));
+            assert!(found == expected, "{held}, {fault:?}");
+            let device = engine.device().unwrap();
+            assert_eq!(device.lost.is_some(), fault != Fault::Never);
+            if device.lost.is_none() && device.ffn_share == 1.0 {
+                assert_eq!(device.streamed.rows, 0);
+                // Six clusters and two.
+                layers = (done.load(Ordering::Relaxed) - CHECKS) / 2;
+            }
+        }
+    }
+    assert_eq!(layers, 8);
+}
+
 /// Rows of several texts in one pass, of which the device has the first and the CPU the last ones.
 #[test]
 fn texts_of_one_pass_are_what_each_is_alone() {

@@ -36,11 +36,11 @@ int row_of(Member of, int r) {
 typedef struct {
     int r, lane, t;
     bool is;
-} Ends;
+} End;
 
 // The `k`-th.
-Ends end_at(Member of, int k) {
-    Ends end;
+End end_at(Member of, int k) {
+    End end;
     int item = get_local_id(0), value = k * AT_A_TIME + item / of.lanes;
     end.is = item < AT_A_TIME * of.lanes;
     end.lane = item % of.lanes;
@@ -49,7 +49,7 @@ Ends end_at(Member of, int k) {
     return end;
 }
 
-int end_row(Member of, Ends end) {
+int end_row(Member of, End end) {
     of.lane = end.lane;
     return row_of(of, end.r);
 }
@@ -109,7 +109,7 @@ void products(const Row *rows, uint read, bytes tokens, int count, float *out, M
             chains[(v * CHAINS + of.chain) * of.lanes + of.lane] = sum[k * AT_A_TIME + v];
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        Ends end = end_at(of, k);
+        End end = end_at(of, k);
         int v = get_local_id(0) / of.lanes;
         out[k] = end.is ? of_chains(chains + v * CHAINS * of.lanes + end.lane, of.lanes) : 0.0f;
         barrier(CLK_LOCAL_MEM_FENCE);

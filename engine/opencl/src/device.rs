@@ -50,8 +50,8 @@ fn listed(device: &Found) -> Listed {
 /// Whether a device is one of NVIDIA's with the instruction `dp4a`: those of compute capability 6.1 and later.
 fn has_dp4a(device: &Found, facts: &Listed) -> bool {
     let known = |name: &String| name == "cl_nv_device_attribute_query";
-    let capability = [MAJOR_NV, MINOR_NV].map(|name| device.number(name));
-    facts.extensions.iter().any(known) && capability >= [6, 1]
+    let asked = facts.extensions.iter().any(known);
+    asked && [MAJOR_NV, MINOR_NV].map(|name| device.number(name)) >= [6, 1]
 }
 
 /// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.

@@ -1,7 +1,7 @@
 //! The FFN of a part of a bank: its kernels, and a piece of work.
 
 use crate::buffers::Scratch;
-use crate::forms::{Form, Kernels, Made, Maker, Order, Variant, made_as};
+use crate::forms::{Form, Format, Kernels, Made, Maker, Order, Variant, made_as};
 use crate::handles::{Arg, Event, Kernel, Queue};
 use crate::library::Code;
 use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
@@ -78,7 +78,10 @@ impl Prepared {
                 let source = [HIDDEN, "hidden_values"];
                 self.hidden.push(maker.kernel(
                     source,
-                    (options, self.spec.grouped),
+                    Format {
+                        options,
+                        grouped: self.spec.grouped,
+                    },
                     Variant { order, form },
                 )?);
             }
@@ -200,50 +203,82 @@ pub(super) fn enqueue(
     let of_way = made_as(&mut prepared.hidden, order, way.form)?;
     let mut of_order = prepared.sums.iter_mut();
     let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
-    let tiles = work.rows.div_ceil(TILE);
     let items = [work.clusters * spec.cluster, work.rows, way.group];
-    let group = kernels.sums;
-    let (width, its) = match &of_order.wide {
-        Some(_) => (spec.d.div_ceil(GROUP) * WIDE, work.rows.div_ceil(WIDE_ROWS)),
-        None => (spec.d, tiles),
+    let pieces = Pieces {
+        d: spec.d,
+        group: kernels.sums,
+        enough: prepared.items,
     };
-    let width = width.next_multiple_of(group);
-    let of_each = [&[width, its, work.clusters], &[group, 1, 1][..]];
-    let of_all = [&[width, its], &[group, 1][..]];
-    // Cluster after cluster only where rows are enough for the whole device.
-    let at_once = spec.d * tiles >= prepared.items || work.clusters == 1;
     // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
     // indices reach: inputs and clusters beyond what they were made for were refused, and the
     // kernels compare neurons with the part's number.
     unsafe {
         let begun = of_way.run(queue, &of_hidden, items)?;
-        let SumsMade {
-            sums,
-            totals,
-            added,
-            wide,
-            ..
-        } = of_order;
-        match (work.sums, wide) {
-            (Sums::Each, _) => {
-                let items = [spec.d.next_multiple_of(group), tiles, work.clusters];
-                sums.run(queue, &of_clusters, [&items, &[group, 1, 1]])?;
+        of_order.run(queue, [&of_clusters, &of_rows, &of_added], work, &pieces)?;
+        Ok(begun)
+    }
+}
+
+/// How sums are divided among items.
+#[derive(Clone, Copy)]
+struct Pieces {
+    d: usize,
+    /// Items of a work group.
+    group: usize,
+    /// Items that are enough for the whole device.
+    enough: usize,
+}
+
+impl SumsMade {
+    /// Begins the sums of `work`, with the arguments of kernels of clusters, of rows and of added sums.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    unsafe fn run(
+        &mut self,
+        queue: &Queue,
+        [of_clusters, of_rows, of_added]: [&[Arg<'_>]; 3],
+        work: &Work<'_>,
+        pieces: &Pieces,
+    ) -> Result<(), Code> {
+        let (Pieces { d, group, enough }, clusters) = (*pieces, work.clusters);
+        let whole = d.next_multiple_of(group);
+        // Items of wide sums have more to do.
+        let (width, tiles, enough) = match &self.wide {
+            Some(_) => {
+                let width = (d.div_ceil(GROUP) * WIDE).next_multiple_of(group);
+                (width, work.rows.div_ceil(WIDE_ROWS), enough / WIDE_ROWS)
             }
-            (Sums::Total { .. }, Some(wide)) if at_once && work.rows > 1 => {
-                wide.totals.run(queue, &of_rows, of_all)?;
-            }
-            (Sums::Total { .. }, None) if at_once => {
-                totals.run(queue, &of_rows, of_all)?;
-            }
-            (Sums::Total { .. }, wide) => {
-                match wide {
-                    Some(wide) => wide.sums.run(queue, &of_clusters[..7], of_each)?,
-                    None => sums.run(queue, &of_clusters, of_each)?,
-                };
-                let items = [spec.d.next_multiple_of(group), work.rows];
-                added.run(queue, &of_added, [&items, &[group, 1]])?;
+            None => (whole, work.rows.div_ceil(TILE), enough),
+        };
+        let of_each = [&[width, tiles, clusters], &[group, 1, 1][..]];
+        let of_all = [&[width, tiles], &[group, 1][..]];
+        // Cluster after cluster only where items are enough.
+        let at_once = width * tiles >= enough || clusters == 1;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (work.sums, &mut self.wide) {
+                (Sums::Each, _) => {
+                    let items = [whole, work.rows.div_ceil(TILE), clusters];
+                    self.sums
+                        .run(queue, of_clusters, [&items, &[group, 1, 1]])?;
+                }
+                (Sums::Total { .. }, Some(wide)) if at_once && work.rows > 1 => {
+                    wide.totals.run(queue, of_rows, of_all)?;
+                }
+                (Sums::Total { .. }, None) if at_once => {
+                    self.totals.run(queue, of_rows, of_all)?;
+                }
+                (Sums::Total { .. }, wide) => {
+                    match wide {
+                        Some(wide) => wide.sums.run(queue, &of_clusters[..7], of_each)?,
+                        None => self.sums.run(queue, of_clusters, of_each)?,
+                    };
+                    let items = [whole, work.rows];
+                    self.added.run(queue, of_added, [&items, &[group, 1]])?;
+                }
             }
         }
-        Ok(begun)
+        Ok(())
     }
 }

@@ -215,7 +215,7 @@ impl Ways {
 }
 
 impl Kernels {
-    /// How they multiply, if not as integers: half precision is so in all forms.
+    /// How products are made; in half precision all forms are alike in this.
     pub fn dots(&self) -> Dots {
         self.hidden.one.form.dots
     }
@@ -373,6 +373,15 @@ pub(super) struct Variant {
     pub form: Form,
 }
 
+/// What kernels are told of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Format<'a> {
+    /// Build options.
+    pub options: &'a str,
+    /// Products are those of integers.
+    pub grouped: bool,
+}
+
 /// Where kernels are made.
 pub(super) struct Maker<'a> {
     pub device: &'a Found,
@@ -394,17 +403,18 @@ impl Maker<'_> {
         built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
     }
 
-    /// A kernel of `source`, by name, in a form; `grouped` where products are those of integers.
+    /// A kernel of `source`, by name, in a form.
     ///
     /// # Errors
     /// As [`Maker::program`].
     pub fn kernel(
         &self,
         [source, name]: [&str; 2],
-        (options, grouped): (&str, bool),
+        of: Format<'_>,
         variant: Variant,
     ) -> Result<Made, Error> {
         // A chain is a float, or four lanes.
+        let Format { options, grouped } = of;
         let numbers = grouped || variant.form.dots == Dots::Half;
         let (chain, its_rows) = if numbers { (4, 4) } else { (16, 2) };
         let at_a_time = FOR_BLOCKS / chain;

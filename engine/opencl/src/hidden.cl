@@ -78,7 +78,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
     uint fires = 0;
 #pragma unroll
     for (int k = 0; k < ENDS; ++k) {
-        Ends at = end_at(of, k);
+        End at = end_at(of, k);
         int n = end_row(of, at);
         size_t pair = (size_t)n * rows + row + at.t;
         if (!at.is || at.t >= here || first + n >= end || !wanted_from(mask, pair, 1, flags)) {
@@ -105,7 +105,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
 #endif
 #pragma unroll
     for (int k = 0; k < ENDS; ++k) {
-        Ends at = end_at(of, k);
+        End at = end_at(of, k);
         int n = end_row(of, at);
         if (!at.is || at.t >= here || first + n >= end) {
             continue;

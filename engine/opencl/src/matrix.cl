@@ -17,7 +17,7 @@ __kernel void row_products(bytes matrix, bytes x, __global float *y, int first, 
     products(rows, read, x + (size_t)token * TOKEN_BYTES, here, out, of, chains);
 #pragma unroll
     for (int k = 0; k < ENDS; ++k) {
-        Ends end = end_at(of, k);
+        End end = end_at(of, k);
         int row = end_row(of, end);
         if (end.is && row < count && end.t < here) {
             y[(size_t)at + (size_t)(token + end.t) * count + row] = out[k];

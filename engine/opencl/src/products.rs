@@ -1,7 +1,7 @@
 //! Products of matrices that the host holds too.
 
 use crate::buffers::{Bytes, Memory, Staged, begin, read, write};
-use crate::forms::{Extensions, Made, Maker, Order, Variant, Ways, made_as};
+use crate::forms::{Extensions, Format, Made, Maker, Order, Variant, Ways, made_as};
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
 use crate::tiles::{TILE_ROWS, Tiles};
@@ -50,7 +50,10 @@ impl Of {
                 let source = [MATRIX, "row_products"];
                 let made = maker.kernel(
                     source,
-                    (&self.spec.options, self.spec.scales > 0),
+                    Format {
+                        options: &self.spec.options,
+                        grouped: self.spec.scales > 0,
+                    },
                     Variant {
                         order: self.order,
                         form,

@@ -107,16 +107,18 @@ int dot_plain(uint a, uint b, bool is_signed, int sum) {
 #define DOT_UNSIGNED(a, b, sum) dot_plain(a, b, false, sum)
 #define DOT_SIGNED(a, b, sum) dot_plain(a, b, true, sum)
 #elif defined(NVIDIA_DOTS)
-int DOT_UNSIGNED(uint a, uint b, int sum) {
+int dot_unsigned(uint a, uint b, int sum) {
     int d;
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
     return d;
 }
-int DOT_SIGNED(uint a, uint b, int sum) {
+int dot_signed(uint a, uint b, int sum) {
     int d;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
     return d;
 }
+#define DOT_UNSIGNED dot_unsigned
+#define DOT_SIGNED dot_signed
 #else
 #define DOT_UNSIGNED(a, b, sum) ((sum) + dot_4x8packed_us_int(a, b))
 #define DOT_SIGNED(a, b, sum) ((sum) + dot_4x8packed_ss_int(a, b))

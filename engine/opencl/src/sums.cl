@@ -1,7 +1,6 @@
 // Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden values, and AT_ONCE,
-// neurons whose rows an item reads without waiting for each other. Neighbouring
-// items have neighbouring elements of the same rows: in tiles too rows of Down lie one after the other, but the scales of a
-// cluster's rows behind all of them.
+// neurons whose rows an item reads without waiting for each other. Neighbouring items have neighbouring elements of the same
+// rows: in tiles too rows of Down lie one after the other, but the scales of a cluster's rows behind all of them.
 
 // The rows of Down of a cluster.
 typedef struct {
@@ -131,8 +130,7 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
 }
 
 // totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there where it
-// goes on. Items
-// as above, but for the clusters. Behind them is how many pairs fired.
+// goes on. Items as above, but for the clusters. Behind them is how many pairs fired.
 __kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
                          int first, int neurons, int end, int rows, int clusters,
                          __global int *fired, int how) {
@@ -259,7 +257,7 @@ void wide_step(Downs downs, int n, int item, const float *h, int here, float sum
     }
 }
 
-// As sums_of. All neurons are read.
+// As sums_of. Of 8 rows some fire, so all neurons are read; of fewer those that fire.
 void wide_of_some(Downs downs, __global const float *hidden, int count, int rows, int here,
                   int item, float sum[WIDE_ROWS][WIDE]) {
     if (here == WIDE_ROWS && rows % 4 == 0) {
@@ -274,11 +272,25 @@ void wide_of_some(Downs downs, __global const float *hidden, int count, int rows
     }
     for (int n = 0; n < count; ++n) {
         float h[WIDE_ROWS];
+        bool any = false;
 #pragma unroll
         for (int t = 0; t < WIDE_ROWS; ++t) {
             h[t] = t < here ? hidden[(size_t)n * rows + t] : 0.0f;
+            any |= h[t] != 0.0f;
         }
-        wide_step(downs, n, item, h, here, sum);
+        if (any) {
+            wide_step(downs, n, item, h, here, sum);
+        }
+    }
+}
+
+void nothing(float sum[WIDE_ROWS][WIDE]) {
+#pragma unroll
+    for (int t = 0; t < WIDE_ROWS; ++t) {
+#pragma unroll
+        for (int b = 0; b < WIDE; ++b) {
+            sum[t][b] = 0.0f;
+        }
     }
 }
 
@@ -307,13 +319,7 @@ __kernel void wide_sums(bytes part, __global const float *hidden, __global float
     Downs downs = downs_of(part, first + at, neurons);
     __global float *to = sums + ((size_t)cluster * rows + row) * D;
     float sum[WIDE_ROWS][WIDE];
-#pragma unroll
-    for (int t = 0; t < WIDE_ROWS; ++t) {
-#pragma unroll
-        for (int b = 0; b < WIDE; ++b) {
-            sum[t][b] = 0.0f;
-        }
-    }
+    nothing(sum);
     if (rows == 1) {
         wide_of_one(downs, hidden + at, count, item, sum[0]);
         wide_put(to, item, sum[0]);
@@ -354,13 +360,7 @@ __kernel void wide_totals(bytes part, __global const float *hidden, __global flo
         size_t at = cluster * CLUSTER;
         int count = min(CLUSTER, end - first - cluster * CLUSTER);
         float sum[WIDE_ROWS][WIDE];
-#pragma unroll
-        for (int t = 0; t < WIDE_ROWS; ++t) {
-#pragma unroll
-            for (int b = 0; b < WIDE; ++b) {
-                sum[t][b] = 0.0f;
-            }
-        }
+        nothing(sum);
         wide_of_some(downs_of(part, first + at, neurons), hidden + at * rows + row, count, rows,
                      here, item, sum);
 #pragma unroll

@@ -141,8 +141,8 @@ impl AttentionShape {
         }
     }
 
-    /// Bytes of the machine's memory for such room: staging memory, and the device's buffers, unless it is `apart`.
-    pub(crate) fn room_bytes(&self, room: &AttentionRoom, apart: bool) -> u64 {
+    /// Bytes for such room: of staging memory, and of the device's buffers.
+    pub(crate) fn room_bytes(&self, room: &AttentionRoom) -> [u64; 2] {
         let (q, kv) = (self.width(), 2 * self.kv_width());
         let on_device = 4 * (2 * self.d + 2 * q + 2 * kv) + room.quantized;
         let staged = 4 * (2 * self.d + kv);
@@ -152,7 +152,7 @@ impl AttentionShape {
         let scores = room.scored * self.scores_bytes(room.positions);
         let here = room.rows * (staged + 2 * angles) + 2 * pages;
         let there = room.rows * (on_device + angles) + pages + scores;
-        (here + if apart { 0 } else { there }) as u64
+        [here as u64, there as u64]
     }
 }
 

@@ -204,7 +204,11 @@ impl Case {
         device.prepare_attention(s, &memory).unwrap();
         let room = AttentionRoom {
             rows: self.room,
-            ..s.room(self.room, [self.spans.len(), CONTEXT], false)
+            ..s.room(
+                self.room,
+                [self.spans.len(), CONTEXT],
+                !device.facts().unified,
+            )
         };
         device.make_attention_room(&room).unwrap();
         let layer = self.layer(device, pool.shape().at(1, 0, 0));

@@ -4,11 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::compare::{Both, FASTER, is_wrong};
+use super::compare::{Both, FASTER, Seconds, is_wrong};
 use super::{Choices, DeviceError, Dots, Form, Kernels, Order, Ways};
-
-/// Seconds for one row, for several and for many.
-pub type Seconds = [f64; 3];
 
 /// What came of a form that was tried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,9 +81,12 @@ impl Tried {
     }
 }
 
-/// Whether all that is right has bits of its own: these depend on the form, and times must not decide on them.
+/// Whether all that is right has bits of its own: these may depend on the form, and times must not decide on them. Those of
+/// half precision are the same in all forms.
 fn has_own_bits(tried: &[Tried]) -> bool {
-    !tried.iter().any(|t| t.is_right(true))
+    !tried
+        .iter()
+        .any(|t| t.is_right(true) || t.form.dots == Dots::Half)
 }
 
 /// What times are of: one row, several, many; or the first two together, for what all have.
@@ -113,7 +113,8 @@ impl Of {
 fn best(tried: &[Tried], of: Of) -> Option<&Tried> {
     let own = has_own_bits(tried);
     let time = |t: &Tried| of.time(t.seconds());
-    let mut right = tried.iter().filter(|t| t.is_right(!own));
+    let bits = |t: &Tried| !own && t.form.dots != Dots::Half;
+    let mut right = tried.iter().filter(|t| t.is_right(bits(t)));
     let first = right.next()?;
     let faster = |best, next| match time(next) < time(best) * FASTER && !own {
         true => next,
@@ -313,6 +314,18 @@ mod tests {
             tried(forms[1], right(false, [1.0, 1.0])),
         ];
         assert_eq!(best_ways(&all).unwrap(), forms[0].into());
+        // But on half precision, whose forms have the same.
+        let half = |team| Form {
+            team,
+            dots: Dots::Half,
+        };
+        let halves = [Team::Alone, Team::Block].map(half);
+        let of_halves = [
+            tried(halves[0], right(false, [1.0, 9.0])),
+            tried(halves[1], right(false, [9.0, 1.0])),
+        ];
+        let ways = best_ways(&of_halves).unwrap();
+        assert_eq!([ways.one.form, ways.many.form], halves);
         // And the CPU's are taken however slow.
         all.push(tried(forms[2], right(true, [99.0, 99.0])));
         assert_eq!(best_ways(&all).unwrap(), forms[2].into());

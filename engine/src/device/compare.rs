@@ -6,7 +6,6 @@ use std::time::Duration;
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use emberflow_storage::clock::Moment;
 
-use super::choose::Seconds;
 use super::numbers::Numbers;
 use super::{
     CpuDevice, Dense, DenseShape, DeviceError, Dots, Kernels, NeuronRows, Order, Part, Room, Sums,
@@ -18,7 +17,7 @@ use crate::store::regions::CLUSTER;
 pub(super) const CLUSTERS: usize = 8;
 /// Rows of its comparisons where there are several, and many.
 const ROWS: usize = 3;
-const MANY: usize = super::MANY + 3;
+const MANY: usize = super::MANY + 4;
 pub(super) const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 
 /// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
@@ -27,6 +26,9 @@ pub(super) const OF_WIDE: usize = 4;
 
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
+
+/// Seconds for one row, for several and for many.
+pub(super) type Seconds = [f64; 3];
 
 /// Seconds of a run that is not repeated.
 pub(super) const LONG: f64 = 0.05;
@@ -39,7 +41,7 @@ const TOLERANCE: f32 = 1e-4;
 const OF_HALVES: f32 = 1e-2;
 
 /// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
-pub(super) fn cases() -> [Case; 10] {
+pub(super) fn cases() -> [Case; 11] {
     [
         Case::new(1, 1.0),
         Case::new(1, 1.0).totals(),
@@ -51,6 +53,7 @@ pub(super) fn cases() -> [Case; 10] {
         Case::new(ROWS, 1.0).biased().totals(),
         Case::new(MANY, 1.0).masked(),
         Case::new(MANY, 1.0).biased().totals(),
+        Case::new(WIDTHS[WIDTHS.len() - 1], 1.0).totals(),
     ]
 }
 

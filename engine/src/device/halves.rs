@@ -5,7 +5,6 @@
 //! precision, and their sums in floats.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 
 /// Elements of a group.
 const GROUP: usize = 32;
@@ -34,20 +33,16 @@ pub(super) fn tokens(x: &[f32], d: usize, to: &mut Vec<u8>) {
     let (len, halves) = (token_bytes(d), d.next_multiple_of(GROUP));
     to.clear();
     to.resize(x.len() / d * len, 0);
-    let mut scaled = vec![0.0; halves];
-    let mut all = vec![f16::ZERO; halves];
     for (x, to) in x.chunks_exact(d).zip(to.chunks_exact_mut(len)) {
         let scale = scale(x);
         let by = match scale {
             0.0 => 0.0,
             scale => 1.0 / scale,
         };
-        for (y, x) in scaled.iter_mut().zip(x) {
-            *y = x * by;
-        }
-        all.convert_from_f32_slice(&scaled);
         let (elements, behind) = to.split_at_mut(2 * halves);
-        elements.copy_from_slice(bytemuck::cast_slice(all.reinterpret_cast()));
+        for (y, x) in elements.as_chunks_mut().0.iter_mut().zip(x) {
+            *y = f16::from_f32(x * by).to_le_bytes();
+        }
         behind[..4].copy_from_slice(&scale.to_le_bytes());
     }
 }

@@ -18,7 +18,7 @@ use super::products::{Both, Samples};
 use super::{DenseShape, DeviceError, Facts, Lease, Verdict, Ways};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -463,7 +463,7 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 3", "\"version\": 2"),
+            ("\"version\": 4", "\"version\": 3"),
             ("\"sums\": {", "\"other\": {"),
             ("\"group\": 64", "\"group\": 65"),
             ("\"order\": \"rows\"", "\"order\": \"columns\""),

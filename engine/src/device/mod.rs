@@ -28,6 +28,7 @@ mod kept;
 pub(crate) mod numbers;
 mod on_cpu;
 mod opencl;
+mod order;
 mod product_ways;
 pub(crate) mod products;
 pub(crate) mod share;
@@ -293,6 +294,11 @@ pub trait Dense: Send {
     /// What its kernels for rows of a format may be like.
     fn choices(&self, _dtype: DType) -> Choices {
         Choices::default()
+    }
+
+    /// The same for products of matrices.
+    fn product_choices(&self, dtype: DType) -> Choices {
+        self.choices(dtype)
     }
 
     /// Makes kernels, and has them run from here on. With another order what was reserved before is given back.

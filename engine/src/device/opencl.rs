@@ -4,8 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
-use emberflow_kernels::{DType, Row};
+use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::io::prefer_huge_pages;
@@ -14,10 +13,10 @@ use super::attend::{
     Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Chain, ChainRoom, Chained,
     KvMemory,
 };
+use super::order::{InRows, InTiles};
 use super::{
     Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
-    Order, Part, ProductRoom, Room, SharedMatrix, TILE_ROWS, Taken, Ticket, Ways, Work, halves,
-    token_bytes,
+    Order, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Ways, Work, halves, token_bytes,
 };
 use crate::kv::BLOCK;
 use crate::store::regions::CLUSTER;
@@ -249,89 +248,6 @@ impl OpenCl {
     }
 }
 
-/// A part in which rows lie matrix by matrix, each with its scales behind it.
-struct InRows {
-    shape: DenseShape,
-    /// The first neuron that is uploaded, and how many there are.
-    first: usize,
-    all: usize,
-}
-
-impl InRows {
-    /// Puts neurons into a piece for each matrix.
-    fn fill(&self, pieces: &mut Vec<Vec<u8>>, neurons: &mut dyn Iterator<Item = NeuronRows<'_>>) {
-        pieces.resize_with(self.shape.matrices(), Vec::new);
-        pieces.iter_mut().for_each(Vec::clear);
-        for neuron in neurons {
-            for (piece, row) in pieces.iter_mut().zip(neuron.matrices()) {
-                piece.extend_from_slice(row.quants());
-                piece.extend_from_slice(row.scales());
-            }
-        }
-    }
-
-    /// Where the piece of a matrix goes.
-    fn place(&self, matrix: usize) -> usize {
-        (matrix * self.all + self.first) * self.shape.dtype.row_bytes(self.shape.d)
-    }
-}
-
-/// A part in which clusters lie one after the other.
-///
-/// ```text
-/// a cluster   │ Gate in tiles │ Up in tiles │ Down: quants of all rows │ scales of all rows │
-/// ```
-struct InTiles {
-    shape: DenseShape,
-}
-
-impl InTiles {
-    /// Has `then` take cluster after cluster, by number.
-    fn each<E>(
-        &self,
-        pieces: &mut Vec<Vec<u8>>,
-        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
-        mut then: impl FnMut(usize, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        pieces.resize_with(1, Vec::new);
-        pieces[0].resize(CLUSTER * self.shape.neuron_bytes() as usize, 0);
-        let mut neurons = neurons.peekable();
-        for i in 0.. {
-            if neurons.peek().is_none() {
-                break;
-            }
-            self.cluster(&mut pieces[0], &mut neurons);
-            then(i, &pieces[0])?;
-        }
-        Ok(())
-    }
-
-    /// Fills a cluster with the next neurons. Bytes of neurons that are not there stay as they are.
-    fn cluster<'a>(&self, to: &mut [u8], neurons: &mut impl Iterator<Item = NeuronRows<'a>>) {
-        let DenseShape { dtype, d, .. } = self.shape;
-        let (quants, len) = (dtype.quants_bytes(d), CLUSTER * dtype.row_bytes(d));
-        let scales = dtype.row_bytes(d) - quants;
-        let tiles = cl::Tiles { quants, scales };
-        let (in_tiles, down) = to.split_at_mut((self.shape.matrices() - 1) * len);
-        let (down_quants, down_scales) = down.split_at_mut(CLUSTER * quants);
-        for tile in 0..CLUSTER / TILE_ROWS {
-            let some: ArrayVec<NeuronRows<'a>, TILE_ROWS> =
-                neurons.by_ref().take(TILE_ROWS).collect();
-            let both = |row: Row<'a>| [row.quants(), row.scales()];
-            for (m, matrix) in in_tiles.chunks_exact_mut(len).enumerate() {
-                let row = |neuron: &NeuronRows<'a>| neuron.matrices().nth(m).map(both);
-                let rows: ArrayVec<[&[u8]; 2], TILE_ROWS> = some.iter().filter_map(row).collect();
-                tiles.fill(&rows, &mut matrix[tile * tiles.len()..][..tiles.len()]);
-            }
-            for (n, neuron) in (tile * TILE_ROWS..).zip(&some) {
-                let [its_quants, its_scales] = both(neuron.down);
-                down_quants[n * quants..][..quants].copy_from_slice(its_quants);
-                down_scales[n * scales..][..scales].copy_from_slice(its_scales);
-            }
-        }
-    }
-}
-
 impl Dense for OpenCl {
     fn facts(&self) -> &Facts {
         &self.facts
@@ -367,6 +283,13 @@ impl Dense for OpenCl {
                 false => self.device.forms(dtype.is_grouped()),
             },
             groups: self.device.group_sizes().collect(),
+        }
+    }
+
+    fn product_choices(&self, dtype: DType) -> Choices {
+        Choices {
+            forms: self.device.forms(dtype.is_grouped()),
+            ..self.choices(dtype)
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 use emberflow_storage::clock::Moment;
 
-use super::choose::{Outcome, Seconds, Tried, best_ways, try_forms};
-use super::compare::{FASTER, LONG, deviation, is_wrong};
+use super::choose::{Outcome, Tried, best_ways, try_forms};
+use super::compare::{FASTER, LONG, Seconds, deviation, is_wrong};
 use super::numbers::Numbers;
 use super::on_cpu::products;
 use super::{
@@ -21,10 +21,11 @@ use crate::input::Input;
 const ROWS: usize = 1000;
 const DIFFERENT: usize = 61;
 
-/// Numbers of tokens that are compared, and of those that times are taken for.
-const COMPARED: [usize; 3] = [1, 5, MANY + 3];
-const TIMED: [usize; 3] = [1, 8, MOST];
-const MOST: usize = 256;
+/// Numbers of tokens that are compared, and of those that times are taken for; the largest of each.
+const COMPARED: [usize; 3] = [1, 5, MOST_COMPARED];
+const TIMED: [usize; 3] = [1, 8, MOST_TIMED];
+const MOST_COMPARED: usize = MANY + 4;
+const MOST_TIMED: usize = 256;
 
 /// Runs of which the fastest counts.
 const RUNS: usize = 3;
@@ -60,24 +61,25 @@ fn matrix(dtype: DType, cols: usize) -> SharedMatrix {
 }
 
 impl<'d> Trial<'d> {
-    /// Shares a matrix with the device.
+    /// Shares a matrix with the device, for `most` tokens.
     fn new(
         device: &'d mut dyn Dense,
         order: Order,
         matrix: SharedMatrix,
+        most: usize,
     ) -> Result<Self, DeviceError> {
         let mut numbers = Numbers::new(3);
         let (dtype, cols) = (matrix.dtype, matrix.cols);
         device.make_product_room(&ProductRoom {
-            input: MOST * token_bytes(dtype, cols),
-            results: MOST * ROWS,
+            input: most * token_bytes(dtype, cols),
+            results: most * ROWS,
         })?;
         Ok(Self {
             number: device.share(matrix.clone())?,
             device,
             matrix,
             order,
-            x: (0..MOST * cols).map(|_| numbers.next()).collect(),
+            x: (0..most * cols).map(|_| numbers.next()).collect(),
         })
     }
 
@@ -124,19 +126,22 @@ impl<'d> Trial<'d> {
         Ok(apart)
     }
 
-    /// Seconds of products.
-    fn timed(&mut self) -> Result<Seconds, DeviceError> {
-        let mut all = [f64::INFINITY; 3];
-        for (best, tokens) in all.iter_mut().zip(TIMED) {
-            for _ in 0..RUNS {
-                let (_, took) = self.run(0..ROWS, tokens)?;
-                *best = best.min(took);
-                if took > LONG {
-                    break;
-                }
+    /// Seconds of products with the `i`-th number of tokens.
+    fn timed(&mut self, i: usize) -> Result<f64, DeviceError> {
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            let (_, took) = self.run(0..ROWS, TIMED[i])?;
+            best = best.min(took);
+            if took > LONG {
+                break;
             }
         }
-        Ok(all)
+        Ok(best)
+    }
+
+    /// With all of them.
+    fn all_timed(&mut self) -> Result<Seconds, DeviceError> {
+        Ok([self.timed(0)?, self.timed(1)?, self.timed(2)?])
     }
 
     /// What comes of some ways.
@@ -149,7 +154,7 @@ impl<'d> Trial<'d> {
                 false => Outcome::Right {
                     worst: apart,
                     same_bits: apart == 0.0,
-                    seconds: self.timed()?,
+                    seconds: self.all_timed()?,
                 },
             })
         };
@@ -158,7 +163,7 @@ impl<'d> Trial<'d> {
 
     /// The fastest ways, and what was tried.
     fn chosen(&mut self, of: &str) -> Result<(Option<Ways>, Vec<Tried>), DeviceError> {
-        let choices = self.device.choices(self.matrix.dtype);
+        let choices = self.device.product_choices(self.matrix.dtype);
         let name = self.device.facts().name.clone();
         let (order, mut tried) = (self.order, Vec::new());
         try_forms(&choices.forms, &mut tried, |form| {
@@ -178,20 +183,15 @@ impl<'d> Trial<'d> {
 
     /// The sizes of work groups with which ways are fastest. What the driver refuses is none.
     fn with_groups(&mut self, mut best: Ways, groups: &[usize]) -> Result<Ways, DeviceError> {
-        self.set(best)?;
-        let mut least = self.timed()?;
-        for &group in groups {
-            let mut ways = best;
-            for way in ways.each_mut() {
-                way.group = group;
-            }
-            let Ok(took) = self.set(ways).and_then(|()| self.timed()) else {
-                continue;
-            };
-            let all = best.each_mut().into_iter().zip(ways.each());
-            for ((best, way), (least, took)) in all.zip(least.iter_mut().zip(took)) {
-                if took < *least * FASTER {
-                    (*best, *least) = (way, took);
+        for i in 0..TIMED.len() {
+            self.set(best)?;
+            let mut least = self.timed(i)?;
+            for &group in groups {
+                let mut ways = best;
+                ways.each_mut()[i].group = group;
+                match self.set(ways).and_then(|()| self.timed(i)) {
+                    Ok(took) if took < least * FASTER => (best, least) = (ways, took),
+                    _ => {}
                 }
             }
         }
@@ -212,7 +212,7 @@ impl Lease {
         dtype: DType,
         cols: usize,
     ) -> Result<(), DeviceError> {
-        let choices = self.dense().choices(dtype);
+        let choices = self.dense().product_choices(dtype);
         let Some(kept) = self.kept().filter(|_| !choices.is_one()) else {
             let mut dense = self.dense();
             dense.prepare_products(dtype, cols)?;
@@ -222,15 +222,20 @@ impl Lease {
         let of = format!("products of {dtype}, width {cols}, {order}");
         let known = kept.find(&facts, &of)?;
         let mut dense = self.dense();
-        let mut trial = Trial::new(dense.as_mut(), order, matrix(dtype, cols))?;
+        let most = match known {
+            Some(_) => MOST_COMPARED,
+            None => MOST_TIMED,
+        };
+        let mut trial = Trial::new(dense.as_mut(), order, matrix(dtype, cols), most)?;
         if let Some(Found::Ways(ways)) = known {
             trial.set(ways)?;
             // So that the driver has made the kernels, too.
             if !is_wrong(trial.apart()?, ways.one.form.dots) {
                 dense.clear();
-                return Ok(());
+                return dense.make_product_room(&ProductRoom::default());
             }
             tracing::warn!(device = facts.name, of, "is not what it was: tried anew");
+            trial = Trial::new(dense.as_mut(), order, matrix(dtype, cols), MOST_TIMED)?;
         }
         let (ways, tried) = trial.chosen(&of)?;
         let found = match ways {
@@ -238,6 +243,7 @@ impl Lease {
             None => Found::Wrong("no form of the kernel has the CPU's products".into()),
         };
         dense.clear();
+        dense.make_product_room(&ProductRoom::default())?;
         kept.put(&facts, &of, found, tried);
         // Wrong ones are told of as at later starts.
         kept.find(&facts, &of).map(|_| ())
@@ -252,7 +258,7 @@ pub(super) fn apart(
     cols: usize,
     form: super::Form,
 ) -> Result<f32, DeviceError> {
-    let mut trial = Trial::new(device, Order::Rows, matrix(dtype, cols))?;
+    let mut trial = Trial::new(device, Order::Rows, matrix(dtype, cols), MOST_COMPARED)?;
     trial.set(form.into())?;
     let apart = trial.apart()?;
     // Some rows, from the middle of a tile to that of another.

@@ -131,12 +131,14 @@ impl Ffn {
         }
         let (d, clusters) = (self.shape.format.d, of.end - of.first);
         let at_once = clusters_per_group(of.rows.max(1), d, clusters, on.threads());
-        if !self.has_pieces(inputs, at_once) {
+        let held = self.store.on_device(of.bank);
+        if held == 0 || !self.has_pieces(inputs, at_once) {
             return Ok(());
         }
-        let held = self.store.on_device(of.bank);
         for first in (0..held).step_by(at_once) {
-            // The one before.
+            // Reads go on while the piece before is waited for.
+            self.store.poll()?;
+            self.store.advance()?;
             self.take_streamed(&mut [])?;
             let piece = Piece {
                 clusters: first..held.min(first + at_once),

@@ -195,19 +195,20 @@ impl Opened<'_> {
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
-            let attention = self.attention_room(device.facts(), rows);
+            let [here, there] = self.attention_room(device.facts(), rows);
+            let attention = here + if unified { there } else { 0 };
             room + products.bytes(unified) + streamed + attention
         };
         device.map_or(0, of)
     }
 
-    /// Host memory for the attention of layers on a device, for passes of so many rows.
-    fn attention_room(&self, of: &Facts, rows: usize) -> u64 {
+    /// Memory for the attention of layers on a device, for passes of so many rows: the host's, and the device's.
+    fn attention_room(&self, of: &Facts, rows: usize) -> [u64; 2] {
         let (c, options) = (self.config, self.options);
         let same_bits = self.verdict.is_some_and(|v| v.same_bits);
         let wanted = options.device_attention != DeviceAttention::Off;
         if !(same_bits && wanted && unsupported(c).is_none()) {
-            return 0;
+            return [0; 2];
         }
         let shape = AttentionShape::of(c, self.kv());
         // Other kernels are made before the process is measured.
@@ -217,7 +218,8 @@ impl Opened<'_> {
             true => 0,
             false => chain::host_bytes(c.layers, &shape, options.batch),
         };
-        compiler + shape.room_bytes(&room, !of.unified) + whole
+        let [here, there] = shape.room_bytes(&room);
+        [compiler + here + whole, there]
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
@@ -244,8 +246,9 @@ impl Opened<'_> {
             true => 0,
             false => {
                 let (kv, options) = (self.kv(), self.options);
-                let texts = options.batch as u64;
-                texts * kv.bytes_for(options.context) + self.attention_room(of, options.batch)
+                let (texts, rows) = (options.batch as u64, options.chunk.max(options.batch));
+                let [_, attention] = self.attention_room(of, rows);
+                texts * kv.bytes_for(options.context) + attention
             }
         };
         asked.unwrap_or((of.memory / 10 * 9).saturating_sub(copy))

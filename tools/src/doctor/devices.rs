@@ -168,10 +168,10 @@ impl Known {
     }
 }
 
-/// Items of work groups: of hidden values for one row and for several, and of sums.
-fn groups(of: &Verdict) -> [usize; 3] {
-    let hidden = of.kernels.hidden;
-    [hidden.one.group, hidden.several.group, of.kernels.sums]
+/// Items of work groups: of hidden values for one row, for several and for many, and of sums.
+fn groups(of: &Verdict) -> [usize; 4] {
+    let [one, several, many] = of.kernels.hidden.each().map(|way| way.group);
+    [one, several, many, of.kernels.sums]
 }
 
 /// A kept verdict.
@@ -179,7 +179,7 @@ fn kept_json(entry: &Entry) -> Value {
     let (same_bits, groups, wrong) = match &entry.found {
         Found::Wrong(how) => (None, Vec::new(), Some(how)),
         Found::Sums(v) => (Some(v.same_bits), groups(v).into(), None),
-        Found::Ways(ways) => (None, vec![ways.one.group, ways.several.group], None),
+        Found::Ways(ways) => (None, ways.each().map(|way| way.group).into(), None),
         Found::Products(times) => (Some(times.same_bits), Vec::new(), None),
         Found::Attention(times) => (Some(times.same_bits), Vec::new(), None),
     };
@@ -198,7 +198,7 @@ fn kept_json(entry: &Entry) -> Value {
     })
 }
 
-/// A form that was tried: what came of it, and milliseconds for one row and for eight.
+/// A form that was tried: what came of it, and milliseconds for one row, for eight and for 256.
 fn tried_json(tried: &Tried) -> Value {
     let (result, why, ms) = match &tried.outcome {
         Outcome::Right { worst, seconds, .. } => {
