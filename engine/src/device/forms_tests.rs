@@ -163,7 +163,11 @@ fn blocks_of_all_sizes_have_the_cpus_bits() {
                 }
                 both.set(&of).unwrap();
                 for case in [2, 21].map(|rows| Case::new(rows, 1.0).masked().biased()) {
-                    let apart = both.compare(case).unwrap();
+                    let Ok(apart) = both.compare(case) else {
+                        // Its registers are too few for so many items.
+                        assert!(group > 256, "{dtype}, {group}");
+                        continue;
+                    };
                     assert!(apart.same_bits, "{dtype}, {group}, {case:?}: {apart:?}");
                 }
             }
