@@ -223,16 +223,16 @@ fn with_groups(
     both.set(&best)?;
     let mut least = both.alone()?;
     // Of the kernel for one row, for several, for many, and of sums, which all have.
-    let set: [(Of, fn(&mut Kernels, usize)); 4] = [
-        (Of::One, |of, group| of.hidden.one.group = group),
-        (Of::Several, |of, group| of.hidden.several.group = group),
-        (Of::Many, |of, group| of.hidden.many.group = group),
-        (Of::All, |of, group| of.sums = group),
-    ];
-    for (of, set) in set {
+    for (i, of) in [Of::One, Of::Several, Of::Many, Of::All]
+        .into_iter()
+        .enumerate()
+    {
         for &group in groups {
             let mut kernels = best;
-            set(&mut kernels, group);
+            match kernels.hidden.each_mut().into_iter().nth(i) {
+                Some(way) => way.group = group,
+                None => kernels.sums = group,
+            }
             if kernels == best {
                 continue;
             }

@@ -21,7 +21,7 @@ pub(super) fn token_bytes(d: usize) -> usize {
 fn scale(x: &[f32]) -> f32 {
     let most = x.iter().fold(0u32, |most, v| most.max(v.abs().to_bits()));
     match f32::from_bits(most) {
-        most if most == 0.0 => 0.0,
+        0.0 => 0.0,
         most if !most.is_finite() => f32::NAN,
         // The exponent alone, of normal numbers.
         most => f32::from_bits(most.to_bits() & 0x7f80_0000).max(f32::MIN_POSITIVE),
