@@ -28,6 +28,7 @@ use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::streams::{self, ResidualStreams};
 use crate::trace;
+use crate::trial::Trial;
 use crate::weights::Weights;
 
 /// Called for every FFN, before its output is added to the residual stream.
@@ -104,6 +105,8 @@ pub(crate) struct Decoder {
     pub placed: Placed,
     /// Where a device computes whole passes.
     pub layers: Option<Layers>,
+    /// Whether next tokens are faster with a device.
+    pub trial: Option<Trial>,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -169,6 +172,22 @@ impl Decoder {
         &mut self,
         pass: &mut Pass,
         spans: &mut [Span<'_>],
+        hooks: Hooks<'_, '_>,
+    ) -> Result<bool, Error> {
+        let timed = pass.layers.is_none() && self.try_device(spans, &hooks);
+        let begun = Moment::now();
+        let done = self.go_on(pass, spans, hooks)?;
+        if let Some(trial) = self.trial.as_mut().filter(|_| timed && done) {
+            trial.end(pass.rows, begun.elapsed().as_secs_f64());
+        }
+        Ok(done)
+    }
+
+    /// Begins a pass, or goes on with it; see [`Decoder::run`].
+    fn go_on(
+        &mut self,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
         mut hooks: Hooks<'_, '_>,
     ) -> Result<bool, Error> {
         let fresh = pass.layers.is_none();
@@ -228,6 +247,13 @@ impl Decoder {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// Decides whether a device is used in a pass that begins; whether its time is to be taken.
+    fn try_device(&mut self, spans: &[Span<'_>], hooks: &Hooks<'_, '_>) -> bool {
+        let next = spans.iter().all(|span| span.tokens.len() == 1) && !hooks.looks_inside();
+        let rows = next.then_some(spans.len());
+        (self.trial.as_mut()).is_some_and(|trial| trial.begin(rows))
     }
 
     /// What a device computes layers with, and where it computes all of them.

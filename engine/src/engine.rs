@@ -14,7 +14,7 @@ use crate::device::share::Sharing;
 use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
-use crate::ffn::{Ffn, FfnRoom};
+use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::kv::{KvPool, KvShape};
 use crate::memory::{MemoryPlan, Needs};
 use crate::model::{Model, Text};
@@ -35,6 +35,7 @@ use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
+use crate::trial::{NextTokens, Trial};
 use crate::weights::Weights;
 
 /// Rows whose logits the caller wants. A pass has one row per token, span by span.
@@ -124,6 +125,7 @@ impl Engine {
         let device = parts.device.as_ref().map(|device| Arc::clone(&device.0));
         let mut decoder = build(parts, c, &division)?;
         if let Some(device) = &device {
+            decoder.trial = Trial::new(device, &options);
             decoder.place_attention(device, &pool, &options)?;
         }
         Ok(Self {
@@ -142,6 +144,12 @@ impl Engine {
             recall,
             verdict,
         })
+    }
+
+    /// What next tokens take with a device and without it.
+    pub(crate) fn next_tokens(&self) -> Vec<NextTokens> {
+        let trial = self.decoder.trial.as_ref();
+        trial.map_or_else(Vec::new, Trial::found)
     }
 
     /// Passes all of whose layers a device has computed one after the other.
@@ -552,9 +560,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
-    let predictors = stored
-        .map(|s| s.load(&layout.container, &c, rows))
-        .transpose()?;
+    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
+    let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
     let mut sharing = device.as_ref().map(|device| Sharing {
         device,
@@ -592,6 +599,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         rope: Ropes::new(&c, rows, options.context),
         placed: Placed::without(),
         layers: None,
+        trial: None,
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),

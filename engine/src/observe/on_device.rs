@@ -8,6 +8,7 @@ use crate::attention::on_device::{OnDevice, Rows};
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
+use crate::trial::NextTokens;
 
 /// The device of a run, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -57,6 +58,8 @@ pub struct DeviceReport {
     pub attention: AttentionReport,
     /// Passes all of whose layers it has computed one after the other, so that it was waited for once.
     pub whole_passes: u64,
+    /// What next tokens take with it and without it, where that was tried.
+    pub next_tokens: Vec<NextTokens>,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
     /// Milliseconds that the compute threads waited for it.
@@ -262,6 +265,7 @@ impl DeviceReport {
             gates_share,
             attention: AttentionReport::of(engine),
             whole_passes: engine.whole_passes(),
+            next_tokens: engine.next_tokens(),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
@@ -311,8 +315,15 @@ impl DeviceReport {
                 bytes as f64 / f64::from(1 << 20)
             ),
         };
+        let rests = self.next_tokens.iter().filter(|of| !of.used).map(|of| {
+            format!(
+                "; not used for {} next tokens: {:.2} ms with it, {:.2} without",
+                of.rows, of.with_ms, of.without_ms
+            )
+        });
+        let rests: String = rests.collect();
         let held = format!(
-            "{held}; {prompts}; {products}; {:.0} % of resident gates; {}; {} whole passes; waited for {:.1} ms",
+            "{held}{rests}; {prompts}; {products}; {:.0} % of resident gates; {}; {} whole passes; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.attention.words(),
             self.whole_passes,
