@@ -28,8 +28,9 @@ const BANKS: [u32; 3] = [11, 2, 11];
 const UNITS: u32 = 24;
 const CAPACITY: u32 = 9;
 
-/// Doublings of the score within which the cache treats units as equal.
-const WIDTH: f64 = 0.05;
+/// Doublings of the score within which the cache treats units as equal: roundings of many uses add up (`crf.rs` allows as
+/// much).
+const WIDTH: f64 = 0.15;
 
 fn key(n: u32) -> Key {
     match n {
