@@ -35,7 +35,7 @@ use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
-use crate::trial::{NextTokens, Trial};
+use crate::trial::Trial;
 use crate::weights::Weights;
 
 /// Rows whose logits the caller wants. A pass has one row per token, span by span.
@@ -144,18 +144,6 @@ impl Engine {
             recall,
             verdict,
         })
-    }
-
-    /// What next tokens take with a device and without it.
-    pub(crate) fn next_tokens(&self) -> Vec<NextTokens> {
-        let trial = self.decoder.trial.as_ref();
-        trial.map_or_else(Vec::new, Trial::found)
-    }
-
-    /// Passes all of whose layers a device has computed one after the other.
-    pub(crate) fn whole_passes(&self) -> u64 {
-        let layers = self.decoder.layers.as_ref();
-        layers.map_or(0, |layers| layers.passes)
     }
 
     /// The model's configuration.

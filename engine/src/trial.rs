@@ -1,19 +1,25 @@
-//! Whether next tokens are faster with a device: found out in their first passes, because forecasts can be wrong.
+//! Whether next tokens are faster where a device computes neurons and products: measured in their first passes, because
+//! forecasts can be wrong.
 //!
 //! For each number of rows passes are computed in turns with the device and without it, and the faster way stays. Only
-//! where the CPU can read what the device holds and has its bits, so that no text depends on it, and where neither
-//! `device_memory` nor `device_attention` asks for the device.
+//! where the CPU can read what the device holds and has its bits, so that no text depends on it, and where
+//! `device_memory` does not ask for the device. Attention is not part of it: it has times by positions of its own.
 
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::device::InUse;
-use crate::options::{DeviceAttention, Options};
+use crate::options::Options;
 
-/// Passes each way, of which the fastest counts, and those before, which may still fill caches.
+/// Passes each way, of which the fastest counts; those that are enough where one way is clearly slower; and those before,
+/// which may still fill caches.
 const TRIALS: u32 = 6;
+const ENOUGH: u32 = 3;
 const FIRST: u32 = 2;
+
+/// How many times as long the slower way takes, where that is clear.
+const CLEAR: f64 = 1.1;
 
 /// Most rows.
 const ROWS: usize = 8;
@@ -49,7 +55,6 @@ impl Trial {
     /// Where nobody asked for the device, and the CPU can do without.
     pub fn new(device: &Arc<InUse>, options: &Options) -> Option<Self> {
         let asked = options.device_memory.is_some();
-        let asked = asked || options.device_attention != DeviceAttention::Auto;
         let can = device.same_bits() && device.dense().facts().unified;
         let none = Tried {
             count: [0; 2],
@@ -67,13 +72,10 @@ impl Trial {
         let tried = rows.and_then(|rows| self.by_rows.get(rows.checked_sub(1)?));
         let (without, timed) = match tried {
             None => (false, false),
-            Some(tried) => {
-                let [with, without] = tried.count;
-                match with.min(without) < TRIALS {
-                    true => (without < with, true),
-                    false => (!tried.used(), false),
-                }
-            }
+            Some(tried) => match tried.is_decided() {
+                true => (!tried.used(), false),
+                false => (tried.count[1] < tried.count[0], true),
+            },
         };
         self.device.rest(without);
         self.passes = self.passes.saturating_add(timed.into());
@@ -92,7 +94,7 @@ impl Trial {
     /// What is known.
     pub fn found(&self) -> Vec<NextTokens> {
         let known = self.by_rows.iter().enumerate();
-        let known = known.filter(|(_, tried)| tried.count.iter().all(|&n| n >= TRIALS));
+        let known = known.filter(|(_, tried)| tried.is_decided());
         let of = |(i, tried): (usize, &Tried)| NextTokens {
             rows: i + 1,
             with_ms: 1e3 * tried.best[0],
@@ -104,6 +106,12 @@ impl Trial {
 }
 
 impl Tried {
+    fn is_decided(&self) -> bool {
+        let ([a, b], [with, without]) = (self.count, self.best);
+        let clear = with > CLEAR * without || without > CLEAR * with;
+        a.min(b) >= if clear { ENOUGH } else { TRIALS }
+    }
+
     fn used(&self) -> bool {
         self.best[0] <= self.best[1]
     }

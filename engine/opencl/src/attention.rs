@@ -6,9 +6,8 @@
 //!              all rows                    └ some rows at a time ─────────┘
 //! ```
 //!
-//! Pages of keys and values are the host's (`pages.rs`). The device reads them only while such work is under way: between
-//! pieces of work the host writes them. The keys and values of the rows' own positions come back with the result; the
-//! host stores them, and a device with a copy of the pages stores them there.
+//! Pages of keys and values are the host's (`pages.rs`), which writes them between pieces of work. Those of the rows' own
+//! positions come back with the result: the host stores them, and a device with a copy of the pages stores them there.
 
 pub(super) mod chain;
 

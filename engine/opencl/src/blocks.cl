@@ -71,8 +71,8 @@ float of_chains(__local const Chain *all, int lanes) {
     return of_chain(sum[0]);
 }
 
-// Those rows of an item whose bits are set in `read` times `count` tokens: the values that the item adds up. All items of a
-// work group call it. Rows whose bits are not set are not read, and their values are any.
+// Multiplies the item's rows whose bits are set in `read` by `count` tokens; `out` has the values that the item adds up. All
+// items of a work group call it. Rows whose bits are not set are not read, and their values are undefined.
 void products(const Row *rows, uint read, bytes tokens, int count, float *out, Member of,
               __local Chain *chains) {
     Chain sum[VALUES];

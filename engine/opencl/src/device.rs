@@ -1,12 +1,5 @@
 //! A device, its queue and its kernels.
 
-use opencl_sys::{
-    CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_HOST_UNIFIED_MEMORY,
-    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_MAX_WORK_GROUP_SIZE,
-    CL_DEVICE_NAME, CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU,
-    CL_DRIVER_VERSION, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
-};
-
 use crate::attention::Attention;
 use crate::attention::chain::Others;
 use crate::buffers::Scratch;
@@ -14,6 +7,7 @@ use crate::ffn::{Prepared, start};
 use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
 use crate::handles::{Context, Found, Queue, devices};
 use crate::library::Code;
+use crate::listed::{has_dp4a, listed};
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
@@ -23,42 +17,6 @@ use crate::{
     Chained, Error, GROUP_SIZES, HostBytes, HostMemory, Listed, MOST_ALONE, MatrixSpec, Room, Spec,
     Taken, Work,
 };
-
-/// CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV and MINOR_NV, of cl_nv_device_attribute_query.
-const MAJOR_NV: u32 = 0x4000;
-const MINOR_NV: u32 = 0x4001;
-
-/// What is told of a device; what it does not tell stays empty.
-fn listed(device: &Found) -> Listed {
-    let divides = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT;
-    Listed {
-        name: device.text(CL_DEVICE_NAME),
-        driver: device.text(CL_DRIVER_VERSION),
-        unified: device.number(CL_DEVICE_HOST_UNIFIED_MEMORY) != 0,
-        memory: device.number(CL_DEVICE_GLOBAL_MEM_SIZE),
-        longest: device.number(CL_DEVICE_MAX_MEM_ALLOC_SIZE),
-        gpu: device.number(CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU != 0,
-        units: device.number(CL_DEVICE_MAX_COMPUTE_UNITS) as u32,
-        group: device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE),
-        divides: device.number(CL_DEVICE_SINGLE_FP_CONFIG) & divides != 0,
-        extensions: (device.text(CL_DEVICE_EXTENSIONS).split_whitespace())
-            .map(str::to_owned)
-            .collect(),
-    }
-}
-
-/// Whether a device is one of NVIDIA's with the instruction `dp4a`: those of compute capability 6.1 and later.
-fn has_dp4a(device: &Found, facts: &Listed) -> bool {
-    let known = |name: &String| name == "cl_nv_device_attribute_query";
-    let asked = facts.extensions.iter().any(known);
-    asked && [MAJOR_NV, MINOR_NV].map(|name| device.number(name)) >= [6, 1]
-}
-
-/// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
-pub fn list() -> Vec<Listed> {
-    let found = devices().unwrap_or_default();
-    found.iter().map(listed).collect()
-}
 
 /// Where matrices are put: what a device has beside them.
 macro_rules! place {

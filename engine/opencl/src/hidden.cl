@@ -34,10 +34,6 @@ Row neuron_row(bytes part, int matrix, size_t i, int neurons) {
 #endif
 }
 
-// hidden[n][row] of neurons `first + n` of a part of `neurons`, up to neuron `end`: zero where the mask does not want the
-// pair, and where the gate does not fire. Rows of which no pair is wanted are not read. `fired` counts the pairs that fire. A
-// work group has a block; or an item, or a team, has a neuron and TILE rows.
-#ifdef BLOCKS
 // Bits of those of `here` pairs from number `pair` on that are wanted.
 uint wanted_from(__global const ulong *mask, size_t pair, int here, int flags) {
     uint all = (1u << here) - 1;
@@ -52,6 +48,34 @@ uint wanted_from(__global const ulong *mask, size_t pair, int here, int flags) {
     return some & all;
 }
 
+// A gate with its bias, activated; zero where it does not fire.
+float gate_of(float sum, __global const float *bias, int n, int flags, float cut) {
+    if (flags & GATE_BIAS) {
+        sum += bias[n];
+    }
+    float gate = activated(sum);
+    return fabs(gate) < cut ? 0.0f : gate;
+}
+
+// The hidden value of a gate that fires.
+float hidden_of(float gate, float up, __global const float *bias, int n, int flags) {
+#ifdef UNGATED
+    return gate;
+#else
+    if (flags & UP_BIAS) {
+        up += bias[n];
+    }
+#ifdef RELU_ON_UP
+    up = fmax(up, 0.0f);
+#endif
+    return gate * up;
+#endif
+}
+
+// hidden[n][row] of neurons `first + n` of a part of `neurons`, up to neuron `end`: zero where the mask does not want the
+// pair, and where the gate does not fire. Rows of which no pair is wanted are not read. `fired` counts the pairs that fire. A
+// work group has a block; or an item, or a team, has a neuron and TILE rows.
+#ifdef BLOCKS
 __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             __global const float *gate_bias, __global const float *up_bias,
                             __global float *hidden, __global int *fired, int first, int neurons,
@@ -84,19 +108,14 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
         if (!at.is || at.t >= here || first + n >= end || !wanted_from(mask, pair, 1, flags)) {
             continue;
         }
-        if (flags & GATE_BIAS) {
-            gate[k] += gate_bias[n];
-        }
-        gate[k] = activated(gate[k]);
-        if (!(fabs(gate[k]) < cut) && gate[k] != 0.0f) {
-            fires |= 1u << k;
-        }
+        gate[k] = gate_of(gate[k], gate_bias, n, flags, cut);
+        fires |= (uint)(gate[k] != 0.0f) << k;
     }
     if (fires) {
         atomic_add(&count, (int)popcount(fires));
     }
+    float up[ENDS] = {0.0f};
 #ifndef UNGATED
-    float up[ENDS];
 #pragma unroll
     for (int r = 0; r < ITS_ROWS; ++r) {
         its[r] = neuron_row(part, 1, first + row_of(of, r), neurons);
@@ -110,20 +129,7 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
         if (!at.is || at.t >= here || first + n >= end) {
             continue;
         }
-        float h = 0.0f;
-        if (fires >> k & 1) {
-#ifdef UNGATED
-            h = gate[k];
-#else
-            if (flags & UP_BIAS) {
-                up[k] += up_bias[n];
-            }
-#ifdef RELU_ON_UP
-            up[k] = fmax(up[k], 0.0f);
-#endif
-            h = gate[k] * up[k];
-#endif
-        }
+        float h = fires >> k & 1 ? hidden_of(gate[k], up[k], up_bias, n, flags) : 0.0f;
         hidden[(size_t)n * rows + row + at.t] = h;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -141,48 +147,24 @@ SIZED __kernel void hidden_values(bytes part, bytes x, __global const ulong *mas
     size_t i = first + n, pair = (size_t)n * rows + row;
     bytes tokens = x + (size_t)row * TOKEN_BYTES;
     float gate[TILE];
-    uint wanted = 0, fires = 0;
-    for (int t = 0; t < here && i < end; ++t) {
-        size_t p = pair + t;
-        if (!(flags & MASKED) || (mask[p / 64] >> (p % 64) & 1)) {
-            wanted |= 1u << t;
-        }
-    }
+    uint wanted = i < end ? wanted_from(mask, pair, here, flags) : 0, fires = 0;
     products(neuron_row(part, 0, i, neurons), tokens, here, wanted, gate, of ITS_ROOM);
     for (int t = 0; t < here; ++t) {
         if (!(wanted >> t & 1)) {
             continue;
         }
-        if (flags & GATE_BIAS) {
-            gate[t] += gate_bias[n];
-        }
-        gate[t] = activated(gate[t]);
-        if (!(fabs(gate[t]) < cut) && gate[t] != 0.0f) {
-            fires |= 1u << t;
-        }
+        gate[t] = gate_of(gate[t], gate_bias, n, flags, cut);
+        fires |= (uint)(gate[t] != 0.0f) << t;
     }
     if (fires && of.chain == 0) {
         atomic_add(fired, (int)popcount(fires));
     }
+    float up[TILE] = {0.0f};
 #ifndef UNGATED
-    float up[TILE];
     products(neuron_row(part, 1, i, neurons), tokens, here, fires, up, of ITS_ROOM);
 #endif
     for (int t = 0; t < here && of.chain == 0 && i < end; ++t) {
-        float h = 0.0f;
-        if (fires >> t & 1) {
-#ifdef UNGATED
-            h = gate[t];
-#else
-            if (flags & UP_BIAS) {
-                up[t] += up_bias[n];
-            }
-#ifdef RELU_ON_UP
-            up[t] = fmax(up[t], 0.0f);
-#endif
-            h = gate[t] * up[t];
-#endif
-        }
+        float h = fires >> t & 1 ? hidden_of(gate[t], up[t], up_bias, n, flags) : 0.0f;
         hidden[pair + t] = h;
     }
 }

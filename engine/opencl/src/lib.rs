@@ -23,6 +23,7 @@ mod ffn;
 mod forms;
 mod handles;
 mod library;
+mod listed;
 mod pages;
 mod parts;
 mod products;
@@ -34,8 +35,9 @@ pub use attend::{
     Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Chain, ChainLayer,
     ChainRoom, Chained, HostMemory, KvPage, RowNorm,
 };
-pub use device::{Device, list};
+pub use device::Device;
 pub use forms::{Dots, Form, Kernels, MANY, Order, Team, Way, Ways};
+pub use listed::list;
 pub use tiles::{TILE_ROWS, Tiles};
 
 /// Tells versions of the kernels from each other: a hash of their source.

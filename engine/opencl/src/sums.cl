@@ -257,7 +257,7 @@ void wide_step(Downs downs, int n, int item, const float *h, int here, float sum
     }
 }
 
-// As sums_of. Of 8 rows some fire, so all neurons are read; of fewer those that fire.
+// As sums_of. With 8 rows most neurons fire for one of them, so all are read; with fewer only those that fire.
 void wide_of_some(Downs downs, __global const float *hidden, int count, int rows, int here,
                   int item, float sum[WIDE_ROWS][WIDE]) {
     if (here == WIDE_ROWS && rows % 4 == 0) {
@@ -284,7 +284,7 @@ void wide_of_some(Downs downs, __global const float *hidden, int count, int rows
     }
 }
 
-void nothing(float sum[WIDE_ROWS][WIDE]) {
+void set_zero(float sum[WIDE_ROWS][WIDE]) {
 #pragma unroll
     for (int t = 0; t < WIDE_ROWS; ++t) {
 #pragma unroll
@@ -319,7 +319,7 @@ __kernel void wide_sums(bytes part, __global const float *hidden, __global float
     Downs downs = downs_of(part, first + at, neurons);
     __global float *to = sums + ((size_t)cluster * rows + row) * D;
     float sum[WIDE_ROWS][WIDE];
-    nothing(sum);
+    set_zero(sum);
     if (rows == 1) {
         wide_of_one(downs, hidden + at, count, item, sum[0]);
         wide_put(to, item, sum[0]);
@@ -360,7 +360,7 @@ __kernel void wide_totals(bytes part, __global const float *hidden, __global flo
         size_t at = cluster * CLUSTER;
         int count = min(CLUSTER, end - first - cluster * CLUSTER);
         float sum[WIDE_ROWS][WIDE];
-        nothing(sum);
+        set_zero(sum);
         wide_of_some(downs_of(part, first + at, neurons), hidden + at * rows + row, count, rows,
                      here, item, sum);
 #pragma unroll

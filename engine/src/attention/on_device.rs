@@ -164,7 +164,7 @@ impl OnDevice {
     ) -> bool {
         let window = layer.config.window[layer.number] as usize;
         let rows = (spans.iter()).map(|span| (span.sequence.len(), span.tokens.len()));
-        if !self.wants(Rows::of(rows, window)) || self.device.is_idle() {
+        if !self.wants(Rows::of(rows, window)) || self.device.lost().is_some() {
             return false;
         }
         let wait = Moment::now();

@@ -48,7 +48,7 @@ impl InUse {
         self.lost.get()
     }
 
-    /// Has passes from here on do without it, or not. Only where the CPU can read what it holds.
+    /// Has passes from here on do without its neurons and products, or not. Only where the CPU can read what it holds.
     pub fn rest(&self, rests: bool) {
         self.rests.store(rests, Ordering::Relaxed);
     }
@@ -58,7 +58,7 @@ impl InUse {
         self.rests.load(Ordering::Relaxed)
     }
 
-    /// Whether it computes nothing: it is lost, or rests.
+    /// Whether it computes no neurons and products: it is lost, or rests.
     pub fn is_idle(&self) -> bool {
         self.rests() || self.lost().is_some()
     }

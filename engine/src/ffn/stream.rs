@@ -88,7 +88,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// The first item of a unit that is computed in groups: what only a device has may come before, in pieces.
+    /// The first item of a unit that is computed in groups: what a device computes in pieces comes before.
     pub(super) fn first_own(&self, inputs: Inputs<'_>, group: usize) -> usize {
         match self.units.first() {
             Some(of) if self.has_pieces(inputs, group) => of.first + self.store.on_device(of.bank),
@@ -96,8 +96,8 @@ impl Ffn {
         }
     }
 
-    /// Whether a device computes what only it has in pieces, before all groups of so many items: always beside streams,
-    /// and where a group does not hold it, since sums of later groups would come cluster by cluster.
+    /// Whether a device computes its clusters in pieces, before all groups of so many items: always beside streams, and
+    /// where one group does not hold them, since sums of later groups would come cluster by cluster.
     fn has_pieces(&self, inputs: Inputs<'_>, group: usize) -> bool {
         let ([of], [work]) = (&self.units[..], inputs.at.units) else {
             return false;
@@ -114,8 +114,8 @@ impl Ffn {
         }
     }
 
-    /// Begins the pieces of a layer. What only a device has it computes for the CPU's rows as well, before all other
-    /// sums: `out` begins with them, once [`Ffn::end_pieces`] has taken the last.
+    /// Begins the pieces of a layer. The device computes its clusters for the CPU's rows as well, before all other sums:
+    /// `out` begins with them, once [`Ffn::end_pieces`] has taken the last.
     pub(super) fn begin_pieces(
         &mut self,
         on: &Compute,

@@ -8,7 +8,7 @@ use crate::attention::on_device::{OnDevice, Rows};
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
-use crate::trial::NextTokens;
+use crate::trial::{NextTokens, Trial};
 
 /// The device of a run, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -264,8 +264,8 @@ impl DeviceReport {
             },
             gates_share,
             attention: AttentionReport::of(engine),
-            whole_passes: engine.whole_passes(),
-            next_tokens: engine.next_tokens(),
+            whole_passes: (engine.decoder.layers.as_ref()).map_or(0, |layers| layers.passes),
+            next_tokens: (engine.decoder.trial.as_ref()).map_or_else(Vec::new, Trial::found),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
