@@ -1,6 +1,8 @@
 //! The JSON metadata section of a container, from packer to engine. The crate `storage` treats it
 //! as opaque bytes.
 
+use std::collections::BTreeMap;
+
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,9 @@ pub struct ContainerMeta {
     pub sampling: SamplingDefaults,
     /// Chat template (Jinja), if the checkpoint has one.
     pub chat_template: Option<String>,
+    /// Texts of the special tokens that the template knows by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub named_tokens: BTreeMap<String, String>,
     /// The tokenizer in `tokenizer.json` form.
     pub tokenizer: String,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::demo::Demo;
-use emberflow_models::tokenizer::Tokenizer;
+use emberflow_models::tokenizer::{Around, Tokenizer};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
@@ -25,6 +25,7 @@ pub struct Text {
     /// The metadata, without the tokenizer's text.
     pub(crate) meta: ContainerMeta,
     tokenizer: Arc<Tokenizer>,
+    around: Around,
 }
 
 /// The container of a bundled demo model. It is part of the executable and is read from that file
@@ -71,10 +72,16 @@ impl Model {
         let mut meta = ContainerMeta::parse(&container.take_meta(), container.path())?;
         let json = std::mem::take(&mut meta.tokenizer);
         let tokenizer = Arc::new(Tokenizer::from_json(&json)?);
-        Ok(Self {
-            container,
-            text: Text { meta, tokenizer },
-        })
+        let mut around = tokenizer.around().clone();
+        if around.before.is_empty() && meta.config.add_bos {
+            around.before.extend(meta.config.bos);
+        }
+        let text = Text {
+            meta,
+            tokenizer,
+            around,
+        };
+        Ok(Self { container, text })
     }
 
     /// The file.
@@ -119,15 +126,16 @@ impl Text {
             .chat_template
             .as_deref()
             .map(|t| ChatTemplate::new(t, &bos, &eos).map_err(Error::from))
+            .map(|t| Ok(t?.with_tokens(self.meta.named_tokens.clone())))
             .transpose()
     }
 
-    /// The start token, if the model wants one before every text.
-    pub fn start_token(&self) -> Option<u32> {
-        self.config().bos.filter(|_| self.config().add_bos)
+    /// The tokens that the model wants before every text: a start token, or none.
+    pub fn start_tokens(&self) -> &[u32] {
+        &self.around.before
     }
 
-    /// The tokens of a text, without a start token, all within the model's vocabulary.
+    /// The tokens of a text, without those around it, all within the model's vocabulary.
     ///
     /// # Errors
     /// [`Error::Token`] for a token outside the model's vocabulary.
@@ -140,16 +148,19 @@ impl Text {
         }
     }
 
-    /// The tokens of a text, after the start token.
+    /// The tokens of a text with those that the model wants around it, unless the text writes them
+    /// itself.
     ///
     /// # Errors
     /// As [`Text::tokens`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let mut ids = self.tokens(text)?;
-        if let Some(bos) = self.start_token()
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
+        let Around { before, after } = &self.around;
+        if !ids.starts_with(before) {
+            ids.splice(0..0, before.iter().copied());
+        }
+        if !ids.ends_with(after) {
+            ids.extend(after);
         }
         Ok(ids)
     }

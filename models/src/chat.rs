@@ -9,6 +9,7 @@ pub mod date;
 mod json;
 mod methods;
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
@@ -47,6 +48,7 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    tokens: BTreeMap<String, String>,
 }
 
 impl ChatTemplate {
@@ -72,9 +74,22 @@ impl ChatTemplate {
             source: template.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
+            tokens: BTreeMap::new(),
         };
         compiled.set_clock(None);
         Ok(compiled)
+    }
+
+    /// Defines special tokens by name (`pad_token`, `unk_token` and others). They go before the two
+    /// that [`new`](Self::new) was given.
+    #[must_use]
+    pub fn with_tokens(self, tokens: BTreeMap<String, String>) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// The special tokens by name.
+    pub fn tokens(&self) -> &BTreeMap<String, String> {
+        &self.tokens
     }
 
     /// The template's text.
@@ -139,14 +154,19 @@ impl ChatTemplate {
             [] => Value::from(()),
             tools => tools.iter().map(json::value).collect(),
         };
-        let context = Value::from_pairs([
-            ("messages", Value::from(messages)),
-            ("add_generation_prompt", Value::from(add_generation_prompt)),
+        let tokens = self.tokens.iter();
+        let named = tokens.map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
+        let context = [
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
+        ];
+        // What comes later goes before.
+        let context = Value::from_pairs(context.into_iter().chain(named).chain([
+            ("messages", Value::from(messages)),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
             ("tools", tools),
             ("documents", Value::from(())),
-        ]);
+        ]));
         let template = self.environment.get_template("chat").map_err(explain)?;
         template.render(context).map_err(explain)
     }

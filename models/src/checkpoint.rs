@@ -1,5 +1,6 @@
 //! The interface for reading a checkpoint of any format.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::ModelConfig;
@@ -58,6 +59,10 @@ pub trait Checkpoint {
 
     /// Recommended sampling parameters.
     fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// Texts of the special tokens that chat templates know by name: `bos_token`, `eos_token`,
+    /// `pad_token`, `unk_token` and others that the checkpoint names.
+    fn named_tokens(&self) -> BTreeMap<String, String>;
 
     /// All tensors: those of [`crate::names::required`] in that order, then any predictors.
     fn tensors(&self) -> &[TensorInfo];

@@ -1,17 +1,20 @@
 //! The vocabulary of a GGUF file as `tokenizer.json` text.
 //!
-//! GGUF stores tokens, scores and merges, but leaves the algorithm to the reader. Two kinds are
-//! supported: `llama`, a SentencePiece BPE whose merges follow from the scores, and `gpt2`, a
-//! byte-level BPE with a named pre-tokenizer ([`GgufVocab::pre`]). Everything downstream then needs
-//! only one tokenizer.
+//! GGUF stores tokens, scores and merges, but leaves the algorithm to the reader. Supported are
+//! `llama`, a SentencePiece BPE whose merges follow from the scores; `gpt2`, a BPE of listed merges
+//! with a named pre-tokenizer ([`GgufVocab::pre`]), mostly of bytes; and `gemma4`, one of listed
+//! merges and SentencePiece's spelling. Everything downstream then needs only one tokenizer.
 
 mod from_json;
+mod splitting;
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
+use self::splitting::{Bytes, Splitting, level, splitting};
 use crate::Error;
+use crate::special::{self, Token};
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -27,9 +30,9 @@ const MAX_PIECE: usize = 512;
 /// The `tokenizer.ggml.*` keys of a GGUF file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocab {
-    /// `model`: `llama` or `gpt2`.
+    /// `model`: `llama`, `gpt2` or `gemma4`.
     pub model: String,
-    /// `pre`: name of the pre-tokenizer; `gpt2` only.
+    /// `pre`: name of the pre-tokenizer; not of `llama`.
     pub pre: Option<String>,
     /// `tokens`, by id.
     pub tokens: Vec<String>,
@@ -38,7 +41,7 @@ pub struct GgufVocab {
     /// `token_type`, one for each token: 1 normal, 2 unknown, 3 control,
     /// 4 user-defined, 5 unused, 6 byte. May be empty for `gpt2`.
     pub token_types: Vec<i32>,
-    /// `merges`, each `"left right"`; `gpt2` only.
+    /// `merges`, each `"left right"`; not of `llama`.
     pub merges: Vec<String>,
     /// `bos_token_id`.
     pub bos: Option<u32>,
@@ -56,13 +59,20 @@ pub struct GgufVocab {
 
 impl GgufVocab {
     /// Whether a text starts with `bos`: as given by the file, else the default of its kind (yes
-    /// for `llama` and for Llama 3's pre-tokenizer).
+    /// for `llama` and some pre-tokenizers, such as Llama 3's).
     pub fn adds_bos(&self) -> bool {
         let usual = match self.model.as_str() {
             "llama" => true,
-            _ => splitting(self.pre.as_deref()).is_ok_and(|split| split.is_llama3()),
+            _ => self.splitting().is_ok_and(|split| split.starts),
         };
         self.bos.is_some() && self.add_bos.unwrap_or(usual)
+    }
+
+    fn splitting(&self) -> Result<&'static Splitting, Error> {
+        match self.model.as_str() {
+            "gemma4" => splitting(Some("gemma4")),
+            _ => splitting(self.pre.as_deref()),
+        }
     }
 
     /// The same tokenizer as the text of a `tokenizer.json`.
@@ -73,10 +83,11 @@ impl GgufVocab {
         self.check_lists()?;
         let parts = match self.model.as_str() {
             "llama" => self.sentencepiece()?,
-            "gpt2" => self.byte_level()?,
+            "gpt2" | "gemma4" | "whitespace" => self.listed_merges()?,
             other => {
                 let found = format!("{other:?}");
-                return Err(bad("tokenizer.ggml.model", found, "\"llama\" or \"gpt2\""));
+                let expected = "\"llama\", \"gpt2\" or \"gemma4\"";
+                return Err(bad("tokenizer.ggml.model", found, expected));
             }
         };
         let Parts {
@@ -169,15 +180,22 @@ impl GgufVocab {
         Ok(ids)
     }
 
+    /// Tokens that end a text, a turn or a message by what they are called; the keys of a file often
+    /// name only one of them.
+    pub fn ends(&self) -> Vec<u32> {
+        let tokens = (0u32..).zip(&self.tokens).filter(|(id, text)| {
+            let kind = self.kind(*id as usize);
+            let special = matches!(kind, CONTROL | UNKNOWN | USER_DEFINED) || Some(*id) == self.eos;
+            special || special::is_surely_end(text)
+        });
+        special::ends(tokens.map(|(id, text)| Token { id, text }))
+    }
+
     /// Tokens matched in a text before all others.
     fn added_tokens(&self) -> Vec<Value> {
-        let named = [self.bos, self.eos, self.unk];
-        let is_named = |index| {
-            named
-                .iter()
-                .flatten()
-                .any(|id| usize::try_from(*id) == Ok(index))
-        };
+        let mut named = self.ends();
+        named.extend([self.bos, self.eos, self.unk].into_iter().flatten());
+        let is_named = |index| named.iter().any(|id| usize::try_from(*id) == Ok(index));
         let mut added = Vec::new();
         for (index, token) in self.tokens.iter().enumerate() {
             let kind = self.kind(index);
@@ -248,31 +266,42 @@ impl GgufVocab {
         }
         let ids = self.vocab()?;
         let merges = self.merges_by_score(&ids)?;
-        let unknown = self.unk.and_then(|id| self.token(id)).or_else(|| {
-            let index = self.token_types.iter().position(|kind| *kind == UNKNOWN)?;
-            self.tokens.get(index).map(String::as_str)
-        });
+        let prefix = self.add_space_prefix.unwrap_or(true);
+        Ok(self.pieces(&ids, &merges, prefix))
+    }
+
+    /// A BPE of SentencePiece's spelling; `prefix` puts a space before a text.
+    fn pieces(&self, ids: &HashMap<&str, usize>, merges: &[[&str; 2]], prefix: bool) -> Parts {
         let mut normalizers = vec![replace(" ", "▁")];
         let mut decoders = vec![
             replace("▁", " "),
             json!({"type": "ByteFallback"}),
             json!({"type": "Fuse"}),
         ];
-        if self.add_space_prefix.unwrap_or(true) {
+        if prefix {
             normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
-        Ok(Parts {
+        let bytes = self.tokens.iter().any(|token| is_byte_token(token));
+        Parts {
             normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
             pre_tokenizer: Value::Null,
             processors: Vec::new(),
             decoder: json!({"type": "Sequence", "decoders": decoders}),
             model: json!({
-                "type": "BPE", "dropout": null, "unk_token": unknown,
+                "type": "BPE", "dropout": null, "unk_token": self.unknown(),
                 "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
-                "byte_fallback": self.token_types.contains(&BYTE), "ignore_merges": false,
+                "byte_fallback": bytes, "ignore_merges": false,
                 "vocab": ids, "merges": merges,
             }),
+        }
+    }
+
+    /// The text of the token for what has no token.
+    fn unknown(&self) -> Option<&str> {
+        self.unk.and_then(|id| self.token(id)).or_else(|| {
+            let index = self.token_types.iter().position(|kind| *kind == UNKNOWN)?;
+            self.tokens.get(index).map(String::as_str)
         })
     }
 
@@ -334,8 +363,9 @@ impl GgufVocab {
         Ok(splits.into_iter().map(|split| split.parts).collect())
     }
 
-    fn byte_level(&self) -> Result<Parts, Error> {
-        let split = splitting(self.pre.as_deref())?;
+    /// A BPE whose merges the file lists.
+    fn listed_merges(&self) -> Result<Parts, Error> {
+        let split = self.splitting()?;
         let ids = self.vocab()?;
         let mut merges = Vec::with_capacity(self.merges.len());
         for (rank, merge) in self.merges.iter().enumerate() {
@@ -352,110 +382,38 @@ impl GgufVocab {
             })?;
             merges.push([left, right]);
         }
-        let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
-        let steps: Vec<Value> = split
-            .patterns
-            .iter()
-            .map(|regex| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}))
-            .chain([level.clone()])
-            .collect();
+        if split.bytes == Bytes::Pieces {
+            return Ok(self.pieces(&ids, &merges, self.add_space_prefix.unwrap_or(false)));
+        }
+        let letters = split.bytes == Bytes::Letters;
+        let normalizer = split.nfc.then(|| json!({"type": "NFC"}));
         Ok(Parts {
-            normalizer: if split.nfc {
-                json!({"type": "NFC"})
+            normalizer: normalizer.unwrap_or_default(),
+            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": split.pre_tokenizers()}),
+            processors: if letters { vec![level()] } else { Vec::new() },
+            decoder: if letters {
+                level()
             } else {
-                Value::Null
+                json!({"type": "Sequence", "decoders": [{"type": "Fuse"}]})
             },
-            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
-            processors: vec![level.clone()],
-            decoder: level,
             model: json!({
-                "type": "BPE", "dropout": null, "unk_token": null,
+                "type": "BPE", "dropout": null,
+                "unk_token": self.unknown().filter(|_| !letters),
                 "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
-                "byte_fallback": false, "ignore_merges": split.is_llama3(),
+                "byte_fallback": false, "ignore_merges": split.whole,
                 "vocab": ids, "merges": merges,
             }),
         })
     }
 }
 
-/// The parts in which the two kinds differ.
+/// The parts in which the kinds differ.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
     processors: Vec<Value>,
     decoder: Value,
     model: Value,
-}
-
-/// A pre-tokenizer: splits a text into the pieces that merges work in.
-struct Splitting {
-    names: &'static [&'static str],
-    /// Applied in order, each to the remainder of the previous ones.
-    patterns: &'static [&'static str],
-    /// Normalise the text to Unicode NFC first.
-    nfc: bool,
-}
-
-impl Splitting {
-    /// Llama 3's tokenizer adds `bos`, and uses a whole piece that is a token without applying
-    /// merges.
-    fn is_llama3(&self) -> bool {
-        self.names.contains(&"llama-bpe")
-    }
-}
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-
-const SPLITTINGS: &[Splitting] = &[
-    Splitting {
-        names: &["default"],
-        patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        nfc: false,
-    },
-    Splitting {
-        names: &["gpt-2"],
-        patterns: &[GPT2],
-        nfc: false,
-    },
-    Splitting {
-        names: &["smollm"],
-        patterns: &[r"\p{N}", GPT2],
-        nfc: false,
-    },
-    Splitting {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        patterns: &[
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        nfc: false,
-    },
-    Splitting {
-        names: &["qwen2", "deepseek-r1-qwen"],
-        patterns: &[
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
-        nfc: true,
-    },
-];
-
-/// Files older than the key have no name and use `default`.
-fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error> {
-    let name = name.unwrap_or("default");
-    SPLITTINGS
-        .iter()
-        .find(|split| split.names.contains(&name))
-        .ok_or_else(|| {
-            let known: Vec<&str> = SPLITTINGS
-                .iter()
-                .flat_map(|split| split.names)
-                .copied()
-                .collect();
-            bad(
-                "tokenizer.ggml.pre",
-                format!("{name:?}"),
-                &format!("one of {}", known.join(", ")),
-            )
-        })
 }
 
 fn replace(from: &str, to: &str) -> Value {

@@ -1,4 +1,5 @@
-//! The special tokens declared by a `tokenizer.json`.
+//! The special tokens of a tokenizer: those that its file declares, those that stand around every
+//! text, and those that end one.
 
 use std::path::Path;
 
@@ -7,17 +8,119 @@ use serde_json::Value;
 
 use crate::error::Error;
 
+/// Texts of tokens after which nothing of a text, a turn or a message follows, in the chat formats
+/// in use. Files often name only one of their ends by its id.
+const ENDS: [&str; 22] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|tool_response>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<eos>",
+    END_OF_SEQUENCE,
+];
+
+/// Text in some vocabularies.
+const END_OF_SEQUENCE: &str = "</s>";
+
+/// Whether a token with this text ends a text wherever it is a token of its own, even one that the
+/// file does not declare special. `</s>` is ordinary text in some vocabularies.
+pub(crate) fn is_surely_end(text: &str) -> bool {
+    text != END_OF_SEQUENCE && ENDS.contains(&text)
+}
+
+/// The tokens that end a text, of tokens and their texts.
+pub(crate) fn ends<'a>(tokens: impl Iterator<Item = Token<'a>>) -> Vec<u32> {
+    let all: Vec<Token<'a>> = tokens.filter(|token| ENDS.contains(&token.text)).collect();
+    let has = |text: &str| all.iter().any(|token| token.text == text);
+    // In these formats `<|end|>` ends a part of an answer, and another token the answer.
+    let parts = has("<|call|>") && has("<|return|>") || has("<|calls|>") && has("<|flush|>");
+    // Gemma 4 has `</s>` in its vocabulary, as text.
+    let text = has("<|tool_response>");
+    let kept = all.iter().filter(|token| match token.text {
+        "<|end|>" => !parts,
+        END_OF_SEQUENCE => !text,
+        _ => true,
+    });
+    kept.map(|token| token.id).collect()
+}
+
+/// A token and its text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Token<'a> {
+    pub(crate) id: u32,
+    pub(crate) text: &'a str,
+}
+
+/// Tokens that a tokenizer puts around every text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Around {
+    /// Before it; usually one that says that a text begins, or none.
+    pub before: Vec<u32>,
+    /// After it; usually none.
+    pub after: Vec<u32>,
+}
+
+impl Around {
+    /// Those of a `post_processor`: the special tokens of its template for one text.
+    pub(crate) fn of(processor: &Value) -> Self {
+        Self::template(processor).unwrap_or_default()
+    }
+
+    fn template(processor: &Value) -> Option<Self> {
+        match processor.get("type")?.as_str()? {
+            "Sequence" => {
+                (processor.get("processors")?.as_array()?.iter()).find_map(Self::template)
+            }
+            "TemplateProcessing" => {
+                let mut around = Self::default();
+                let mut list = &mut around.before;
+                for piece in processor.get("single")?.as_array()? {
+                    let Some(special) = piece.get("SpecialToken") else {
+                        list = &mut around.after;
+                        continue;
+                    };
+                    let name = special.get("id")?.as_str()?;
+                    let ids = processor.get("special_tokens")?.get(name)?.get("ids")?;
+                    let ids = ids.as_array()?.iter();
+                    let ids = ids.map(|id| u32::try_from(id.as_u64()?).ok());
+                    list.extend(ids.collect::<Option<Vec<u32>>>()?);
+                }
+                Some(around)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// What the readers need from a tokenizer.
 pub(crate) struct SpecialTokens {
     added: Vec<AddedToken>,
-    /// Token that the post-processor prepends to a text.
-    pub(crate) leading: Option<u32>,
+    /// Tokens around a text.
+    pub(crate) around: Around,
 }
 
 #[derive(Deserialize)]
 struct AddedToken {
     id: u32,
     content: String,
+    #[serde(default)]
+    special: bool,
 }
 
 #[derive(Deserialize)]
@@ -35,10 +138,10 @@ impl SpecialTokens {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
-        let leading = leading_token(&parsed.post_processor);
+        let around = Around::of(&parsed.post_processor);
         Ok(Self {
             added: parsed.added_tokens,
-            leading,
+            around,
         })
     }
 
@@ -49,32 +152,14 @@ impl SpecialTokens {
             .find(|token| token.content == content)
             .map(|token| token.id)
     }
-}
 
-/// The first piece of the template for one text, if it is a special token.
-fn leading_token(processor: &Value) -> Option<u32> {
-    match processor.get("type")?.as_str()? {
-        "Sequence" => processor
-            .get("processors")?
-            .as_array()?
-            .iter()
-            .find_map(leading_token),
-        "TemplateProcessing" => {
-            let name = processor
-                .get("single")?
-                .get(0)?
-                .get("SpecialToken")?
-                .get("id")?
-                .as_str()?;
-            let id = processor
-                .get("special_tokens")?
-                .get(name)?
-                .get("ids")?
-                .get(0)?
-                .as_u64()?;
-            u32::try_from(id).ok()
-        }
-        _ => None,
+    /// The special tokens that end a text by what they are called.
+    pub(crate) fn ends(&self) -> Vec<u32> {
+        let special = self.added.iter().filter(|token| token.special);
+        ends(special.map(|token| Token {
+            id: token.id,
+            text: &token.content,
+        }))
     }
 }
 
@@ -87,29 +172,56 @@ mod tests {
     }
 
     #[test]
-    fn the_template_names_the_leading_token() {
+    fn the_template_names_all_tokens_around_a_text() {
         let template = r#"{"type":"TemplateProcessing",
-            "single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],
-            "special_tokens":{"<s>":{"id":"<s>","ids":[7],"tokens":["<s>"]}}}"#;
+            "single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"SpecialToken":{"id":"two","type_id":0}},
+                {"Sequence":{"id":"A","type_id":0}},{"SpecialToken":{"id":"</s>","type_id":0}}],
+            "special_tokens":{"<s>":{"id":"<s>","ids":[7],"tokens":["<s>"]},
+                "two":{"id":"two","ids":[8,9],"tokens":["a","b"]},
+                "</s>":{"id":"</s>","ids":[2],"tokens":["</s>"]}}}"#;
+        let expected = Around {
+            before: vec![7, 8, 9],
+            after: vec![2],
+        };
         assert_eq!(
-            special(&format!(r#"{{"post_processor":{template}}}"#)).leading,
-            Some(7)
+            special(&format!(r#"{{"post_processor":{template}}}"#)).around,
+            expected
         );
         let sequence =
             format!(r#"{{"type":"Sequence","processors":[{{"type":"ByteLevel"}},{template}]}}"#);
         assert_eq!(
-            special(&format!(r#"{{"post_processor":{sequence}}}"#)).leading,
-            Some(7)
+            special(&format!(r#"{{"post_processor":{sequence}}}"#)).around,
+            expected
         );
     }
 
     #[test]
-    fn without_a_template_nothing_leads() {
-        assert_eq!(special("{}").leading, None);
-        assert_eq!(special(r#"{"post_processor":null}"#).leading, None);
-        let trailing = r#"{"post_processor":{"type":"TemplateProcessing",
-            "single":[{"Sequence":{"id":"A","type_id":0}},{"SpecialToken":{"id":"</s>","type_id":0}}],
-            "special_tokens":{"</s>":{"id":"</s>","ids":[2],"tokens":["</s>"]}}}}"#;
-        assert_eq!(special(trailing).leading, None);
+    fn without_a_template_nothing_is_around_a_text() {
+        assert_eq!(special("{}").around, Around::default());
+        let null = special(r#"{"post_processor":null}"#);
+        assert_eq!(null.around, Around::default());
+    }
+
+    /// As `llama_vocab` of llama.cpp marks its end-of-generation tokens.
+    #[test]
+    fn ends_are_known_by_their_text() {
+        let ends = |texts: &[&str]| {
+            let tokens = texts.iter().zip(0..);
+            ends(tokens.map(|(text, id)| Token { id, text }))
+        };
+        assert_eq!(ends(&["<s>", "</s>", "<|im_start|>", "<|im_end|>"]), [1, 3]);
+        assert_eq!(ends(&["<|end|>", "<|user|>", "<|endoftext|>"]), [0, 2]);
+        assert_eq!(ends(&["<bos>", "<eos>", "<end_of_turn>"]), [1, 2]);
+        assert_eq!(
+            ends(&["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"]),
+            [0, 1, 2]
+        );
+        // gpt-oss, Solar, Gemma 4
+        assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), [1, 2]);
+        assert_eq!(ends(&["<|end|>", "<|flush|>", "<|calls|>"]), [1, 2]);
+        assert_eq!(
+            ends(&["</s>", "<eos>", "<turn|>", "<|tool_response>"]),
+            [1, 2, 3]
+        );
     }
 }

@@ -6,7 +6,7 @@
 mod read;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
@@ -92,6 +92,7 @@ pub(crate) struct About {
     pub(crate) tokenizer_json: String,
     pub(crate) chat_template: Option<String>,
     pub(crate) sampling: SamplingDefaults,
+    pub(crate) named_tokens: BTreeMap<String, String>,
 }
 
 /// An opened, checked checkpoint.
@@ -400,6 +401,10 @@ impl Checkpoint for Store {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.about.sampling
+    }
+
+    fn named_tokens(&self) -> BTreeMap<String, String> {
+        self.about.named_tokens.clone()
     }
 
     fn tensors(&self) -> &[TensorInfo] {

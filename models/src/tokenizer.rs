@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use tokenizers::Model;
 
 use crate::Error;
+pub use crate::special::Around;
 pub use stream::StreamDecoder;
 
 /// A tokenizer read from `tokenizer.json` text. Cheap to share by reference between threads.
@@ -21,6 +22,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     decoding: check::Decoding,
     special: HashSet<u32>,
+    around: Around,
     size: u32,
 }
 
@@ -44,6 +46,7 @@ impl Tokenizer {
             inner,
             decoding: checked.decoding,
             special: checked.special,
+            around: checked.around,
             size: checked.size,
         };
         for (content, id) in &checked.added {
@@ -129,6 +132,11 @@ impl Tokenizer {
     /// Stored form of a token (`Ġthe`, `▁the`, `<0x0A>`), not its text.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// Tokens that [`encode`](Self::encode) puts around a text if `add_special` is set.
+    pub fn around(&self) -> &Around {
+        &self.around
     }
 
     /// True for structural tokens, which are not text.

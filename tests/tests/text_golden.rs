@@ -176,6 +176,84 @@ fn streaming_gives_the_decoded_text() {
 }
 
 #[derive(Deserialize)]
+struct Folders {
+    texts: Vec<String>,
+    cases: BTreeMap<String, Edited>,
+}
+
+/// A model fixture with other tokenizer files, and what transformers makes of them.
+#[derive(Deserialize)]
+struct Edited {
+    fixture: String,
+    files: BTreeMap<String, serde_json::Value>,
+    /// Ids of every text with the tokens around it, and their text without special tokens.
+    ids: Vec<Vec<u32>>,
+    skipped: Vec<String>,
+    eos: Option<u32>,
+    named: BTreeMap<String, String>,
+}
+
+impl Edited {
+    /// Writes the folder.
+    fn write(&self, folder: &Path) {
+        let source = fixture(&format!("models/{}", self.fixture));
+        for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(source.join(name), folder.join(name)).unwrap();
+        }
+        let weights = "model.safetensors";
+        std::os::unix::fs::symlink(source.join(weights), folder.join(weights)).unwrap();
+        for (name, content) in &self.files {
+            let path = folder.join(name);
+            let mut content = content.clone();
+            if name == "tokenizer.json" {
+                let whole = text_of(&path);
+                let mut whole: serde_json::Value = serde_json::from_str(&whole).unwrap();
+                for (key, value) in content.as_object().unwrap() {
+                    whole[key] = value.clone();
+                }
+                content = whole;
+            }
+            match content {
+                serde_json::Value::Null => std::fs::remove_file(path).unwrap(),
+                content => std::fs::write(path, content.to_string()).unwrap(),
+            }
+        }
+    }
+}
+
+/// Tokens of the files beside `tokenizer.json`, and those around a text.
+#[test]
+fn folders_have_the_tokens_that_transformers_gives_them() {
+    let golden: Folders = json("text/folders.json");
+    for (name, case) in &golden.cases {
+        let folder = tempfile::tempdir().unwrap();
+        case.write(folder.path());
+        let checkpoint = emberflow_models::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.named_tokens(), case.named, "{name}");
+        if case.eos.is_some() {
+            assert_eq!(checkpoint.config().eos.first().copied(), case.eos, "{name}");
+        }
+        let tokenizer = Tokenizer::from_json(checkpoint.tokenizer_json()).unwrap();
+        let around = tokenizer.around();
+        for ((text, ids), skipped) in golden.texts.iter().zip(&case.ids).zip(&case.skipped) {
+            assert_eq!(
+                &tokenizer.encode(text, true).unwrap(),
+                ids,
+                "{name}: {text:?}"
+            );
+            let plain = tokenizer.encode(text, false).unwrap();
+            let all = [&around.before[..], &plain, &around.after].concat();
+            assert_eq!(&all, ids, "{name}: {text:?} and around it");
+            assert_eq!(
+                &tokenizer.decode(ids, true).unwrap(),
+                skipped,
+                "{name}: {text:?}"
+            );
+        }
+    }
+}
+
+#[derive(Deserialize)]
 struct Chats {
     tokens: BTreeMap<String, Ends>,
     clock: Clock,

@@ -219,22 +219,24 @@ fn measure_observed(
     if ids.len() < 2 {
         return Err(Failure::usage("the text has fewer than two tokens"));
     }
-    let bos = engine.text().start_token();
-    let body = window - usize::from(bos.is_some());
+    let lead = engine.text().start_tokens().to_vec();
+    let body = window.saturating_sub(lead.len()).max(1);
     let bar = show_progress.then(|| progress::steps("perplexity", ids.len() as u64));
     let mut sequence = engine.new_sequence()?;
     let (mut nll, mut scored, mut bytes) = (0.0f64, 0u64, 0u64);
     let mut tokens = Vec::with_capacity(window);
     for part in ids.chunks(body) {
         tokens.clear();
-        tokens.extend(bos);
+        tokens.extend_from_slice(&lead);
         tokens.extend_from_slice(part);
         sequence.clear();
         let chunk = engine.chunk();
         for (start, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
             let next = &tokens[start + 1..];
             let mut sink = |i: usize, logits: &[f32]| {
-                if let Some(&target) = next.get(i) {
+                if let Some(&target) = next.get(i)
+                    && start + i + 1 >= lead.len()
+                {
                     nll -= log_probability(logits, target);
                     scored += 1;
                 }

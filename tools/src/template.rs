@@ -4,6 +4,7 @@
 //! double a string, so that sixty of them need more memory than there is. This program, started
 //! again, therefore renders it within limits of memory and processor time that the kernel keeps.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
@@ -30,6 +31,7 @@ struct Input {
     template: String,
     bos: String,
     eos: String,
+    tokens: BTreeMap<String, String>,
     messages: Vec<Message>,
     tools: Vec<Value>,
 }
@@ -72,6 +74,7 @@ impl Renderer {
             template: template.source().to_owned(),
             bos: template.bos().to_owned(),
             eos: template.eos().to_owned(),
+            tokens: template.tokens().clone(),
             messages: messages.to_vec(),
             tools: tools.to_vec(),
         };
@@ -103,6 +106,7 @@ pub fn command() -> Result<(), Failure> {
     let standard = |e: serde_json::Error| child::failure(e.into());
     let asked: Input = serde_json::from_slice(&input).map_err(standard)?;
     let rendered = ChatTemplate::new(&asked.template, &asked.bos, &asked.eos)
+        .map(|template| template.with_tokens(asked.tokens))
         .and_then(|template| template.render_with_tools(&asked.messages, &asked.tools, true))
         .map_err(|e| match e {
             Error::ChatTemplate { reason } => reason,

@@ -20,8 +20,8 @@ pub struct Amount {
     pub least: usize,
 }
 
-/// The tokens of windows evenly spread over a text, each from the start token on where the model
-/// wants one. All of a text with fewer tokens than asked for.
+/// The tokens of windows evenly spread over a text, each after the tokens that the model wants before
+/// a text. All of a text with fewer tokens than asked for.
 ///
 /// # Errors
 /// Wrong usage, for a text that does not give the fewest windows, and what the tokenizer refuses.
@@ -33,8 +33,8 @@ pub fn choose(
 ) -> Result<Vec<Vec<u32>>, Failure> {
     let window = WINDOW.min(config.max_context as usize);
     let count = amount.tokens.div_ceil(window).max(amount.least);
-    let start = config.bos.filter(|_| config.add_bos);
-    let body = window - usize::from(start.is_some());
+    let start = &tokenizer.around().before;
+    let body = window.saturating_sub(start.len()).max(1);
     let length = (body * BYTES_PER_TOKEN).min(bytes.len().div_ceil(count));
     let mut windows = Vec::new();
     for i in 0..count {
@@ -47,9 +47,9 @@ pub fn choose(
             let vocab = config.vocab;
             return Err(emberflow_engine::Error::Token { token, vocab }.into());
         }
-        let mut ids: Vec<u32> = start.into_iter().collect();
+        let mut ids = start.clone();
         ids.extend(found.into_iter().take(body));
-        if ids.len() > 1 {
+        if ids.len() > start.len().max(1) {
             windows.push(ids);
         }
     }

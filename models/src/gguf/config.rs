@@ -337,14 +337,19 @@ fn head_dim(metadata: &Metadata, arch: &Arch, d_model: u32, heads: u32) -> Resul
     }
 }
 
-/// Tokens that end a text, a turn or a message.
+/// Tokens that end a text, a turn or a message, by the keys that name them. Ollama writes lists.
 fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     let mut list = Vec::new();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        if let Some(token) = metadata.u32(&format!("tokenizer.ggml.{key}"))?
-            && !list.contains(&token)
-        {
-            list.push(token);
+    for key in [
+        "eos_token_id",
+        "eot_token_id",
+        "eom_token_id",
+        "eos_token_ids",
+    ] {
+        for token in metadata.tokens(&format!("tokenizer.ggml.{key}"))? {
+            if !list.contains(&token) {
+                list.push(token);
+            }
         }
     }
     Ok(list)

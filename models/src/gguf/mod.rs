@@ -17,6 +17,7 @@ mod tests;
 mod value;
 pub(crate) mod write;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use self::arch::Arch;
@@ -79,12 +80,17 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         |stem| stem.to_string_lossy().into_owned(),
     );
     let mut config = config::model_config(&metadata, arch, &facts, name)?;
+    let further = vocab.ends();
+    let known = config.eos.clone();
+    (config.eos).extend(further.into_iter().filter(|id| !known.contains(id)));
     config.validate(path)?;
 
+    let named_tokens = named_tokens(&metadata, &vocab)?;
     let tokenizer_json = vocab
         .to_tokenizer_json()
         .map_err(|error| in_file(path, error))?;
-    if let Some(leading) = SpecialTokens::parse(path, &tokenizer_json)?.leading {
+    let around = SpecialTokens::parse(path, &tokenizer_json)?.around;
+    if let Some(&leading) = around.before.first() {
         (config.bos, config.add_bos) = (Some(leading), true);
     }
     let spelled = config.clone();
@@ -107,6 +113,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         tokenizer_json,
         chat_template: metadata.text("tokenizer.chat_template")?,
         sampling: SamplingDefaults::default(),
+        named_tokens,
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
@@ -137,6 +144,26 @@ fn in_file(path: &Path, error: Error) -> Error {
         },
         other => other,
     }
+}
+
+/// The special tokens that chat templates know by name.
+fn named_tokens(metadata: &Metadata, vocab: &GgufVocab) -> Result<BTreeMap<String, String>, Error> {
+    let mut named = BTreeMap::new();
+    for (key, name) in [
+        ("bos_token_id", "bos_token"),
+        ("eos_token_id", "eos_token"),
+        ("unknown_token_id", "unk_token"),
+        ("padding_token_id", "pad_token"),
+        // so spelled in every file
+        ("seperator_token_id", "sep_token"),
+        ("cls_token_id", "cls_token"),
+        ("mask_token_id", "mask_token"),
+    ] {
+        let id = metadata.u32(&format!("tokenizer.ggml.{key}"))?;
+        let token = id.and_then(|id| vocab.tokens.get(usize::try_from(id).ok()?));
+        named.extend(token.map(|token| (name.to_owned(), token.clone())));
+    }
+    Ok(named)
 }
 
 /// Moves the vocabulary out of the metadata.

@@ -186,6 +186,14 @@ impl Metadata {
         }
     }
 
+    /// A token id or a list of them; empty if the key is absent.
+    pub(super) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
+        match self.values.get(key) {
+            Some(Value::List(_)) => self.list(key, "a list of token ids", Value::as_u32),
+            _ => Ok(self.u32(key)?.into_iter().collect()),
+        }
+    }
+
     /// A list of integers; empty if the key is absent.
     pub(super) fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
         self.list(key, "a list of integers", Value::as_i32)

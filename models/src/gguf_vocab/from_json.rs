@@ -1,10 +1,12 @@
 //! The inverse: a byte-level `tokenizer.json` as the lists of a GGUF file.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{CONTROL, GPT2, GgufVocab, NORMAL, SPLITTINGS, UNUSED, USER_DEFINED, bad};
+use super::splitting::{Bytes, SPLITTINGS, in_one_spelling};
+use super::{CONTROL, GgufVocab, NORMAL, UNUSED, USER_DEFINED, bad};
 use crate::Error;
 use crate::config::ModelConfig;
+use crate::special::Around;
 
 impl GgufVocab {
     /// The vocabulary of a `tokenizer.json` text, with the start and end tokens of `config`.
@@ -50,6 +52,17 @@ impl GgufVocab {
             let text = token["content"].as_str().unwrap_or_default();
             put(token["id"].as_u64(), text, kind)?;
         }
+        let Around { before, after } = Around::of(&document["post_processor"]);
+        let eos = config.eos.first().copied();
+        let (start, end) = (config.bos.into_iter(), eos.into_iter());
+        let plain = (before.is_empty() || start.eq(before.iter().copied()))
+            && (after.is_empty() || end.eq(after.iter().copied()));
+        if !plain {
+            let found = &document["post_processor"];
+            let expected = "at most the start token before a text and the end token after it, \
+                            which is all that gguf has keys for";
+            return Err(bad("post_processor", found, expected));
+        }
         Ok(Self {
             model: "gpt2".into(),
             pre: Some(splitting_of(&document)?.into()),
@@ -57,8 +70,9 @@ impl GgufVocab {
             token_types: types,
             merges: merges(model)?,
             bos: config.bos,
-            eos: config.eos.first().copied(),
+            eos,
             add_bos: Some(config.add_bos),
+            add_eos: Some(!after.is_empty()),
             ..Self::default()
         })
     }
@@ -81,57 +95,47 @@ fn merges(model: &Value) -> Result<Vec<String>, Error> {
 
 /// The name of the tokenizer's pre-tokenizer.
 fn splitting_of(document: &Value) -> Result<&'static str, Error> {
-    let steps = match &document["pre_tokenizer"] {
-        Value::Object(step) => match step.get("pretokenizers").and_then(Value::as_array) {
-            Some(steps) => steps.iter().collect(),
-            None => vec![&document["pre_tokenizer"]],
-        },
-        _ => Vec::new(),
+    let whole = &document["pre_tokenizer"];
+    let steps = match whole["pretokenizers"].as_array() {
+        Some(steps) => steps.as_slice(),
+        None => std::slice::from_ref(whole),
     };
-    let of = |step: &Value, kind: &str| step["type"] == kind;
-    let level = steps.last().copied().filter(|step| of(step, "ByteLevel"));
-    let level = level.filter(|step| step["add_prefix_space"] != Value::Bool(true));
-    let patterns: Option<Vec<&str>> = steps
-        .iter()
-        .rev()
-        .skip(1)
-        .rev()
-        .copied()
-        .map(|step| {
-            step["pattern"]["Regex"]
-                .as_str()
-                .filter(|_| of(step, "Split"))
-        })
-        .collect();
-    let (Some(level), Some(mut patterns)) = (level, patterns) else {
-        let found = &document["pre_tokenizer"];
-        return Err(bad(
-            "pre_tokenizer",
-            found,
-            "a byte-level one without a blank in front",
-        ));
-    };
-    // its built-in pattern is GPT-2's
-    if level["use_regex"].as_bool().unwrap_or(true) {
-        patterns.push(GPT2);
-    }
     let nfc = document["normalizer"]["type"] == "NFC";
-    let whole = document["model"]["ignore_merges"]
-        .as_bool()
-        .unwrap_or(false);
-    let known = SPLITTINGS
-        .iter()
-        .find(|split| split.patterns == patterns && split.nfc == nfc && split.is_llama3() == whole);
-    if !document["normalizer"].is_null() && !nfc {
+    let none = json!({"type": "Sequence", "normalizers": []});
+    if !document["normalizer"].is_null() && document["normalizer"] != none && !nfc {
         return Err(bad("normalizer", &document["normalizer"], "none, or NFC"));
     }
-    known
-        .and_then(|split| split.names.first().copied())
-        .ok_or_else(|| {
-            bad(
-                "pre_tokenizer",
-                patterns.join(" "),
-                "a splitting that gguf has a name for",
-            )
-        })
+    let plain = |steps: Vec<Value>| -> Vec<Value> { steps.iter().map(relevant).collect() };
+    let found = plain(in_one_spelling(steps));
+    let merges = &document["model"]["ignore_merges"];
+    let known = SPLITTINGS.iter().find(|split| {
+        split.bytes == Bytes::Letters
+            && split.nfc == nfc
+            && split.whole == merges.as_bool().unwrap_or(false)
+            && plain(split.pre_tokenizers()) == found
+    });
+    let name = known.and_then(|split| split.names.first().copied());
+    name.ok_or_else(|| {
+        bad(
+            "pre_tokenizer",
+            whole,
+            "a splitting that gguf has a name for",
+        )
+    })
+}
+
+/// What of a step decides how it splits.
+fn relevant(step: &Value) -> Value {
+    let (kind, behavior) = (&step["type"], &step["behavior"]);
+    let invert = step["invert"].as_bool().unwrap_or(false);
+    match kind.as_str() {
+        Some("ByteLevel") => json!([kind, step["add_prefix_space"]]),
+        _ => json!([
+            kind,
+            step["pattern"],
+            behavior,
+            step["individual_digits"],
+            invert
+        ]),
+    }
 }

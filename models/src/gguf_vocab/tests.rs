@@ -1,3 +1,10 @@
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+use super::splitting::SPLITTINGS;
 use super::*;
 use crate::tokenizer::Tokenizer;
 
@@ -107,7 +114,7 @@ fn unknown_names_are_refused_with_the_known_ones() {
         ..byte_level(None)
     });
     assert!(
-        found.contains("\"t5\"") && found.contains("\"llama\" or \"gpt2\""),
+        found.contains("\"t5\"") && found.contains("\"llama\", \"gpt2\" or"),
         "{found}"
     );
 }
@@ -148,7 +155,10 @@ fn merges_of_unknown_or_malformed_tokens_are_refused() {
 
 #[test]
 fn every_splitting_compiles() {
-    for split in SPLITTINGS {
+    for split in SPLITTINGS
+        .iter()
+        .filter(|split| split.bytes == Bytes::Letters)
+    {
         for name in split.names {
             let tokenizer = tokenizer(&byte_level(Some(name)));
             assert_eq!(
@@ -158,4 +168,111 @@ fn every_splitting_compiles() {
             );
         }
     }
+}
+
+/// The borders of pieces by `tokenizers` 0.23 with the models' own steps.
+#[derive(Deserialize)]
+struct Splits {
+    texts: Vec<String>,
+    names: BTreeMap<String, String>,
+    ways: BTreeMap<String, Vec<Vec<usize>>>,
+}
+
+/// Every name that llama.cpp knows splits texts as the model's own tokenizer does.
+#[test]
+fn every_name_splits_as_the_reference() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/text/splits.json"
+    );
+    let golden: Splits = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut known: Vec<&str> = SPLITTINGS.iter().flat_map(|s| s.names).copied().collect();
+    known.sort_unstable();
+    let pieces = [
+        "gemma4",
+        "granite-embed-multi-311m",
+        "sarvam-moe",
+        "whitespace",
+    ];
+    let mut expected: Vec<&str> = golden.names.keys().map(String::as_str).collect();
+    expected.extend(pieces);
+    expected.sort_unstable();
+    assert_eq!(known, expected);
+    for (name, way) in &golden.names {
+        let json = byte_level(Some(name)).to_tokenizer_json().unwrap();
+        let whole = tokenizers::Tokenizer::from_str(&json).unwrap();
+        let splitter = whole.get_pre_tokenizer().unwrap();
+        for (text, borders) in golden.texts.iter().zip(&golden.ways[way]) {
+            let mut split = PreTokenizedString::from(text.as_str());
+            splitter.pre_tokenize(&mut split).unwrap();
+            let found = split.get_splits(OffsetReferential::Original, OffsetType::Char);
+            let found: Vec<usize> = found.iter().map(|(_, at, _)| at.1).collect();
+            assert_eq!(&found, borders, "{name}: {text:?}");
+        }
+    }
+}
+
+/// llama.cpp's `ignore_merges`, and the normalisers of transformers' classes.
+#[test]
+fn names_also_say_what_else_is_done() {
+    let of = |name: &str| splitting(Some(name)).unwrap();
+    for name in [
+        "llama-bpe",
+        "falcon3",
+        "lfm2",
+        "glm4",
+        "tekken",
+        "youtu",
+        "minicpm5",
+    ] {
+        assert!(of(name).whole, "{name}");
+    }
+    for name in [
+        "dbrx",
+        "smaug-bpe",
+        "chatglm-bpe",
+        "gpt-4o",
+        "qwen2",
+        "falcon",
+    ] {
+        assert!(!of(name).whole, "{name}");
+    }
+    for name in ["qwen2", "qwen35", "mpt", "olmo", "command-r"] {
+        assert!(of(name).nfc, "{name}");
+    }
+    for name in ["llama-bpe", "pixtral", "tekken", "chameleon", "gemma4"] {
+        assert!(of(name).starts, "{name}");
+    }
+}
+
+#[test]
+fn gemma4_merges_pieces_in_their_listed_order() {
+    let mut vocab = pieces(&["▁", "a", "b", "ab", "▁ab", "\n"]);
+    vocab.model = "gemma4".into();
+    vocab.scores.clear();
+    vocab.merges = ["a b", "▁ ab"].map(Into::into).into();
+    let id = |piece: &str| vocab.tokens.iter().position(|t| t == piece).unwrap() as u32;
+    let tokenizer = tokenizer(&vocab);
+    let ids = tokenizer.encode("ab ab\né", true).unwrap();
+    let expected = [1, id("ab"), id("▁ab"), id("\n"), 3 + 0xc3, 3 + 0xa9];
+    assert_eq!(ids, expected);
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "ab ab\né");
+}
+
+#[test]
+fn ends_are_found_by_text_and_are_no_text() {
+    let mut vocab = byte_level(None);
+    vocab.bos = None;
+    assert_eq!(vocab.ends(), [6]);
+    // user-defined, then an ordinary token
+    for kind in [USER_DEFINED, NORMAL] {
+        vocab.tokens[6] = "<end_of_turn>".into();
+        vocab.token_types[6] = kind;
+        assert_eq!(vocab.ends(), [6]);
+        let tokenizer = tokenizer(&vocab);
+        assert_eq!(tokenizer.encode("ab<end_of_turn>", false).unwrap(), [3, 6]);
+        assert!(tokenizer.is_special(6));
+    }
+    vocab.tokens[6] = "</s>".into();
+    assert!(vocab.ends().is_empty());
 }

@@ -1,6 +1,7 @@
 //! Hugging Face folders: `config.json`, safetensors, and the tokenizer files
 //! beside them.
 
+mod added;
 mod config;
 mod experts;
 mod foreign;
@@ -144,6 +145,7 @@ fn open_with(
         tokenizer_json: texts.tokenizer_json,
         chat_template: texts.chat_template,
         sampling: texts.sampling,
+        named_tokens: texts.named_tokens,
     };
     let store = Store::new(about, files, found, &|id| names.spell(id, &spelled))?;
     for head in &stored_heads {

@@ -1,10 +1,12 @@
 //! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and
 //! `chat_template.jinja`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
+use super::added::Declared;
 use super::json::{self, Keys};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
@@ -23,15 +25,13 @@ pub(super) struct Texts {
     pub(super) tokenizer_json: String,
     pub(super) chat_template: Option<String>,
     pub(super) sampling: SamplingDefaults,
+    pub(super) named_tokens: BTreeMap<String, String>,
 }
 
-/// The relevant part of `tokenizer_config.json`.
-#[derive(Default)]
+/// The relevant part of `tokenizer_config.json`, and the tokens that it and its like declare.
 struct TokenizerConfig {
     chat_template: Option<String>,
-    bos: Option<String>,
-    eos: Option<String>,
-    add_bos: Option<bool>,
+    declared: Declared,
 }
 
 /// Reads the files and completes `config`'s special tokens.
@@ -39,59 +39,59 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let path = folder.join("tokenizer.json");
     let why = "it holds the tokenizer; save the fast tokenizer, which writes it, into the folder";
     let tokenizer_json = need_text(&path, MAX_TOKENIZER, why)?;
+    let tokenizer = read_tokenizer_config(folder)?;
+    let tokenizer_json = tokenizer.declared.complete(&path, tokenizer_json)?;
+    let named_tokens = tokenizer.declared.names();
     let special = SpecialTokens::parse(&path, &tokenizer_json)?;
-    let tokenizer = read_tokenizer_config(&folder.join("tokenizer_config.json"))?;
     let (sampling, generation_eos) =
         read_generation_config(&folder.join("generation_config.json"))?;
     let template_file = read_text(&folder.join("chat_template.jinja"), MAX_CONFIG)?;
 
-    let token = |name: &Option<String>| name.as_deref().and_then(|name| special.id(name));
-    // Any token that one of the files declares as an end is one; the tokenizer's own comes first.
+    // A token beyond the model's vocabulary has no row: it is never generated.
+    let vocab = config.vocab;
+    let token = |key: &str| {
+        let id = named_tokens.get(key).and_then(|text| special.id(text));
+        id.filter(|&id| id < vocab)
+    };
+    // Any token that one of the files declares as an end is one, and so is one that is called like
+    // an end; the tokenizer's own comes first.
     let declared = std::mem::take(&mut config.eos);
-    for id in token(&tokenizer.eos)
+    for id in token("eos_token")
         .into_iter()
         .chain(generation_eos)
         .chain(declared)
+        .chain(special.ends().into_iter().filter(|&id| id < vocab))
     {
         if !config.eos.contains(&id) {
             config.eos.push(id);
         }
     }
-    let bos = token(&tokenizer.bos).or(config.bos);
-    (config.bos, config.add_bos) = match (tokenizer.add_bos, special.leading) {
-        (Some(false), _) => (bos, false),
-        (_, Some(leading)) => (Some(leading), true),
-        (Some(true), None) => (bos, bos.is_some()),
-        (None, None) => (bos, false),
-    };
+    // The template alone decides what stands around a text, as in transformers, which does not read
+    // `add_bos_token` where there is a `tokenizer.json`.
+    let leading = special.around.before.first().copied();
+    config.add_bos = leading.is_some();
+    config.bos = leading.or(token("bos_token")).or(config.bos);
     Ok(Texts {
         tokenizer_json,
         chat_template: template_file.or(tokenizer.chat_template),
         sampling,
+        named_tokens,
     })
 }
 
-fn read_tokenizer_config(path: &Path) -> Result<TokenizerConfig, Error> {
+fn read_tokenizer_config(folder: &Path) -> Result<TokenizerConfig, Error> {
+    let path = &folder.join("tokenizer_config.json");
     let Some(text) = read_text(path, MAX_CONFIG)? else {
-        return Ok(TokenizerConfig::default());
+        return Ok(TokenizerConfig {
+            chat_template: None,
+            declared: Declared::read(folder, None)?,
+        });
     };
     let value = json::parse(path, &text)?;
     let keys = Keys::new(path, &value)?;
     Ok(TokenizerConfig {
         chat_template: chat_template(&keys)?,
-        bos: token_text(&keys, "bos_token")?,
-        eos: token_text(&keys, "eos_token")?,
-        add_bos: keys.bool("add_bos_token")?,
-    })
-}
-
-/// A special token: a string, or an object with its `content`.
-fn token_text(keys: &Keys, key: &str) -> Result<Option<String>, Error> {
-    keys.read(key, "a string or an object with content", |value| {
-        value
-            .as_str()
-            .or_else(|| value.get("content")?.as_str())
-            .map(str::to_owned)
+        declared: Declared::read(folder, Some(&keys))?,
     })
 }
 

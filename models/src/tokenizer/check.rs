@@ -14,6 +14,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::Error;
+use crate::special::Around;
 
 /// Maximum id: larger ones would make vocabulary-sized tables too large.
 const MAX_ID: u32 = (1 << 24) - 1;
@@ -29,6 +30,7 @@ pub(super) struct Checked {
     /// Added tokens with the ids in the file.
     pub added: Vec<(String, u32)>,
     pub special: HashSet<u32>,
+    pub around: Around,
     /// Some added token also consumes the white space after it.
     pub takes_space: bool,
     /// One more than the largest id.
@@ -191,6 +193,7 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
     check_steps(&file, size)?;
     let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
     let decoding = check_decoder(file.decoder.as_ref())?;
+    let around = file.post_processor.as_ref().map(Around::of);
     let added = file
         .added_tokens
         .into_iter()
@@ -200,6 +203,7 @@ pub(super) fn check(json: &str) -> Result<Checked, Error> {
         decoding,
         added,
         special,
+        around: around.unwrap_or_default(),
         takes_space,
         size,
     })

@@ -50,6 +50,12 @@ impl<'a> StreamDecoder<'a> {
         self.without_leading_spaces(text)
     }
 
+    /// The name of a special token that gives no text.
+    pub fn hidden(&self, id: u32) -> Option<String> {
+        let hidden = self.tokenizer.is_special(id) && !self.shown.contains(&id);
+        hidden.then(|| self.tokenizer.decoded_form(id)).flatten()
+    }
+
     /// The rest after the last token: one U+FFFD for an incomplete character, or nothing.
     pub fn finish(self) -> Option<String> {
         (!self.pending.is_empty()).then(|| char::REPLACEMENT_CHARACTER.to_string())

@@ -1,5 +1,6 @@
 //! One layer of a checkpoint as a model of its own, some of its matrices rounded.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
@@ -196,6 +197,10 @@ impl Checkpoint for OneLayer<'_> {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         SamplingDefaults::default()
+    }
+
+    fn named_tokens(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
     }
 
     fn tensors(&self) -> &[TensorInfo] {

@@ -333,6 +333,7 @@ fn meta_of(
             repetition_penalty: sampling.repetition_penalty,
         },
         chat_template: source.chat_template().map(str::to_owned),
+        named_tokens: source.named_tokens(),
         tokenizer: source.tokenizer_json().to_owned(),
     }
 }

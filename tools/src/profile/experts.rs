@@ -158,12 +158,12 @@ fn record(
     let mut fired: Vec<Vec<u64>> = Vec::new();
     for (passed, body) in (1..).zip(cut.ids.chunks(cut.window as usize)) {
         sequence.clear();
-        // the start token belongs to no text
-        if let Some(bos) = cut.bos {
-            engine.forward(&mut sequence, &[bos], Logits::None)?;
+        // the start tokens belong to no text
+        let chunk = engine.chunk();
+        for piece in cut.start.chunks(chunk) {
+            engine.forward(&mut sequence, piece, Logits::None)?;
             engine.take_fired();
         }
-        let chunk = engine.chunk();
         for (at, piece) in (0..).step_by(chunk).zip(body.chunks(chunk)) {
             let mut see = |seen: &FfnSeen<'_>| {
                 let experts = seen.choices.iter().map(|choice| choice.expert);

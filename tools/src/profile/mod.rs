@@ -70,25 +70,26 @@ fn checkpoint_of(output: &Path) -> PathBuf {
 struct Cut {
     ids: Vec<u32>,
     window: u32,
-    /// Stands before each window.
-    bos: Option<u32>,
+    /// Stand before each window.
+    start: Vec<u32>,
 }
 
 impl Cut {
     fn new(args: &ProfileRunArgs, model: &Model, text: String) -> Result<Self, Failure> {
-        let bos = model.text().start_token();
-        let room = model.text().config().max_context - u32::from(bos.is_some());
+        let start = model.text().start_tokens().to_vec();
+        let room = model.text().config().max_context;
+        let room = room.saturating_sub(start.len() as u32);
         let window = text::window(args.window, WINDOW, room)?;
         let ids = text::tokens(model, text, args.limit)?;
         if ids.is_empty() {
             return Err(Failure::usage("the text has no tokens"));
         }
-        Ok(Self { ids, window, bos })
+        Ok(Self { ids, window, start })
     }
 
     /// Positions that a window takes.
     fn positions(&self) -> usize {
-        self.window as usize + usize::from(self.bos.is_some())
+        self.window as usize + self.start.len()
     }
 
     /// What makes this run another one than those on other texts, models or windows.
@@ -198,7 +199,7 @@ fn record(
         let Some(body) = windows.get(window as usize) else {
             continue;
         };
-        watch(engine, recorder, cut.bos, body)?;
+        watch(engine, recorder, &cut.start, body)?;
         recorder.end_window(window);
         bar.inc(body.len() as u64);
         let stopped = stop.load(Ordering::Relaxed) || stop_after == Some(passed);
@@ -242,19 +243,17 @@ impl Done {
 fn watch(
     engine: &mut Engine,
     recorder: &mut Recorder,
-    bos: Option<u32>,
+    start: &[u32],
     body: &[u32],
 ) -> Result<(), Failure> {
-    let mut tokens = Vec::with_capacity(body.len() + 1);
-    tokens.extend(bos);
-    let lead = tokens.len();
-    tokens.extend_from_slice(body);
+    let lead = start.len();
+    let tokens = [start, body].concat();
     let mut sequence = engine.new_sequence()?;
     let chunk = engine.chunk();
     for (from, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
-        // the start token belongs to no text
-        let skip = lead.saturating_sub(from);
-        let at = (from + skip) - lead;
+        // the start tokens belong to no text
+        let skip = lead.saturating_sub(from).min(piece.len());
+        let at = (from + skip).saturating_sub(lead);
         let mut see = |seen: &FfnSeen<'_>| {
             recorder.see(seen.layer, at, skip, seen.tokens, seen.gates, seen.hidden);
         };

@@ -1,11 +1,15 @@
 //! Stop strings: text ends before the first one, wherever token borders lie.
 
+use std::ops::Range;
+
 /// Passes text on and ends it before a stop string.
 #[derive(Debug)]
 pub struct Stops {
     stops: Vec<String>,
     /// Text that could be the beginning of a stop string.
     held: String,
+    /// Parts of it that are no text: control tokens, which a stop string may name.
+    hidden: Vec<Range<usize>>,
 }
 
 /// Text that may be sent, and whether a stop string follows it.
@@ -24,33 +28,64 @@ impl Stops {
         Self {
             stops,
             held: String::new(),
+            hidden: Vec::new(),
         }
     }
 
     /// Takes the next piece of text; returns what cannot belong to a stop string any more.
     pub fn push(&mut self, piece: &str) -> Passed {
         self.held.push_str(piece);
+        self.pass()
+    }
+
+    /// Takes the name of a control token: it may end the text, but is not passed on.
+    pub fn push_hidden(&mut self, name: &str) -> Passed {
+        let start = self.held.len();
+        self.held.push_str(name);
+        self.hidden.push(start..self.held.len());
+        self.pass()
+    }
+
+    fn pass(&mut self) -> Passed {
         let found = self.stops.iter().filter_map(|stop| self.held.find(stop));
         if let Some(at) = found.min() {
-            self.held.truncate(at);
             return Passed {
-                text: std::mem::take(&mut self.held),
+                text: self.take(at),
                 stopped: true,
             };
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop));
-        let rest = self
-            .held
-            .split_off(self.held.len() - keep.max().unwrap_or(0));
         Passed {
-            text: std::mem::replace(&mut self.held, rest),
+            text: self.take(self.held.len() - keep.max().unwrap_or(0)),
             stopped: false,
         }
     }
 
     /// The rest, at the end of the text.
     pub fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        self.take(self.held.len())
+    }
+
+    /// Takes the first `len` bytes of what is held, without what is hidden.
+    fn take(&mut self, len: usize) -> String {
+        let rest = self.held.split_off(len);
+        let taken = std::mem::replace(&mut self.held, rest);
+        if self.hidden.is_empty() {
+            return taken;
+        }
+        let mut text = String::with_capacity(taken.len());
+        let mut from = 0;
+        for part in &self.hidden {
+            let (start, end) = (part.start.min(len), part.end.min(len));
+            text.push_str(&taken[from..start]);
+            from = end;
+        }
+        text.push_str(&taken[from..]);
+        self.hidden.retain(|part| part.end > len);
+        for part in &mut self.hidden {
+            *part = part.start.saturating_sub(len)..part.end - len;
+        }
+        text
     }
 }
 
@@ -106,5 +141,26 @@ mod tests {
         let mut filter = Stops::new(vec!["\n\n".into()]);
         assert_eq!(filter.push("line\n").text, "line");
         assert_eq!(filter.push("next").text, "\nnext");
+    }
+
+    #[test]
+    fn control_tokens_stop_a_text_and_are_no_part_of_it() {
+        let mut filter = Stops::new(vec!["<|im_end|>".into(), "\n<|im_start|>".into()]);
+        assert_eq!(filter.push("one\n").text, "one");
+        let passed = filter.push_hidden("<|tool|>");
+        assert_eq!((passed.text.as_str(), passed.stopped), ("\n", false));
+        assert_eq!(filter.push(" two\n").text, " two");
+        assert!(filter.push_hidden("<|im_start|>").stopped);
+        let mut filter = Stops::new(vec!["<|im_end|>".into()]);
+        assert_eq!(filter.push("a <").text, "a ");
+        let passed = filter.push_hidden("<|im_end|>");
+        assert_eq!((passed.text.as_str(), passed.stopped), ("<", true));
+        // part of a control token is held back, and then dropped
+        let mut filter = Stops::new(vec![">END".into()]);
+        assert_eq!(filter.push_hidden("<a>").text, "");
+        assert_eq!(filter.push("EN").text, "");
+        assert_eq!(filter.push("d").text, "ENd");
+        filter.push_hidden("<b>");
+        assert_eq!(filter.finish(), "");
     }
 }

@@ -441,8 +441,16 @@ impl<'t> Worker<'_, 't> {
         // The end-of-text token is not a part of the text.
         live.log_probs.extend(log_probs.filter(|_| !stopped));
         let piece = (!stopped).then(|| live.stream.push(token)).flatten();
-        if let Some(piece) = piece {
-            let passed = live.stops.push(&piece);
+        let passed = match piece {
+            Some(piece) => Some(live.stops.push(&piece)),
+            None if stopped => None,
+            // A stop string may name a control token.
+            None => live
+                .stream
+                .hidden(token)
+                .map(|name| live.stops.push_hidden(&name)),
+        };
+        if let Some(passed) = passed {
             stopped = passed.stopped;
             if !passed.text.is_empty() {
                 live.send(passed.text);

@@ -44,7 +44,7 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let ids = text::tokens(&model, text, args.limit)?;
     let header = header(&model, &c)?;
     let (layers, neurons) = (header.layers, header.neurons);
-    let bos = model.text().start_token();
+    let start = model.text().start_tokens().to_vec();
     let chunk = usize::from(args.engine.chunk.unwrap_or(16));
     let reserve = 4 * (chunk * layers * neurons) as u64;
     let open = match header.experts {
@@ -60,8 +60,8 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let mut sets = Sets::new(layers, chunk);
     let (mut tokens, mut needed) = (0u64, 0u64);
     let mut sequence = engine.new_sequence()?;
-    for body in ids.chunks(window as usize - usize::from(bos.is_some())) {
-        let all: Vec<u32> = bos.into_iter().chain(body.iter().copied()).collect();
+    for body in ids.chunks((window as usize).saturating_sub(start.len()).max(1)) {
+        let all = [&start, body].concat();
         sequence.clear();
         let mut begins = true;
         for piece in all.chunks(chunk) {

@@ -35,6 +35,10 @@ pub(super) fn keys(file: &GgufFile<'_>) -> Vec<(String, GgufValue)> {
     for (key, &id) in ["eot_token_id", "eom_token_id"].into_iter().zip(further) {
         token(key, U32(id));
     }
+    if file.config.eos.len() > 3 {
+        let all = file.config.eos.iter().map(|&id| id.cast_signed());
+        token("eos_token_ids", I32s(all.collect()));
+    }
     for (key, flag) in [
         ("add_bos_token", v.add_bos),
         ("add_eos_token", v.add_eos),

@@ -377,7 +377,7 @@ fn special_tokens_come_from_all_files() {
     assert_eq!(checkpoint.config().eos, [2, 5, 4, 3]);
     assert_eq!(
         (checkpoint.config().bos, checkpoint.config().add_bos),
-        (Some(1), true)
+        (Some(1), false)
     );
     assert_eq!(checkpoint.chat_template(), Some("plain"));
     let expected = crate::SamplingDefaults {
