@@ -37,6 +37,9 @@ pub struct ContainerMeta {
     /// Texts of the special tokens that the template knows by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_tokens: BTreeMap<String, String>,
+    /// That for conversations with tools, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_template: Option<String>,
     /// The tokenizer in `tokenizer.json` form.
     pub tokenizer: String,
 }

@@ -122,12 +122,16 @@ impl Text {
         };
         let bos = name(self.config().bos);
         let eos = name(self.config().eos.first().copied());
-        self.meta
-            .chat_template
-            .as_deref()
-            .map(|t| ChatTemplate::new(t, &bos, &eos).map_err(Error::from))
-            .map(|t| Ok(t?.with_tokens(self.meta.named_tokens.clone())))
-            .transpose()
+        let named = &self.meta.named_tokens;
+        let named = named.iter().map(|(name, text)| (&**name, &**text));
+        let tokens = named.chain([("bos_token", &*bos), ("eos_token", &*eos)]);
+        let tokens: Vec<_> = tokens.filter(|(_, text)| !text.is_empty()).collect();
+        let Some(template) = &self.meta.chat_template else {
+            return Ok(None);
+        };
+        let template = ChatTemplate::new(template, &tokens)?;
+        let tool_template = self.meta.tool_template.as_deref();
+        Ok(Some(template.with_tool_use(tool_template)?))
     }
 
     /// The tokens that the model wants before every text: a start token, or none.

@@ -1,20 +1,24 @@
 //! Chat templates: render a conversation as the text format a model was trained on.
 //!
-//! Templates are Jinja as in Hugging Face's `apply_chat_template`: block tags swallow their line;
-//! Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape
-//! HTML, `break` and `continue` exist; `documents` is `None`, and `tools` where there are none. A template is code from
-//! a file: it can compute, but cannot access files, and its number of steps is bounded.
+//! Templates are Jinja as in Hugging Face's `apply_chat_template`: block tags swallow their line; values are
+//! written as Python writes them; Python's methods, jinja2's filters and tests, `raise_exception`,
+//! `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue` exist; `documents` is `None`, and
+//! `tools` where there are none. A template is code from a file: it can compute, but cannot access files, and its
+//! number of steps is bounded.
 
 pub mod date;
+mod filters;
 mod json;
 mod methods;
+mod python;
+mod source;
 
-use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 
 use crate::Error;
 
@@ -22,89 +26,143 @@ use crate::Error;
 /// loop is stopped within a second or two.
 const MAX_STEPS: u64 = 10_000_000;
 
-/// One turn of a conversation.
+/// Names under which clients and templates know a message's reasoning. The first one is the standard.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One turn of a conversation: an object as clients of OpenAI's interface send it, but with the arguments of
+/// calls as objects. Templates see all of its members; those that are null are not defined.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or another role of the template.
-    pub role: String,
-    /// The text.
-    pub content: String,
-    /// Calls of tools that the assistant made, as clients of OpenAI's interface write them, but with
-    /// arguments as objects.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_calls: Option<serde_json::Value>,
-    /// The call that this is the result of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-    /// Name of who speaks, or of the tool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+#[serde(transparent)]
+pub struct Message(Map<String, Json>);
+
+impl Message {
+    /// A turn of `system`, `user`, `assistant`, or another role of the template, with its text.
+    pub fn new(role: &str, content: &str) -> Self {
+        let mut message = Self::default();
+        message.set("role", role.into());
+        message.set("content", content.into());
+        message
+    }
+
+    /// Sets a member.
+    pub fn set(&mut self, name: &str, value: Json) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    /// A member, if it is there and not null.
+    pub fn get(&self, name: &str) -> Option<&Json> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    /// As templates see it. Reasoning has the standard name and that of gpt-oss, whichever it was sent under.
+    fn value(&self) -> Value {
+        let reasoning = REASONING.iter().find_map(|name| self.get(name));
+        let mut all: Map<String, Json> = Map::new();
+        if let Some(reasoning) = reasoning {
+            all.insert("thinking".to_owned(), reasoning.clone());
+        }
+        let given = self.0.iter().filter(|(_, value)| !value.is_null());
+        all.extend(given.map(|(name, value)| (name.clone(), value.clone())));
+        if let Some(reasoning) = reasoning {
+            all.insert("reasoning_content".to_owned(), reasoning.clone());
+        }
+        json::value(&Json::Object(all))
+    }
 }
 
-/// A compiled chat template with the special tokens it may write.
+/// What a template renders.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conversation {
+    /// The turns.
+    pub messages: Vec<Message>,
+    /// What the model may call: objects as clients of OpenAI's interface send them. A template that does not
+    /// know tools does not show them.
+    pub tools: Vec<Json>,
+    /// Whether the assistant's next turn is opened.
+    pub add_generation_prompt: bool,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Map<String, Json>,
+}
+
+/// Compiled chat templates with the special tokens they may write.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    bos: String,
-    eos: String,
-    tokens: BTreeMap<String, String>,
+    tool_source: Option<String>,
+    tokens: Vec<(String, String)>,
 }
 
+/// Names of the two templates.
+const CHAT: &str = "chat";
+const TOOL_USE: &str = "tool_use";
+
 impl ChatTemplate {
-    /// Compiles `template`. `bos` and `eos` are the texts of the tokens, empty if the tokenizer has
-    /// none.
+    /// Compiles `template`. `tokens` are the names and texts of special tokens, such as `bos_token`; one that the
+    /// tokenizer does not have is left out.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] if the template does not parse.
-    pub fn new(template: &str, bos: &str, eos: &str) -> Result<Self, Error> {
+    pub fn new(template: &str, tokens: &[(&str, &str)]) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(explain)?);
         environment.set_fuel(Some(MAX_STEPS));
+        environment.set_formatter(|out, _, value| Ok(python::write(out, value)?));
         environment.set_unknown_method_callback(methods::call);
+        filters::add(&mut environment);
         environment.add_filter("tojson", json::tojson);
         environment.add_function("raise_exception", raise_exception);
-        environment
-            .add_template_owned("chat", without_generation_tags(template))
-            .map_err(explain)?;
         let mut compiled = Self {
             environment,
             source: template.to_owned(),
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            tokens: BTreeMap::new(),
+            tool_source: None,
+            tokens: tokens
+                .iter()
+                .map(|&(name, text)| (name.to_owned(), text.to_owned()))
+                .collect(),
         };
+        compiled.add(CHAT, template)?;
         compiled.set_clock(None);
         Ok(compiled)
     }
 
-    /// Defines special tokens by name (`pad_token`, `unk_token` and others). They go before the two
-    /// that [`new`](Self::new) was given.
-    #[must_use]
-    pub fn with_tokens(self, tokens: BTreeMap<String, String>) -> Self {
-        Self { tokens, ..self }
+    /// The same with another template for conversations with tools.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_tool_use(mut self, template: Option<&str>) -> Result<Self, Error> {
+        if let Some(template) = template {
+            self.add(TOOL_USE, template)?;
+            self.tool_source = Some(template.to_owned());
+        }
+        Ok(self)
     }
 
-    /// The special tokens by name.
-    pub fn tokens(&self) -> &BTreeMap<String, String> {
-        &self.tokens
+    fn add(&mut self, name: &'static str, template: &str) -> Result<(), Error> {
+        let added = self
+            .environment
+            .add_template_owned(name, source::prepared(template));
+        added.map_err(explain)
     }
 
-    /// The template's text.
-    pub fn source(&self) -> &str {
-        &self.source
+    /// The template's text; with tools, that of the template for them.
+    pub fn source(&self, with_tools: bool) -> &str {
+        match &self.tool_source {
+            Some(source) if with_tools => source,
+            _ => &self.source,
+        }
     }
 
-    /// Text of the token that begins a text.
-    pub fn bos(&self) -> &str {
-        &self.bos
+    /// Text of the template that only conversations with tools have.
+    pub fn tool_source(&self) -> Option<&str> {
+        self.tool_source.as_deref()
     }
 
-    /// Text of the token that ends a text.
-    pub fn eos(&self) -> &str {
-        &self.eos
+    /// Names and texts of the special tokens.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.tokens.iter().map(|(name, text)| (&**name, &**text))
     }
 
     /// Fixes the time for `strftime_now`, in seconds since 1970 (UTC); `None` uses the system
@@ -124,71 +182,41 @@ impl ChatTemplate {
         self.environment.add_function("strftime_now", now);
     }
 
-    /// Renders the prompt for `messages`. `add_generation_prompt` also opens the assistant's next
-    /// turn. The text contains its own special tokens: tokenise it without adding more.
+    /// Renders the prompt for a conversation. The text contains its own special tokens: tokenise it without
+    /// adding more.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] if the template rejects the conversation (its `raise_exception`),
     /// uses something unknown, or does not terminate.
-    pub fn render(
-        &self,
-        messages: &[Message],
-        add_generation_prompt: bool,
-    ) -> Result<String, Error> {
-        self.render_with_tools(messages, &[], add_generation_prompt)
-    }
-
-    /// As [`render`](Self::render); the model may call `tools`, objects as clients of OpenAI's
-    /// interface send them. A template that does not know tools does not show them.
-    ///
-    /// # Errors
-    /// As [`render`](Self::render).
-    pub fn render_with_tools(
-        &self,
-        messages: &[Message],
-        tools: &[serde_json::Value],
-        add_generation_prompt: bool,
-    ) -> Result<String, Error> {
-        let messages: Vec<Value> = messages.iter().map(turn).collect();
-        let tools = match tools {
+    pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
+        let tools = &conversation.tools;
+        let name = match &self.tool_source {
+            Some(_) if !tools.is_empty() => TOOL_USE,
+            _ => CHAT,
+        };
+        let messages: Vec<Value> = conversation.messages.iter().map(Message::value).collect();
+        let tools = match &tools[..] {
             [] => Value::from(()),
             tools => tools.iter().map(json::value).collect(),
         };
-        let tokens = self.tokens.iter();
-        let named = tokens.map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
-        let context = [
-            ("bos_token", Value::from(self.bos.as_str())),
-            ("eos_token", Value::from(self.eos.as_str())),
-        ];
-        // What comes later goes before.
-        let context = Value::from_pairs(context.into_iter().chain(named).chain([
-            ("messages", Value::from(messages)),
-            ("add_generation_prompt", Value::from(add_generation_prompt)),
-            ("tools", tools),
-            ("documents", Value::from(())),
-        ]));
-        let template = self.environment.get_template("chat").map_err(explain)?;
+        // What comes later counts.
+        let tokens = self.tokens().map(|(name, text)| (name, Value::from(text)));
+        let variables = conversation.variables.iter();
+        let variables = variables.map(|(name, value)| (&**name, json::value(value)));
+        let generation = Value::from(conversation.add_generation_prompt);
+        let context = [("documents", Value::from(()))]
+            .into_iter()
+            .chain(tokens)
+            .chain(variables)
+            .chain([
+                ("messages", Value::from(messages)),
+                ("add_generation_prompt", generation),
+                ("tools", tools),
+            ]);
+        let template = self.environment.get_template(name).map_err(explain)?;
+        let context = Value::from_pairs(context);
         template.render(context).map_err(explain)
     }
-}
-
-/// A message as templates see it: what it does not have is not defined.
-fn turn(message: &Message) -> Value {
-    let (role, content) = (message.role.as_str(), message.content.as_str());
-    let mut all = vec![
-        ("role", Value::from(role)),
-        ("content", Value::from(content)),
-    ];
-    let calls = message.tool_calls.as_ref().map(json::value);
-    all.extend(calls.map(|calls| ("tool_calls", calls)));
-    let texts = [
-        ("tool_call_id", &message.tool_call_id),
-        ("name", &message.name),
-    ];
-    for (key, text) in texts {
-        all.extend(text.as_deref().map(|text| (key, Value::from(text))));
-    }
-    Value::from_pairs(all)
 }
 
 /// `raise_exception(message)`: an error raised by the template.
@@ -208,29 +236,6 @@ fn explain(error: minijinja::Error) -> Error {
         reason.push_str(&format!(" (line {line})"));
     }
     Error::ChatTemplate { reason }
-}
-
-/// Replaces `{% generation %}`, which marks the assistant's words for training and writes nothing.
-/// The engine has no such tag; an `if` that always holds has the same effect.
-fn without_generation_tags(template: &str) -> String {
-    let mut out = String::with_capacity(template.len());
-    let mut rest = template;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        out.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let inner = tag.trim_start_matches("{%").trim_end_matches("%}");
-        let name = inner.trim_matches(['-', '+']).trim();
-        match name {
-            "generation" => out.push_str(&tag.replace(name, "if true")),
-            "endgeneration" => out.push_str(&tag.replace(name, "endif")),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]

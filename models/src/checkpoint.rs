@@ -57,6 +57,9 @@ pub trait Checkpoint {
     /// The chat template in Jinja, if the checkpoint has one.
     fn chat_template(&self) -> Option<&str>;
 
+    /// The chat template for conversations with tools, if it is another one.
+    fn tool_template(&self) -> Option<&str>;
+
     /// Recommended sampling parameters.
     fn sampling_defaults(&self) -> SamplingDefaults;
 

@@ -91,6 +91,7 @@ pub(crate) struct About {
     pub(crate) config: ModelConfig,
     pub(crate) tokenizer_json: String,
     pub(crate) chat_template: Option<String>,
+    pub(crate) tool_template: Option<String>,
     pub(crate) sampling: SamplingDefaults,
     pub(crate) named_tokens: BTreeMap<String, String>,
 }
@@ -369,6 +370,9 @@ impl Store {
         part(identity(&config).as_bytes());
         part(self.about.tokenizer_json.as_bytes());
         part(self.about.chat_template.as_deref().unwrap_or("").as_bytes());
+        if let Some(template) = &self.about.tool_template {
+            part(template.as_bytes());
+        }
         for file in &self.files {
             part(&file.len.to_le_bytes());
             let size = file.len.min(FINGERPRINT_BYTES);
@@ -397,6 +401,10 @@ impl Checkpoint for Store {
 
     fn chat_template(&self) -> Option<&str> {
         self.about.chat_template.as_deref()
+    }
+
+    fn tool_template(&self) -> Option<&str> {
+        self.about.tool_template.as_deref()
     }
 
     fn sampling_defaults(&self) -> SamplingDefaults {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use emberflow_models::chat::{ChatTemplate, Message};
+use emberflow_models::chat::{ChatTemplate, Conversation, Message};
 use emberflow_models::gguf_vocab::GgufVocab;
 use emberflow_models::tokenizer::Tokenizer;
 use serde::Deserialize;
@@ -295,12 +295,14 @@ fn chat_templates_render_as_the_reference() {
             case.template
         )));
         let ends = &golden.tokens[&case.template];
-        let mut template = ChatTemplate::new(&source, &ends.bos, &ends.eos).unwrap();
+        let tokens = [("bos_token", &*ends.bos), ("eos_token", &*ends.eos)];
+        let mut template = ChatTemplate::new(&source, &tokens).unwrap();
         template.set_clock(Some(golden.clock.unix_seconds));
-        let found = template.render(
-            &golden.conversations[case.conversation],
-            case.add_generation_prompt,
-        );
+        let found = template.render(&Conversation {
+            messages: golden.conversations[case.conversation].clone(),
+            add_generation_prompt: case.add_generation_prompt,
+            ..Conversation::default()
+        });
         match (found, &case.text, &case.error) {
             (Ok(found), Some(expected), None) => assert_eq!(&found, expected, "{name}"),
             (Err(found), None, Some(expected)) => {
@@ -314,6 +316,39 @@ fn chat_templates_render_as_the_reference() {
             }
         }
     }
+}
+
+#[derive(Deserialize)]
+struct Expressions {
+    clock: Clock,
+    conversation: Conversation,
+    cases: Vec<Expression>,
+}
+
+#[derive(Deserialize)]
+struct Expression {
+    template: String,
+    text: String,
+}
+
+/// transformers 5.23 with jinja2.
+#[test]
+fn expressions_of_templates_are_those_of_the_reference() {
+    let golden: Expressions = json("text/expressions.json");
+    assert!(golden.cases.len() > 80);
+    let mut wrong = Vec::new();
+    for case in &golden.cases {
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let rendered = ChatTemplate::new(&case.template, &tokens).and_then(|mut template| {
+            template.set_clock(Some(golden.clock.unix_seconds));
+            template.render(&golden.conversation)
+        });
+        match rendered {
+            Ok(text) if text == case.text => {}
+            other => wrong.push(format!("{}\n  {:?}\n  {other:?}", case.template, case.text)),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[derive(Deserialize)]

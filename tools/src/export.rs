@@ -89,6 +89,7 @@ pub fn export(
         config: packed.config(),
         tokenizer_json: &packed.meta.tokenizer,
         chat_template: packed.meta.chat_template.as_deref(),
+        tool_template: packed.meta.tool_template.as_deref(),
         sampling: SamplingDefaults {
             temperature: s.temperature,
             top_k: s.top_k,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use emberflow_engine::{
     Details, Engine, Generation, Progress, Report, Request, Sampling, Sequence, Stop, Text,
 };
-use emberflow_models::chat::Message;
+use emberflow_models::chat::{Conversation, Message};
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
@@ -295,8 +295,13 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let asked = Asked { args, context, max };
-    let mut messages: Vec<Message> = args.system.iter().map(|s| message("system", s)).collect();
-    let first_turn = messages.len();
+    let system = args.system.iter().map(|text| Message::new("system", text));
+    let mut said = Conversation {
+        messages: system.collect(),
+        add_generation_prompt: true,
+        ..Conversation::default()
+    };
+    let first_turn = said.messages.len();
     let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut lines = std::io::stdin().lock().lines();
@@ -315,16 +320,17 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         if line.trim().is_empty() {
             continue;
         }
-        messages.push(message("user", &line));
+        said.messages.push(Message::new("user", &line));
         let ids = loop {
-            let rendered = template.render(&messages, &[])?;
+            let rendered = template.render(&said)?;
             // The template writes its own special tokens.
             let ids = engine.text().tokens(&rendered)?;
-            if ids.len() < context || messages.len() <= first_turn + 1 {
+            if ids.len() < context || said.messages.len() <= first_turn + 1 {
                 break ids;
             }
             eprintln!("(the context is full: the oldest exchange is forgotten)");
-            messages.drain(first_turn..(first_turn + 2).min(messages.len() - 1));
+            let end = (first_turn + 2).min(said.messages.len() - 1);
+            said.messages.drain(first_turn..end);
         };
         if ids.is_empty() {
             return Err(Failure::usage("the chat template renders to no text"));
@@ -335,7 +341,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         let common = common.min(ids.len() - 1);
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
-        messages.push(message("assistant", text.trim()));
+        said.messages.push(Message::new("assistant", text.trim()));
         finish(&mut engine, &generation, text, asked)?;
         if generation.stop == Stop::Caller {
             if !interactive {
@@ -343,13 +349,5 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             }
             stop.store(false, Ordering::Relaxed);
         }
-    }
-}
-
-fn message(role: &str, content: &str) -> Message {
-    Message {
-        role: role.into(),
-        content: content.into(),
-        ..Message::default()
     }
 }

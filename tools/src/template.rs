@@ -4,14 +4,12 @@
 //! double a string, so that sixty of them need more memory than there is. This program, started
 //! again, therefore renders it within limits of memory and processor time that the kernel keeps.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
 use emberflow_models::Error;
-use emberflow_models::chat::{ChatTemplate, Message};
+use emberflow_models::chat::{ChatTemplate, Conversation};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::Failure;
 use crate::child::{self, Limits};
@@ -29,11 +27,10 @@ const SECONDS: u64 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 struct Input {
     template: String,
-    bos: String,
-    eos: String,
-    tokens: BTreeMap<String, String>,
-    messages: Vec<Message>,
-    tools: Vec<Value>,
+    tool_template: Option<String>,
+    /// Names and texts.
+    tokens: Vec<(String, String)>,
+    conversation: Conversation,
 }
 
 /// Renders one conversation at a time.
@@ -52,31 +49,35 @@ impl Renderer {
         }
     }
 
-    /// The template's text.
-    pub fn source(&self) -> &str {
-        self.template.source()
+    /// The template's text; with tools, that of the template for them.
+    pub fn source(&self, with_tools: bool) -> &str {
+        self.template.source(with_tools)
     }
 
     /// Most bytes that the child takes for messages of `bytes` bytes.
     pub fn memory(&self, bytes: usize) -> u64 {
-        memory((bytes + self.template.source().len()) as u64)
+        let sources = [
+            self.template.source(false),
+            self.template.tool_source().unwrap_or_default(),
+        ];
+        memory((bytes + sources.map(str::len).iter().sum::<usize>()) as u64)
     }
 
-    /// Renders the prompt for `messages` and `tools` that may be called, up to the beginning of the
-    /// assistant's answer.
+    /// Renders the prompt for a conversation.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], and for a template that takes too much memory or time.
-    pub fn render(&self, messages: &[Message], tools: &[Value]) -> Result<String, Error> {
+    pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
         let failed = |reason: String| Error::ChatTemplate { reason };
         let template = &self.template;
         let input = Input {
-            template: template.source().to_owned(),
-            bos: template.bos().to_owned(),
-            eos: template.eos().to_owned(),
-            tokens: template.tokens().clone(),
-            messages: messages.to_vec(),
-            tools: tools.to_vec(),
+            template: template.source(false).to_owned(),
+            tool_template: template.tool_source().map(str::to_owned),
+            tokens: template
+                .tokens()
+                .map(|(name, text)| (name.to_owned(), text.to_owned()))
+                .collect(),
+            conversation: conversation.clone(),
         };
         let input = serde_json::to_vec(&input).map_err(|e| failed(e.to_string()))?;
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,9 +106,11 @@ pub fn command() -> Result<(), Failure> {
     })?;
     let standard = |e: serde_json::Error| child::failure(e.into());
     let asked: Input = serde_json::from_slice(&input).map_err(standard)?;
-    let rendered = ChatTemplate::new(&asked.template, &asked.bos, &asked.eos)
-        .map(|template| template.with_tokens(asked.tokens))
-        .and_then(|template| template.render_with_tools(&asked.messages, &asked.tools, true))
+    let tokens = asked.tokens.iter().map(|(name, text)| (&**name, &**text));
+    let tokens: Vec<(&str, &str)> = tokens.collect();
+    let rendered = ChatTemplate::new(&asked.template, &tokens)
+        .and_then(|template| template.with_tool_use(asked.tool_template.as_deref()))
+        .and_then(|template| template.render(&asked.conversation))
         .map_err(|e| match e {
             Error::ChatTemplate { reason } => reason,
             e => e.to_string(),

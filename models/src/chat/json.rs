@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::python;
+
 /// JSON as a template's value.
 pub(super) fn value(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
@@ -14,7 +16,7 @@ pub(super) fn value(json: &serde_json::Value) -> Value {
         Json::Number(n) => match (n.as_i64(), n.as_u64()) {
             (Some(n), _) => Value::from(n),
             (None, Some(n)) => Value::from(n),
-            (None, None) => Value::from(n.as_f64().unwrap_or_default()),
+            (None, None) => python::float(n.as_f64().unwrap_or_default()),
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(value).collect(),
@@ -64,6 +66,10 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+    if let Some(float) = python::as_float(value) {
+        out.push_str(&number(float));
+        return Ok(());
+    }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -81,7 +87,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
                 keys.sort();
             }
             write_items(out, ['{', '}'], &keys, style, depth, |out, key| {
-                write_text(out, &key.to_string(), style.ascii);
+                write_text(out, &key_text(key), style.ascii);
                 out.push_str(&style.key);
                 write_value(out, &value.get_item(key)?, style, depth + 1)
             })?;
@@ -92,6 +98,25 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
         }
     }
     Ok(())
+}
+
+fn number(number: f64) -> String {
+    match python::number(number).as_str() {
+        "nan" => "NaN".to_owned(),
+        "inf" => "Infinity".to_owned(),
+        "-inf" => "-Infinity".to_owned(),
+        text => text.to_owned(),
+    }
+}
+
+/// A key that is no text is written as its value.
+fn key_text(key: &Value) -> String {
+    match (key.kind(), python::as_float(key)) {
+        (_, Some(float)) => number(float),
+        (ValueKind::None, _) => "null".to_owned(),
+        (ValueKind::Bool, _) => key.is_true().to_string(),
+        _ => key.to_string(),
+    }
 }
 
 fn write_items(

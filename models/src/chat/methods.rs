@@ -1,6 +1,6 @@
 //! Python's methods on strings, lists and dictionaries, as called by templates.
 
-use minijinja::value::from_args;
+use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -13,7 +13,7 @@ pub(super) fn call(
     args: &[Value],
 ) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
-        return unknown_method_callback(state, value, method, args);
+        return collections(state, value, method, args);
     };
     let one = |args: &[Value]| -> Result<String, Error> {
         let (text,): (String,) = from_args(args)?;
@@ -52,12 +52,173 @@ pub(super) fn call(
             }
             Ok(Value::from(rsplit(text, separator.as_deref(), limit)))
         }
+        "index" | "rindex" => {
+            let wanted = one(args)?;
+            let at = match method {
+                "index" => text.find(&wanted),
+                _ => text.rfind(&wanted),
+            };
+            let at = at.ok_or_else(|| invalid("index: the text is not found"))?;
+            Ok(Value::from(text[..at].chars().count()))
+        }
+        "strip" | "lstrip" | "rstrip" => {
+            let (chars,): (Option<String>,) = from_args(args)?;
+            let chars = chars.as_deref();
+            Ok(Value::from(match method {
+                "strip" => strip(text, chars),
+                "lstrip" => lstrip(text, chars),
+                _ => rstrip(text, chars),
+            }))
+        }
+        "splitlines" => {
+            let (keep,): (Option<bool>,) = from_args(args)?;
+            Ok(Value::from(lines(text, keep.unwrap_or(false))))
+        }
+        "swapcase" => Ok(Value::from(swapped(text))),
+        "casefold" => Ok(Value::from(text.to_lowercase())),
+        "title" => Ok(Value::from(title(text))),
+        "center" | "ljust" | "rjust" => {
+            let (width, fill): (usize, Option<char>) = from_args(args)?;
+            let side = match method {
+                "center" => Side::Both,
+                "ljust" => Side::Behind,
+                _ => Side::Before,
+            };
+            Ok(Value::from(padded(text, width, fill.unwrap_or(' '), side)))
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            let digits = text.trim_start_matches(['-', '+']);
+            let sign = &text[..(text.len() - digits.len()).min(1)];
+            let digits = &text[sign.len()..];
+            let width = width.saturating_sub(sign.len());
+            let digits = padded(digits, width, '0', Side::Before);
+            Ok(Value::from(format!("{sign}{digits}")))
+        }
         _ => unknown_method_callback(state, value, method, args),
     }
 }
 
+/// Methods of lists and dictionaries. None changes them: transformers forbids that.
+fn collections(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    match (value.kind(), method) {
+        (ValueKind::Seq | ValueKind::Iterable, "index") => {
+            let (wanted,): (&Value,) = from_args(args)?;
+            let at = value.try_iter()?.position(|item| item == *wanted);
+            at.map(Value::from)
+                .ok_or_else(|| invalid("index: the value is not in the list"))
+        }
+        (ValueKind::Seq | ValueKind::Iterable, "count") => {
+            let (wanted,): (&Value,) = from_args(args)?;
+            Ok(Value::from(
+                value.try_iter()?.filter(|item| item == wanted).count(),
+            ))
+        }
+        (ValueKind::Seq | ValueKind::Map, "copy") => Ok(value.clone()),
+        _ => unknown_method_callback(state, value, method, args),
+    }
+}
+
+fn invalid(why: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, why)
+}
+
+/// What Python's `strip` takes away beside Unicode's white space.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+fn lstrip<'a>(text: &'a str, chars: Option<&str>) -> &'a str {
+    match chars {
+        Some(chars) => text.trim_start_matches(|c| chars.contains(c)),
+        None => text.trim_start_matches(is_space),
+    }
+}
+
+fn rstrip<'a>(text: &'a str, chars: Option<&str>) -> &'a str {
+    match chars {
+        Some(chars) => text.trim_end_matches(|c| chars.contains(c)),
+        None => text.trim_end_matches(is_space),
+    }
+}
+
+pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>) -> &'a str {
+    rstrip(lstrip(text, chars), chars)
+}
+
+fn lines(text: &str, keep: bool) -> Vec<Value> {
+    let is_end = |c: char| "\n\r\u{b}\u{c}\u{1c}\u{1d}\u{1e}\u{85}\u{2028}\u{2029}".contains(c);
+    let mut all = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let at = rest.find(is_end).unwrap_or(rest.len());
+        let end = match rest[at..].strip_prefix("\r\n") {
+            Some(_) => 2,
+            None => rest[at..].chars().next().map_or(0, char::len_utf8),
+        };
+        all.push(Value::from(&rest[..if keep { at + end } else { at }]));
+        rest = &rest[at + end..];
+    }
+    all
+}
+
+fn swapped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_uppercase() {
+            true => out.extend(c.to_lowercase()),
+            false => out.extend(c.to_uppercase()),
+        }
+    }
+    out
+}
+
+/// Every letter behind one that is none is a capital.
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        match inside {
+            true => out.extend(c.to_lowercase()),
+            false => out.extend(c.to_uppercase()),
+        }
+        inside = c.is_alphabetic();
+    }
+    out
+}
+
+/// Where a text is filled up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Before,
+    Behind,
+    Both,
+}
+
+/// Longest text that is filled up.
+const MAX_WIDTH: usize = 1 << 16;
+
+/// The text with as many `fill` that it has `width` characters.
+pub(super) fn padded(text: &str, width: usize, fill: char, side: Side) -> String {
+    let width = width.min(MAX_WIDTH);
+    let missing = width.saturating_sub(text.chars().count());
+    let before = match side {
+        Side::Before => missing,
+        Side::Behind => 0,
+        // As CPython divides them.
+        Side::Both => missing / 2 + (missing & width & 1),
+    };
+    let fill = |n: usize| std::iter::repeat_n(fill, n).collect::<String>();
+    format!("{}{text}{}", fill(before), fill(missing - before))
+}
+
 fn three(a: &str, b: &str, c: &str) -> Value {
-    [a, b, c].into_iter().map(Value::from).collect()
+    Value::from(Tuple::from([a, b, c].map(Value::from)))
 }
 
 /// At most `limit` splits, from the right; a negative limit means no limit.

@@ -2,19 +2,19 @@ use super::*;
 
 fn conversation() -> Vec<Message> {
     [("user", "Hi"), ("assistant", "Yes?")]
-        .map(|(role, content)| Message {
-            role: role.into(),
-            content: content.into(),
-            ..Message::default()
-        })
+        .map(|(role, content)| Message::new(role, content))
         .into()
 }
 
 fn render(template: &str) -> Result<String, String> {
-    let template = ChatTemplate::new(template, "<s>", "</s>").map_err(|e| e.to_string())?;
-    template
-        .render(&conversation(), true)
-        .map_err(|e| e.to_string())
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let template = ChatTemplate::new(template, &tokens).map_err(|e| e.to_string())?;
+    let conversation = Conversation {
+        messages: conversation(),
+        add_generation_prompt: true,
+        ..Conversation::default()
+    };
+    template.render(&conversation).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -124,7 +124,8 @@ fn generation_tags_write_nothing() {
 
 #[test]
 fn a_fixed_clock_gives_a_fixed_date() {
-    let mut template = ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", "", "").unwrap();
+    let mut template = ChatTemplate::new("{{ strftime_now('%d %b %Y') }}", &[]).unwrap();
     template.set_clock(Some(1_721_995_200));
-    assert_eq!(template.render(&[], false).unwrap(), "26 Jul 2024");
+    let rendered = template.render(&Conversation::default());
+    assert_eq!(rendered.unwrap(), "26 Jul 2024");
 }

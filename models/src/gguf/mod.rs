@@ -112,6 +112,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         config,
         tokenizer_json,
         chat_template: metadata.text("tokenizer.chat_template")?,
+        tool_template: metadata.text("tokenizer.chat_template.tool_use")?,
         sampling: SamplingDefaults::default(),
         named_tokens,
     };

@@ -144,6 +144,7 @@ fn open_with(
         config,
         tokenizer_json: texts.tokenizer_json,
         chat_template: texts.chat_template,
+        tool_template: texts.tool_template,
         sampling: texts.sampling,
         named_tokens: texts.named_tokens,
     };

@@ -1,5 +1,5 @@
 //! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and
-//! `chat_template.jinja`.
+//! the files of chat templates.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,6 +24,7 @@ const MAX_TOKENIZER: u64 = 256 << 20;
 pub(super) struct Texts {
     pub(super) tokenizer_json: String,
     pub(super) chat_template: Option<String>,
+    pub(super) tool_template: Option<String>,
     pub(super) sampling: SamplingDefaults,
     pub(super) named_tokens: BTreeMap<String, String>,
 }
@@ -32,6 +33,7 @@ pub(super) struct Texts {
 struct TokenizerConfig {
     chat_template: Option<String>,
     declared: Declared,
+    tool_template: Option<String>,
 }
 
 /// Reads the files and completes `config`'s special tokens.
@@ -45,7 +47,15 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let special = SpecialTokens::parse(&path, &tokenizer_json)?;
     let (sampling, generation_eos) =
         read_generation_config(&folder.join("generation_config.json"))?;
-    let template_file = read_text(&folder.join("chat_template.jinja"), MAX_CONFIG)?;
+    let file = |name: &str| read_text(&folder.join(name), MAX_CONFIG);
+    // The files count instead of what the configuration says.
+    let (chat_template, tool_template) = match file("chat_template.jinja")? {
+        Some(template) => (
+            Some(template),
+            file("additional_chat_templates/tool_use.jinja")?,
+        ),
+        None => (tokenizer.chat_template, tokenizer.tool_template),
+    };
 
     // A token beyond the model's vocabulary has no row: it is never generated.
     let vocab = config.vocab;
@@ -73,7 +83,8 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     config.bos = leading.or(token("bos_token")).or(config.bos);
     Ok(Texts {
         tokenizer_json,
-        chat_template: template_file.or(tokenizer.chat_template),
+        chat_template,
+        tool_template,
         sampling,
         named_tokens,
     })
@@ -92,6 +103,9 @@ fn read_tokenizer_config(folder: &Path) -> Result<TokenizerConfig, Error> {
     Ok(TokenizerConfig {
         chat_template: chat_template(&keys)?,
         declared: Declared::read(folder, Some(&keys))?,
+        tool_template: value["chat_template"]
+            .as_array()
+            .and_then(|list| named(list, "tool_use")),
     })
 }
 
@@ -100,14 +114,15 @@ fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
     let expected = "a string, or a list of {name, template} with one named default";
     keys.read("chat_template", expected, |value| match value {
         Value::String(template) => Some(template.clone()),
-        Value::Array(list) => {
-            let default = list
-                .iter()
-                .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))?;
-            default.get("template")?.as_str().map(str::to_owned)
-        }
+        Value::Array(list) => named(list, "default"),
         _ => None,
     })
+}
+
+/// The template of this name.
+fn named(list: &[Value], name: &str) -> Option<String> {
+    let found = list.iter().find(|entry| entry["name"] == name)?;
+    found["template"].as_str().map(str::to_owned)
 }
 
 /// Sampling parameters count only if `do_sample` is set, as in transformers; the repetition penalty

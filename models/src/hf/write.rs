@@ -32,6 +32,8 @@ pub struct Folder<'a> {
     pub tokenizer_json: &'a str,
     /// Chat template, if any.
     pub chat_template: Option<&'a str>,
+    /// That for conversations with tools, if it is another one.
+    pub tool_template: Option<&'a str>,
     /// Recommended sampling.
     pub sampling: SamplingDefaults,
     /// Tensors with their shapes as [`crate::Checkpoint`] presents them (Down
@@ -414,7 +416,13 @@ fn tokenizer_config_json(folder: &Folder<'_>) -> Value {
         }
     }
     if let Some(template) = folder.chat_template {
-        value["chat_template"] = json!(template);
+        value["chat_template"] = match folder.tool_template {
+            None => json!(template),
+            Some(tools) => json!([
+                {"name": "default", "template": template},
+                {"name": "tool_use", "template": tools},
+            ]),
+        };
     }
     value
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use emberflow::trace::{self, Reader};
 use emberflow_engine::Model;
 use emberflow_kernels::{DType, Narrow};
-use emberflow_models::chat::Message;
+use emberflow_models::chat::{Conversation, Message};
 use emberflow_predictor::section::{Directory, Kind, NewBank, Training, encode};
 use emberflow_predictor::stats::routing::{ExpertMisses, RoutedLayer, Routing};
 use emberflow_predictor::stats::{
@@ -252,12 +252,11 @@ fn use_model(bytes: &[u8]) -> bool {
         let _ = text.tokenizer().decode(&tokens, true);
     }
     if let Ok(Some(template)) = text.chat_template() {
-        let message = Message {
-            role: "user".into(),
-            content: "a".into(),
-            ..Message::default()
-        };
-        let _ = template.render(&[message], true);
+        let _ = template.render(&Conversation {
+            messages: vec![Message::new("user", "a")],
+            add_generation_prompt: true,
+            ..Conversation::default()
+        });
     }
     true
 }

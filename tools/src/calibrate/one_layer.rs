@@ -195,6 +195,10 @@ impl Checkpoint for OneLayer<'_> {
         None
     }
 
+    fn tool_template(&self) -> Option<&str> {
+        None
+    }
+
     fn sampling_defaults(&self) -> SamplingDefaults {
         SamplingDefaults::default()
     }

@@ -93,14 +93,23 @@ fn required(tensor: &GgufTensor) -> Required {
 /// The file with its header.
 fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<GgufWriter, Failure> {
     let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
-    let template = packed.meta.chat_template.clone();
-    let template = template.map(|t| ("tokenizer.chat_template".into(), GgufValue::Text(t)));
+    let templates = [
+        ("tokenizer.chat_template", &packed.meta.chat_template),
+        (
+            "tokenizer.chat_template.tool_use",
+            &packed.meta.tool_template,
+        ),
+    ];
+    let text = |text: &String| GgufValue::Text(text.clone());
+    let templates = templates
+        .into_iter()
+        .filter_map(|(key, template)| Some((key.into(), template.as_ref().map(text)?)));
     let file = GgufFile {
         config: packed.config(),
         vocab: &vocab,
         encoding: Encoding::F32,
         q4_k: &|id| is_q4k(container, packed, id),
-        extra: template.into_iter().collect(),
+        extra: templates.collect(),
     };
     Ok(GgufWriter::create(path, file)?)
 }

@@ -334,6 +334,7 @@ fn meta_of(
         },
         chat_template: source.chat_template().map(str::to_owned),
         named_tokens: source.named_tokens(),
+        tool_template: source.tool_template().map(str::to_owned),
         tokenizer: source.tokenizer_json().to_owned(),
     }
 }

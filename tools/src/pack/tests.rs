@@ -36,6 +36,10 @@ impl Checkpoint for Failing<'_> {
     fn chat_template(&self) -> Option<&str> {
         self.source.chat_template()
     }
+
+    fn tool_template(&self) -> Option<&str> {
+        self.source.tool_template()
+    }
     fn tensors(&self) -> &[TensorInfo] {
         self.source.tensors()
     }

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 
 use emberflow_engine::{Bias, Request, Sampling, Text};
-use emberflow_models::chat::Message;
+use emberflow_models::chat::{Conversation, Message};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::calls;
 use super::error::ApiError;
 use super::rules::{self, Rules};
+use super::{calls, thoughts};
 use crate::template::Renderer;
 
 /// Most stop strings of a request, and bytes of each.
@@ -71,6 +71,9 @@ pub struct Common {
     /// Tools that may be called.
     #[serde(flatten)]
     pub calls: calls::Asked,
+    /// What the chat template is told, and what becomes of thoughts.
+    #[serde(flatten)]
+    pub thoughts: thoughts::Asked,
     functions: Option<Value>,
     suffix: Option<Value>,
     best_of: Option<usize>,
@@ -115,6 +118,10 @@ struct InMessage {
     tool_calls: Option<Vec<Value>>,
     tool_call_id: Option<String>,
     name: Option<String>,
+    reasoning_content: Option<String>,
+    /// Others, which the chat template may know.
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -129,6 +136,15 @@ struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+    thinking: Option<String>,
+}
+
+/// Text of a reasoning item's parts.
+fn joined(parts: &[ContentPart]) -> String {
+    parts
+        .iter()
+        .filter_map(|part| part.text.as_deref())
+        .collect()
 }
 
 /// `/v1/responses`
@@ -161,6 +177,7 @@ struct InItem {
     name: Option<String>,
     arguments: Option<String>,
     output: Option<Content>,
+    summary: Option<Vec<ContentPart>>,
 }
 
 /// `/v1/completions`
@@ -340,26 +357,23 @@ fn field_of(parameter: &'static str) -> &'static str {
 }
 
 impl ChatRequest {
-    /// Tokens of the conversation.
-    pub fn prompt(
-        &self,
-        text: &Text,
-        template: &Renderer,
-        tools: &[Value],
-    ) -> Result<Vec<u32>, ApiError> {
-        // The template writes its own special tokens.
-        text.tokens(&self.rendered(template, tools)?)
-            .map_err(ApiError::invalid)
-    }
-
-    /// Text of the conversation.
+    /// Text of the conversation. It has its own special tokens.
     pub fn rendered(&self, template: &Renderer, tools: &[Value]) -> Result<String, ApiError> {
-        let messages = self.messages.iter().map(InMessage::message);
+        let developer = template.source(!tools.is_empty()).contains("developer");
+        let messages = self
+            .messages
+            .iter()
+            .map(|message| message.message(developer));
         let messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there are no messages"));
         }
-        let rendered = template.render(&messages, tools);
+        let rendered = template.render(&Conversation {
+            messages,
+            tools: tools.to_vec(),
+            add_generation_prompt: true,
+            variables: self.common.thoughts.variables(),
+        });
         rendered.map_err(|e| ApiError::param("messages", e))
     }
 }
@@ -381,15 +395,18 @@ impl InItem {
     /// Adds what the item says to the conversation.
     fn say(self, messages: &mut Vec<InMessage>) -> Result<(), ApiError> {
         match (self.kind.as_deref(), self.role) {
-            (None | Some("message"), Some(role)) => {
-                messages.push(InMessage::new(&role, self.content));
-            }
+            (None | Some("message"), Some(role)) => match messages.last_mut() {
+                Some(last) if role == "assistant" && last.only_reasons() => {
+                    last.content = self.content;
+                }
+                _ => messages.push(InMessage::new(&role, self.content)),
+            },
             (Some("function_call"), _) => {
                 let function = json!({"name": self.name, "arguments": self.arguments});
                 let call = json!({"id": self.call_id, "type": "function", "function": function});
                 match messages.last_mut() {
                     // Several calls are one turn.
-                    Some(last) if last.tool_calls.is_some() => {
+                    Some(last) if last.tool_calls.is_some() || last.only_reasons() => {
                         last.tool_calls.get_or_insert_default().push(call);
                     }
                     _ => messages.push(InMessage {
@@ -402,6 +419,18 @@ impl InItem {
                 tool_call_id: self.call_id,
                 ..InMessage::new("tool", self.output)
             }),
+            (Some("reasoning"), _) => {
+                let text = match (self.content, self.summary) {
+                    (Some(Content::Text(text)), _) => text,
+                    (Some(Content::Parts(parts)), _) => joined(&parts),
+                    (None, summary) => joined(&summary.unwrap_or_default()),
+                };
+                // Of the turn that follows.
+                messages.push(InMessage {
+                    reasoning_content: Some(text),
+                    ..InMessage::new("assistant", None)
+                });
+            }
             _ => {
                 let message = "only messages with a role, calls of functions and their outputs";
                 return Err(ApiError::param("input", message));
@@ -419,31 +448,44 @@ impl InMessage {
             tool_calls: None,
             tool_call_id: None,
             name: None,
+            reasoning_content: None,
+            more: Map::new(),
         }
     }
 
-    fn message(&self) -> Result<Message, ApiError> {
+    /// Whether it is the beginning of a turn.
+    fn only_reasons(&self) -> bool {
+        let rest = self.content.is_none() && self.tool_calls.is_none();
+        rest && self.reasoning_content.is_some()
+    }
+
+    /// As the template sees it, which may know the role `developer`.
+    fn message(&self, developer: bool) -> Result<Message, ApiError> {
+        let mut thoughts = String::new();
         let content = match &self.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text.clone(),
+            None => Value::Null,
+            Some(Content::Text(text)) => text.as_str().into(),
             Some(Content::Parts(parts)) => {
                 let mut all = String::new();
                 for part in parts {
-                    match (&part.text, part.kind.as_str()) {
+                    match (part.text.as_ref().or(part.thinking.as_ref()), &*part.kind) {
                         (Some(text), "text" | "input_text" | "output_text") => all.push_str(text),
+                        (Some(text), "thinking" | "reasoning") => thoughts.push_str(text),
                         (_, kind) => {
                             let message = format!("content of type `{kind}` is not supported");
                             return Err(ApiError::param("messages", message));
                         }
                     }
                 }
-                all
+                all.into()
             }
         };
-        // The newer name of the same role, which templates do not know.
         let role = match self.role.as_str() {
-            "developer" => "system",
-            role @ ("system" | "user" | "assistant" | "tool" | "function") => role,
+            // The newer name of the same role, which few templates know.
+            "developer" if !developer => "system",
+            role @ "developer" | role @ ("system" | "user" | "assistant" | "tool" | "function") => {
+                role
+            }
             role => {
                 let message = format!(
                     "there is no role `{role}`; known: system, developer, user, assistant, tool, function"
@@ -452,13 +494,26 @@ impl InMessage {
             }
         };
         let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
-        Ok(Message {
-            role: role.to_owned(),
-            content,
-            tool_calls: calls.map(|calls| calls.iter().map(with_object).collect()),
-            tool_call_id: self.tool_call_id.clone(),
-            name: self.name.clone(),
-        })
+        let mut message = Message::default();
+        for (name, value) in &self.more {
+            message.set(name, value.clone());
+        }
+        let thoughts = Some(thoughts).filter(|thoughts| !thoughts.is_empty());
+        let reasoning = self.reasoning_content.clone().or(thoughts);
+        for (name, text) in [
+            ("tool_call_id", &self.tool_call_id),
+            ("name", &self.name),
+            ("reasoning_content", &reasoning),
+        ] {
+            message.set(name, text.clone().into());
+        }
+        message.set("role", role.into());
+        message.set("content", content);
+        if let Some(calls) = calls {
+            let calls = calls.iter().map(with_object);
+            message.set("tool_calls", calls.collect());
+        }
+        Ok(message)
     }
 }
 

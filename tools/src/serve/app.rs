@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::api::Common;
 use super::error::ApiError;
-use super::rules::{Compiler, Rules};
+use super::rules::{Compiler, Preface, Rules};
 use super::shared::Shared;
 use super::worker::Job;
 use crate::template::Renderer;
@@ -135,6 +135,7 @@ impl App {
     pub async fn held(
         self: &Arc<Self>,
         rules: Option<Rules>,
+        preface: Option<Preface>,
         texts: usize,
         proactive: bool,
     ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
@@ -148,7 +149,7 @@ impl App {
         let compiler = self.compiler.as_ref().ok_or_else(refused)?;
         let room = compiler.room(texts, proactive).await?;
         let compiler = compiler.clone();
-        let held = self.compute(move || compiler.check(&rules, room));
+        let held = self.compute(move || compiler.check(&rules, preface.as_ref(), room));
         Ok(Some(Box::new(held.await?)))
     }
 

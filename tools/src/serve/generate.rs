@@ -196,6 +196,10 @@ impl Streamed {
                 choice.text = text;
                 head.piece(&choice)
             }
+            Part::Thought(text) => {
+                choice.thoughts = text;
+                head.piece(&choice)
+            }
             Part::Call(name) => {
                 self.calls[index] += 1;
                 let begin = Call {

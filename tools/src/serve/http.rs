@@ -22,6 +22,7 @@ use super::error::ApiError;
 use super::generate::respond;
 use super::stats::{slots, stats};
 use super::submit::Asked;
+use super::thoughts::Opening;
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(15);
@@ -186,27 +187,37 @@ pub async fn converse(
             return Err(ApiError::invalid(message));
         };
         let calls = &request.common.calls;
-        let plan = calls.plan(template.source(), ours.text.tokenizer())?;
+        let plan = calls.plan(template.source(true), ours.text.tokenizer())?;
         let tools = plan.as_ref().map_or(&[][..], |plan| &plan.tools);
-        let prompt = request.prompt(&ours.text, template, tools)?;
-        Ok((request.common, plan, vec![prompt]))
+        let rendered = request.rendered(template, tools)?;
+        let opening = Opening::behind(&rendered, template.source(!tools.is_empty()));
+        let opening = opening.filter(|_| request.common.thoughts.separates());
+        // The template writes its own special tokens.
+        let prompt = ours.text.tokens(&rendered).map_err(ApiError::invalid)?;
+        Ok((request.common, plan, opening, vec![prompt]))
     });
-    let (common, mut plan, prompts) = prompts.await?;
+    let (common, mut plan, opening, prompts) = prompts.await?;
     let forced = plan.as_ref().is_some_and(|plan| plan.forced);
     let calls = plan.as_mut().and_then(|plan| plan.rules.take());
-    let rules = match (common.rules()?, calls) {
+    let (preface, rules) = match (common.rules()?, calls) {
         (Some(_), Some(_)) if forced => {
             let message = "a text that must be a call has no other form; leave one of them out";
             return Err(ApiError::param("tool_choice", message));
         }
-        (format, calls) => format.or(calls),
+        (format, calls) => {
+            let called = format.is_none() && calls.is_some();
+            let tokenizer = app.text.tokenizer();
+            let preface = opening.map(|opening| opening.preface(called, tokenizer));
+            (preface, format.or(calls))
+        }
     };
     let proactive = proactive(headers)?.unwrap_or(common.proactive());
     let texts = common.samples();
     let asked = Asked {
         kind,
-        constraint: app.held(rules, texts, proactive).await?,
+        constraint: app.held(rules, preface, texts, proactive).await?,
         plan,
+        opening,
         proactive,
         prompts,
         echo: Vec::new(),
@@ -257,6 +268,7 @@ pub async fn complete(
             prompts,
             echo,
             plan: None,
+            opening: None,
             constraint: None,
             default_tokens: match kind {
                 Kind::Text => CompletionRequest::default_tokens(),
@@ -267,7 +279,7 @@ pub async fn complete(
     });
     let mut asked = asked.await?;
     let texts = asked.prompts.len() * asked.common.samples();
-    asked.constraint = app.held(rules, texts, proactive).await?;
+    asked.constraint = app.held(rules, None, texts, proactive).await?;
     respond(app, asked, permit).await
 }
 
@@ -380,7 +392,7 @@ async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<
             return Err(ApiError::invalid("this model has no chat template"));
         };
         let calls = &request.common.calls;
-        let plan = calls.plan(template.source(), ours.text.tokenizer())?;
+        let plan = calls.plan(template.source(true), ours.text.tokenizer())?;
         request.rendered(template, plan.as_ref().map_or(&[][..], |plan| &plan.tools))
     });
     Ok(Json(json!({"prompt": rendered.await?})))

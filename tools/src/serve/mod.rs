@@ -31,6 +31,7 @@ mod snapshot;
 mod stats;
 mod stops;
 mod submit;
+mod thoughts;
 pub(crate) mod worker;
 
 pub use self::rules::command as check_grammar;

@@ -48,9 +48,11 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
     if streams {
         return Ok(answer.streamed());
     }
-    let mut all = String::new();
+    let mut all = Piece::default();
     while answer.stopped.is_none() {
-        all.extend(answer.next().await.map_err(ApiError::failed)?);
+        let more = answer.next().await.map_err(ApiError::failed)?;
+        all.text += &more.text;
+        all.thoughts += &more.thoughts;
     }
     Ok(Json(answer.last(&all)).into_response())
 }
@@ -61,8 +63,16 @@ pub fn written(seconds: u64) -> String {
     date::strftime("%Y-%m-%dT%H:%M:%SZ", seconds).unwrap_or_default()
 }
 
+/// What a part of a response says.
+#[derive(Debug, Default)]
+struct Piece {
+    text: String,
+    thoughts: String,
+}
+
 /// A part of a response, or a whole one.
-fn part(head: &Head, text: &str) -> Value {
+fn part(head: &Head, piece: &Piece) -> Value {
+    let Piece { text, thoughts } = piece;
     let mut part = json!({
         "model": head.model,
         "created_at": written(head.created),
@@ -70,22 +80,29 @@ fn part(head: &Head, text: &str) -> Value {
     });
     match head.kind {
         Kind::OllamaChat => part["message"] = json!({"role": "assistant", "content": text}),
-        _ => part["response"] = text.into(),
+        _ => part["response"] = text.as_str().into(),
+    }
+    if !thoughts.is_empty() {
+        let place = match head.kind {
+            Kind::OllamaChat => &mut part["message"],
+            _ => &mut part,
+        };
+        place["thinking"] = thoughts.as_str().into();
     }
     part
 }
 
 /// The response to a request without a prompt: the model is there.
 pub fn loaded(head: &Head) -> Value {
-    let mut part = part(head, "");
+    let mut part = part(head, &Piece::default());
     part["done"] = true.into();
     part["done_reason"] = "load".into();
     part
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns new text.
-    async fn next(&mut self) -> Result<Option<String>, String> {
+    /// Takes output of the engine's thread; returns what is new.
+    async fn next(&mut self) -> Result<Piece, String> {
         match self.pending.out.recv().await {
             Some(Out::Started(cached)) => {
                 self.started = Some(Instant::now());
@@ -94,7 +111,7 @@ impl Answer {
             Some(Out::Text { text, .. }) => {
                 self.first.get_or_insert_with(Instant::now);
                 let parts = self.pending.parts(0, text);
-                return Ok(Some(self.text(parts)));
+                return Ok(self.piece(parts));
             }
             Some(Out::Done {
                 stopped, tokens, ..
@@ -102,32 +119,33 @@ impl Answer {
                 self.stopped = Some(stopped);
                 self.pending.usage.completion += tokens;
                 let (rest, _) = self.pending.rest(0, stopped);
-                let rest = self.text(rest);
-                return Ok(Some(rest).filter(|rest| !rest.is_empty()));
+                return Ok(self.piece(rest));
             }
             Some(Out::Prompt { .. }) => {}
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }
-        Ok(None)
+        Ok(Piece::default())
     }
 
-    /// Keeps calls of tools, which are told when the text ends; returns the text beside them.
-    fn text(&mut self, parts: Vec<Part>) -> String {
-        let before = self.calls.text.len();
+    /// Keeps calls of tools, which are told when the text ends; returns what is beside them.
+    fn piece(&mut self, parts: Vec<Part>) -> Piece {
         for part in parts {
             self.calls.take(part, |_| String::new());
         }
-        self.calls.text.split_off(before)
+        Piece {
+            text: std::mem::take(&mut self.calls.text),
+            thoughts: std::mem::take(&mut self.calls.thoughts),
+        }
     }
 
     /// The last part, or the whole response.
-    fn last(&self, text: &str) -> Value {
+    fn last(&self, piece: &Piece) -> Value {
         let now = Instant::now();
         let started = self.started.unwrap_or(self.asked);
         let first = self.first.unwrap_or(now);
         let ns = |time: Duration| time.as_nanos() as u64;
-        let mut last = part(&self.pending.head, text);
+        let mut last = part(&self.pending.head, piece);
         let call = |call: &Call| {
             let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
             json!({"function": {"name": call.name, "arguments": arguments}})
@@ -160,12 +178,12 @@ impl Answer {
     async fn line(&mut self) -> Option<Value> {
         while !self.ended {
             match self.next().await {
-                Ok(Some(text)) if !text.is_empty() => {
-                    return Some(part(&self.pending.head, &text));
+                Ok(piece) if !piece.text.is_empty() || !piece.thoughts.is_empty() => {
+                    return Some(part(&self.pending.head, &piece));
                 }
                 Ok(_) if self.stopped.is_some() => {
                     self.ended = true;
-                    return Some(self.last(""));
+                    return Some(self.last(&Piece::default()));
                 }
                 Ok(_) => {}
                 Err(why) => {

@@ -19,6 +19,7 @@ use super::error::ApiError;
 use super::http::{complete, converse, read};
 use super::ollama::{loaded, written};
 use super::reply::Head;
+use super::thoughts::Form;
 
 /// The paths.
 pub fn routes() -> Router<Arc<App>> {
@@ -55,6 +56,7 @@ struct Shared {
     model: Option<String>,
     stream: Option<bool>,
     format: Option<Value>,
+    think: Option<Value>,
     #[serde(default)]
     options: Map<String, Value>,
 }
@@ -75,6 +77,7 @@ struct Message {
     #[serde(default)]
     content: String,
     images: Option<Vec<Value>>,
+    thinking: Option<String>,
     tool_calls: Option<Vec<Value>>,
     tool_name: Option<String>,
 }
@@ -125,6 +128,20 @@ impl Shared {
         // Negative: without limit.
         if let Some(most) = self.options.get("num_predict").and_then(Value::as_u64) {
             set("max_tokens", most.into());
+        }
+        match &self.think {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(thinks)) => {
+                set("enable_thinking", (*thinks).into());
+            }
+            Some(Value::String(effort)) => {
+                set("enable_thinking", true.into());
+                set("reasoning_effort", effort.clone().into());
+            }
+            Some(_) => {
+                let message = "`think` is true, false, \"low\", \"medium\" or \"high\"";
+                return Err(ApiError::param("think", message));
+            }
         }
         match &self.format {
             None | Some(Value::Null) => {}
@@ -187,6 +204,7 @@ async fn chat(
         messages.push(json!({
             "role": message.role,
             "content": message.content,
+            "reasoning_content": message.thinking,
             "tool_calls": message.tool_calls,
             "name": message.tool_name,
         }));
@@ -270,11 +288,21 @@ async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Pl
     let _permit = app.permit()?;
     let request: Show = read(&app, body).await?;
     app.check_model(plain_name(&request.model))?;
-    let template = app.template.as_ref().map(|template| template.source());
+    let template = app.template.as_ref().map(|template| template.source(false));
+    let thinks = template.is_some_and(|template| Form::of_template(template).is_some());
+    let tools = app
+        .template
+        .as_ref()
+        .is_some_and(|template| template.source(true).contains("tools"));
+    let abilities = [("completion", true), ("tools", tools), ("thinking", thinks)];
+    let abilities = abilities
+        .into_iter()
+        .filter(|(_, has)| *has)
+        .map(|(name, _)| name);
     Ok(Json(json!({
         "template": template.unwrap_or_default(),
         "details": details(&app),
         "model_info": {"general.context_length": app.context},
-        "capabilities": ["completion"],
+        "capabilities": abilities.collect::<Vec<_>>(),
     })))
 }

@@ -76,7 +76,8 @@ mod tests {
         let api = include_str!("api.rs");
         let common = &members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked");
         let tools = members(include_str!("calls/asked.rs"), "Asked");
-        let with_tools = &common | &tools;
+        let thoughts = members(include_str!("thoughts/asked.rs"), "Asked");
+        let with_tools = &(&common | &tools) | &thoughts;
         let none = BTreeSet::new();
         let http = include_str!("http.rs");
         for (name, source, shared) in [

@@ -50,6 +50,8 @@ pub struct Choice {
     pub index: usize,
     /// The text.
     pub text: String,
+    /// What the model wrote to itself before.
+    pub thoughts: String,
     /// Calls of tools.
     pub calls: Vec<Call>,
     /// How likely its tokens were, if that was asked.
@@ -120,6 +122,8 @@ enum TextJson<'a> {
 struct Message<'a> {
     role: &'a str,
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
     refusal: Option<&'a str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tool_calls: Vec<CallJson<'a>>,
@@ -153,6 +157,9 @@ enum Delta<'a> {
     },
     Piece {
         content: &'a str,
+    },
+    Thought {
+        reasoning_content: &'a str,
     },
     Call {
         tool_calls: [CallJson<'a>; 1],
@@ -200,6 +207,9 @@ impl Head {
     pub fn piece(&self, choice: &Choice) -> String {
         let text = match (self.kind, choice.reason) {
             (Kind::Text, _) => TextJson::Text(&choice.text),
+            (_, None) if !choice.thoughts.is_empty() => TextJson::Delta(Delta::Thought {
+                reasoning_content: &choice.thoughts,
+            }),
             (_, None) => TextJson::Delta(Delta::Piece {
                 content: &choice.text,
             }),
@@ -240,6 +250,7 @@ impl Head {
                         role: "assistant",
                         content: Some(&*choice.text)
                             .filter(|text| choice.calls.is_empty() || !text.is_empty()),
+                        reasoning_content: &choice.thoughts,
                         refusal: None,
                         tool_calls: choice.calls.iter().map(Call::json).collect(),
                     }),
@@ -273,6 +284,7 @@ impl Choice {
     pub fn take(&mut self, part: Part, id: impl FnOnce(usize) -> String) {
         match part {
             Part::Text(text) => self.text.push_str(&text),
+            Part::Thought(text) => self.thoughts.push_str(&text),
             Part::Call(name) => self.calls.push(Call {
                 id: id(self.calls.len()),
                 name,

@@ -26,6 +26,8 @@ struct Answer {
 /// An item of the output.
 #[derive(Debug)]
 enum Item {
+    /// What the model wrote to itself.
+    Thoughts(String),
     /// Text.
     Message(String),
     /// A call of a tool.
@@ -82,7 +84,12 @@ impl Answer {
     /// Adds what the text brings. Whether an item begins with it.
     fn add(&mut self, part: Part, pending: &Pending) -> bool {
         match (part, self.items.last_mut()) {
-            (Part::Text(more), Some(Item::Message(text))) => text.push_str(&more),
+            (Part::Text(more), Some(Item::Message(text)))
+            | (Part::Thought(more), Some(Item::Thoughts(text))) => text.push_str(&more),
+            (Part::Thought(text), _) => {
+                self.items.push(Item::Thoughts(text));
+                return true;
+            }
             (Part::Text(text), _) => {
                 self.items.push(Item::Message(text));
                 return true;
@@ -101,9 +108,9 @@ impl Answer {
         false
     }
 
-    /// There is at least a message.
+    /// There is at least a message or a call.
     fn end(&mut self) -> bool {
-        let empty = self.items.is_empty();
+        let empty = matches!(self.items.last(), None | Some(Item::Thoughts(_)));
         if empty {
             self.items.push(Item::Message(String::new()));
         }
@@ -128,6 +135,13 @@ impl Answer {
             _ => "completed",
         };
         match &self.items[at] {
+            Item::Thoughts(text) => json!({
+                "id": id,
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": if begins { json!([]) } else { json!([thought(text)]) },
+            }),
             Item::Message(text) => json!({
                 "id": id,
                 "type": "message",
@@ -192,8 +206,13 @@ fn part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
+fn thought(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
+}
+
 fn item_id(answer: &Answer, at: usize, pending: &Pending) -> String {
     let kind = match &answer.items[at] {
+        Item::Thoughts(_) => "rs",
         Item::Message(_) => "msg",
         Item::Call(_) => "fc",
     };
@@ -244,7 +263,10 @@ impl Streamed {
         let at = self.answer.items.len().saturating_sub(1);
         event["item_id"] = json!(item_id(&self.answer, at, &self.pending));
         event["output_index"] = json!(at);
-        if name.contains("content_part") || name.contains("output_text") {
+        if ["content_part", "output_text", "reasoning_text"]
+            .iter()
+            .any(|kind| name.contains(kind))
+        {
             event["content_index"] = json!(0);
         }
         self.push(name, event);
@@ -271,8 +293,10 @@ impl Streamed {
 
     fn add(&mut self, part: Part) {
         let begins = match (&part, self.answer.items.last()) {
-            (Part::Text(_), Some(Item::Message(_))) | (Part::Arguments(_), _) => false,
-            (Part::Text(_) | Part::Call(_), _) => true,
+            (Part::Text(_), Some(Item::Message(_)))
+            | (Part::Thought(_), Some(Item::Thoughts(_)))
+            | (Part::Arguments(_), _) => false,
+            (Part::Text(_) | Part::Thought(_) | Part::Call(_), _) => true,
         };
         if begins && !self.answer.items.is_empty() {
             self.end_item();
@@ -281,6 +305,10 @@ impl Streamed {
             Part::Text(text) => {
                 let delta = json!({"delta": text, "logprobs": []});
                 Some(("response.output_text.delta", delta))
+            }
+            Part::Thought(text) => {
+                let delta = json!({"delta": text});
+                Some(("response.reasoning_text.delta", delta))
             }
             Part::Call(_) => None,
             Part::Arguments(more) => {
@@ -301,14 +329,22 @@ impl Streamed {
         let item = self.answer.item(at, true, &self.pending);
         let event = json!({"output_index": at, "item": item});
         self.push("response.output_item.added", event);
-        if let Item::Message(_) = &self.answer.items[at] {
-            self.push_item("response.content_part.added", json!({"part": part("")}));
-        }
+        let part = match &self.answer.items[at] {
+            Item::Message(_) => part(""),
+            Item::Thoughts(_) => thought(""),
+            Item::Call(_) => return,
+        };
+        self.push_item("response.content_part.added", json!({"part": part}));
     }
 
     fn end_item(&mut self) {
         let at = self.answer.items.len() - 1;
         match &self.answer.items[at] {
+            Item::Thoughts(text) => {
+                let (all, part) = (json!({"text": text}), thought(text));
+                self.push_item("response.reasoning_text.done", all);
+                self.push_item("response.content_part.done", json!({"part": part}));
+            }
             Item::Message(text) => {
                 let (all, part) = (json!({"text": text, "logprobs": []}), part(text));
                 self.push_item("response.output_text.done", all);
@@ -325,6 +361,9 @@ impl Streamed {
     }
 
     fn end(&mut self) {
+        if let Some(Item::Thoughts(_)) = self.answer.items.last() {
+            self.end_item();
+        }
         if self.answer.end() {
             self.begin_item();
         }

@@ -9,10 +9,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::api::{Common, Kind};
 use super::app::{App, now};
-use super::calls::{Part, Plan, Reader};
+use super::calls::{Part, Plan};
 use super::error::ApiError;
 use super::log_probs::{LogProbsJson, Piece, Writer};
 use super::reply::{Head, Usage, reason};
+use super::thoughts::{Opening, Reading};
 use super::worker::{Job, Out};
 
 /// Time between comments while a stream has nothing to say.
@@ -36,6 +37,8 @@ pub struct Asked {
     pub default_tokens: usize,
     /// Tools that may be called.
     pub plan: Option<Plan>,
+    /// How thoughts begin that are told apart from the answer.
+    pub opening: Option<Opening>,
     /// What each text is held to.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Background work.
@@ -72,8 +75,8 @@ pub struct Text {
     pub first: Option<u32>,
     /// Characters whose log-probabilities were sent.
     pub offset: usize,
-    /// Reads it for calls of tools.
-    pub reader: Option<Reader>,
+    /// Reads it for thoughts and calls of tools.
+    pub reader: Option<Reading>,
     /// Log-probabilities of what is not told yet.
     pub log_probs: Vec<LogProbs>,
 }
@@ -102,9 +105,12 @@ pub fn submit(
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
     let mut all = vec![Text::default(); texts];
+    let read = asked.plan.is_some() || asked.opening.is_some();
     for text in &mut all {
-        text.reader = asked.plan.as_ref().map(Plan::reader);
+        let calls = asked.plan.as_ref().map(Plan::reader);
+        text.reader = read.then(|| Reading::new(asked.opening, calls));
     }
+    let signs = signs(app, &asked);
     for (at, prompt) in asked.prompts.into_iter().enumerate() {
         usage.prompt += prompt.len();
         for text in &mut all[at * samples..][..samples] {
@@ -119,7 +125,7 @@ pub fn submit(
             stops: stops.clone(),
             bias: bias.clone(),
             constraint: asked.constraint.as_ref().map(|c| c.fork()),
-            signs: (asked.plan.as_ref()).map_or_else(Arc::default, |plan| plan.signs.clone()),
+            signs: signs.clone(),
             proactive: asked.proactive,
             arrived: Instant::now(),
             out: sender.clone(),
@@ -145,6 +151,17 @@ pub fn submit(
         texts: all,
         _permit: permit,
     })
+}
+
+/// Structural tokens that are text here: signs of thoughts and calls.
+fn signs(app: &App, asked: &Asked) -> Arc<[u32]> {
+    let calls = asked
+        .plan
+        .iter()
+        .flat_map(|plan| plan.signs.iter().copied());
+    let form = asked.opening.map(|opening| opening.form);
+    let thoughts = form.map(|form| form.signs(app.text.tokenizer()));
+    calls.chain(thoughts.into_iter().flatten()).collect()
 }
 
 /// Id of the response of this number.

@@ -139,6 +139,7 @@ pub fn folder(
         config,
         tokenizer_json: &tokenizer,
         chat_template: None,
+        tool_template: None,
         sampling: SamplingDefaults::default(),
         tensors: &tensors,
     };

@@ -23,6 +23,7 @@ fn write(
         config,
         tokenizer_json: &Folder::new("llama").texts["tokenizer.json"],
         chat_template: None,
+        tool_template: None,
         sampling,
         tensors: &required(config),
     };

@@ -101,6 +101,8 @@ impl Asked {
         let calls = match &choice {
             Choice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
+            // Its texts beside calls have structural tokens.
+            _ if form == Form::Harmony => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
         let callable = match is_forced {

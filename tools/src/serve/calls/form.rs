@@ -11,14 +11,28 @@ pub enum Form {
     Bare,
     /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` behind a text: Mistral.
     Listed,
+    /// A channel of gpt-oss's: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}`.
+    Harmony,
     /// `[TOOL_CALLS]NAME[ARGS]{…}` behind a text, once for each call: newer models of Mistral.
     Named,
 }
+
+/// Signs of gpt-oss's messages.
+pub const HARMONY: [&str; 5] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+];
 
 impl Form {
     /// That of a chat template.
     pub fn of_template(template: &str) -> Self {
         let has = |text: &str| template.contains(text);
+        if has("<|channel|>") && has("<|message|>") {
+            return Self::Harmony;
+        }
         match (has("<tool_call>"), has("[TOOL_CALLS]")) {
             (true, _) => Self::Tagged,
             (false, true) if has("[ARGS]") => Self::Named,
@@ -33,6 +47,7 @@ impl Form {
         match self {
             Self::Tagged => "<tool_call>",
             Self::Bare => "",
+            Self::Harmony => "<|channel|>",
             Self::Listed | Self::Named => "[TOOL_CALLS]",
         }
     }
@@ -41,7 +56,7 @@ impl Form {
     pub fn close(self) -> &'static str {
         match self {
             Self::Tagged => "</tool_call>",
-            Self::Bare | Self::Named => "",
+            Self::Bare | Self::Named | Self::Harmony => "",
             Self::Listed => "]",
         }
     }
@@ -52,6 +67,7 @@ impl Form {
             Self::Tagged | Self::Listed => "arguments",
             Self::Bare => "parameters",
             Self::Named => "[ARGS]",
+            Self::Harmony => "<|message|>",
         }
     }
 
@@ -60,6 +76,7 @@ impl Form {
         let all: &[&str] = match self {
             Self::Tagged => &["<tool_call>", "</tool_call>"],
             Self::Bare => &[],
+            Self::Harmony => &HARMONY,
             Self::Listed => &["[TOOL_CALLS]"],
             Self::Named => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
         };

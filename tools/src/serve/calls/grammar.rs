@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::{Rules, bounded};
-use super::form::{Form, special};
+use super::form::{Form, HARMONY, special};
 
 /// Most calls in a text where they are forced.
 const MAX_CALLS: usize = 8;
@@ -47,6 +47,10 @@ pub fn grammar(
         let name = json!(tool.name).to_string();
         rules += &match form {
             Form::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
+            Form::Harmony => {
+                let begin = format!("commentary to=functions.{} ", tool.name);
+                format!("f{at}: {} arguments a{at}\n", quoted(&begin))
+            }
             _ => {
                 let begin = format!("{{\"name\": {name}, \"{}\": ", form.arguments());
                 format!("f{at}: {} a{at} \"}}\"\n", quoted(&begin))
@@ -59,6 +63,10 @@ pub fn grammar(
     let write = |sign: &dyn Fn(&str) -> String| {
         let arguments = match form {
             Form::Named => format!("arguments: {}\n", sign(form.arguments())),
+            Form::Harmony => {
+                let [_, _, constrain, message, _] = HARMONY.map(sign);
+                format!("arguments: {constrain} \"json\" {message}\n")
+            }
             _ => String::new(),
         };
         format!("{}one: {one}\n{arguments}{rules}", begin(form, calls, sign))
@@ -113,6 +121,8 @@ fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
             format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
         }
         (Form::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
+        // Its messages end with a call.
+        (Form::Harmony, _) => format!("start: {open} one\n"),
         (Form::Named, Calls::One) => format!("start: {open} one\n"),
     }
 }

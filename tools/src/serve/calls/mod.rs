@@ -10,7 +10,8 @@ mod grammar;
 mod reader;
 
 pub use asked::{Asked, Plan};
-pub use reader::{Part, Reader};
+pub use form::{HARMONY, special};
+pub use reader::{Part, Reader, begun};
 
 #[cfg(test)]
 mod tests;

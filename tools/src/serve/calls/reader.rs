@@ -12,6 +12,8 @@ const MAX_HEADER: usize = 512;
 pub enum Part {
     /// Text beside calls.
     Text(String),
+    /// What the model writes to itself.
+    Thought(String),
     /// A call begins; its arguments follow.
     Call(String),
     /// More of the last call's arguments, which are JSON.
@@ -84,6 +86,11 @@ impl Reader {
             held: String::new(),
             calls: 0,
         }
+    }
+
+    /// Tools that may be called.
+    pub fn names(&self) -> Arc<[String]> {
+        self.names.clone()
     }
 
     /// Calls so far.
@@ -176,7 +183,7 @@ impl Reader {
         let found = match self.form {
             Form::Tagged | Form::Bare => header(&self.held),
             Form::Listed => listed_header(&self.held),
-            Form::Named => named_header(&self.held),
+            Form::Named | Form::Harmony => named_header(&self.held),
         };
         match found {
             Header::Unclear if self.held.len() <= MAX_HEADER => false,
@@ -228,7 +235,7 @@ impl Reader {
             Form::Tagged => self.form.close(),
             Form::Bare => "}",
             Form::Listed => return self.after_listed(),
-            Form::Named => {
+            Form::Named | Form::Harmony => {
                 self.state = State::Text;
                 return true;
             }
@@ -275,7 +282,7 @@ fn named_header(text: &str) -> Header {
 }
 
 /// Length of the longest end of `text` that `tag` begins with.
-fn begun(text: &str, tag: &str) -> usize {
+pub fn begun(text: &str, tag: &str) -> usize {
     let most = tag.len().min(text.len());
     let lengths = (1..=most).rev();
     lengths

@@ -179,7 +179,7 @@ fn calls(mut reader: Reader, text: &str) -> Vec<[String; 2]> {
         match part {
             Part::Call(name) => calls.push([name, String::new()]),
             Part::Arguments(more) => calls.last_mut().unwrap()[1] += &more,
-            Part::Text(_) => {}
+            Part::Text(_) | Part::Thought(_) => {}
         }
     }
     calls

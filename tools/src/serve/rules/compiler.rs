@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use emberflow_engine::Text;
 use emberflow_models::tokenizer::Tokenizer;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, ParserFactory};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use super::super::error::ApiError;
 use super::asked::Rules;
 use super::held::{Held, Room};
 use super::library::{begin, factory};
+use super::plain::plain;
 use super::trial::Trials;
 use super::{MAX_SOURCE, gbnf, lark, schema};
 
@@ -43,6 +44,25 @@ impl<'a> Vocabulary<'a> {
             ends: &text.config().eos,
         }
     }
+}
+
+/// A grammar of what stands before the text that is held to rules. It goes on with that text as `@text`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preface {
+    /// For the model's tokens.
+    pub grammar: String,
+    /// The same without tokens that only this model has.
+    pub tried: String,
+}
+
+/// The grammar of a text behind its preface.
+fn preceded(preface: &str, text: TopLevelGrammar) -> TopLevelGrammar {
+    let mut grammars = vec![GrammarWithLexer::from_lark(preface.to_owned())];
+    grammars.extend(text.grammars.into_iter().map(|grammar| GrammarWithLexer {
+        name: Some("text".to_owned()),
+        ..grammar
+    }));
+    TopLevelGrammar { grammars, ..text }
 }
 
 /// Compiles rules for one vocabulary.
@@ -141,23 +161,46 @@ impl Compiler {
     ///
     /// # Errors
     /// Rules that are wrong, not supported, or too large.
-    pub fn check(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
+    pub fn check(
+        &self,
+        rules: &Rules,
+        preface: Option<&Preface>,
+        room: Room,
+    ) -> Result<Held, ApiError> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = grammar(rules).map_err(ApiError::invalid)?;
-        match rules {
-            Rules::Written { tried, .. } => {
-                let tried = TopLevelGrammar::from_lark(tried.clone());
-                self.trials.check(&tried).map_err(refusal)?;
-            }
-            _ => self.trials.check(&wanted).map_err(refusal)?,
-        }
-        self.begin(wanted, room)
+        let tried = match rules {
+            Rules::Written { tried, .. } => TopLevelGrammar::from_lark(tried.clone()),
+            _ => wanted.clone(),
+        };
+        let behind = |preface: Option<&String>, text| match preface {
+            Some(preface) => preceded(preface, text),
+            None => text,
+        };
+        let tried = behind(preface.map(|preface| &preface.tried), tried);
+        self.trials.check(&tried).map_err(refusal)?;
+        self.begin(
+            behind(preface.map(|preface| &preface.grammar), wanted),
+            room,
+        )
     }
 
     /// Compiles rules of which it is known that they can be compiled.
     #[cfg(test)]
     pub fn compile(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
         self.begin(grammar(rules).map_err(ApiError::invalid)?, room)
+    }
+
+    /// The same behind a preface.
+    #[cfg(test)]
+    pub fn compile_behind(
+        &self,
+        preface: &Preface,
+        rules: &Rules,
+        room: Room,
+    ) -> Result<Held, ApiError> {
+        let text = grammar(rules).map_err(ApiError::invalid)?;
+        self.begin(preceded(&preface.grammar, text), room)
     }
 
     fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<Held, ApiError> {
@@ -177,7 +220,8 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
     match rules {
         Rules::Schema(schema) => {
             schema::check(schema)?;
-            Ok(TopLevelGrammar::from_json_schema(with_options(schema)))
+            let schema = with_options(&plain(schema)?);
+            Ok(TopLevelGrammar::from_json_schema(schema))
         }
         Rules::Grammar(grammar) if lark::is_gbnf(grammar) => {
             lark::check_size(grammar)?;
@@ -216,8 +260,8 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
     }
 }
 
-/// A schema with how JSON is written: at most one space, or a line and its indentation, between two
-/// parts, because a small model may never come back from more.
+/// A schema with how JSON is written: without white space, but for one space behind `,` and `:`, as models write
+/// it. A small model may never come back from more.
 pub fn with_options(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Object(map) => Value::Object(map.clone()),
@@ -225,8 +269,9 @@ pub fn with_options(schema: &Value) -> Value {
         other => json!({"allOf": [other]}),
     };
     let options = JsonCompileOptions {
-        whitespace_pattern: Some(r"\x20|\n[\x20\t]{0,20}".to_owned()),
-        coerce_one_of: true,
+        item_separator: r",\x20?".to_owned(),
+        key_separator: r":\x20?".to_owned(),
+        whitespace_flexible: false,
         ..JsonCompileOptions::default()
     };
     options.apply_to(&mut schema);

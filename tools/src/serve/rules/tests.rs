@@ -7,7 +7,7 @@ use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use super::held::{Held, Room};
-use super::{Compiler, Rules, Vocabulary};
+use super::{Compiler, Preface, Rules, Vocabulary};
 
 /// The bundled model, and what compiles for it.
 pub fn demo() -> (Text, Compiler) {
@@ -29,6 +29,14 @@ pub fn compiled(compiler: &Compiler, rules: &Rules) -> Held {
     match compiler.compile(rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{rules:?}: {e:?}"),
+    }
+}
+
+/// The same behind a preface.
+pub fn compiled_behind(compiler: &Compiler, preface: &Preface, rules: &Rules) -> Held {
+    match compiler.compile_behind(preface, rules, room(compiler)) {
+        Ok(held) => held,
+        Err(e) => panic!("{preface:?} {rules:?}: {e:?}"),
     }
 }
 
@@ -432,4 +440,164 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
         }
     }
     assert!(refused >= 30, "{refused}");
+}
+
+fn checked(compiler: &Compiler, schema: &Value) -> Result<Held, String> {
+    let rules = Rules::Schema(schema.clone());
+    let compiled = compiler.compile(&rules, room(compiler));
+    compiled.map_err(|e| format!("{e:?}"))
+}
+
+/// Two schemas, and whether jsonschema 4.26 finds a value that is valid against both.
+#[test]
+fn one_of_is_taken_where_no_value_fits_two_schemas() {
+    let (_, compiler) = demo();
+    let tagged = |tag: &str| json!({"type": "object", "properties": {"k": {"const": tag}}, "required": ["k"]});
+    let defs = json!({"a": tagged("a"), "b": tagged("b"), "n": {"type": ["null", "string"]}});
+    let optional = json!({"type": "object", "properties": {"k": {"const": "b"}}});
+    for (a, b, overlap) in [
+        (json!({"type": "integer"}), json!({"type": "number"}), true),
+        (json!({"type": "integer"}), json!({"type": "string"}), false),
+        (json!({"minimum": 3}), json!({"type": "integer"}), true),
+        (
+            json!({"type": "integer", "maximum": 3}),
+            json!({"type": "number", "minimum": 4}),
+            false,
+        ),
+        (
+            json!({"type": "integer", "maximum": 3}),
+            json!({"type": "integer", "minimum": 3}),
+            true,
+        ),
+        (
+            json!({"type": "number", "exclusiveMaximum": 3}),
+            json!({"type": "number", "minimum": 3}),
+            false,
+        ),
+        (json!({"enum": [1, "a"]}), json!({"const": 1.0}), true),
+        (json!({"enum": [1, "a"]}), json!({"const": "b"}), false),
+        (
+            json!({"type": "string", "maxLength": 2}),
+            json!({"type": "string", "minLength": 3}),
+            false,
+        ),
+        (
+            json!({"type": "string", "pattern": "a"}),
+            json!({"type": "string", "pattern": "b"}),
+            true,
+        ),
+        (tagged("a"), tagged("b"), false),
+        (tagged("a"), optional, false),
+        (
+            json!({"properties": {"a": {"type": "integer"}}}),
+            json!({"properties": {"b": {}}}),
+            true,
+        ),
+        (
+            json!({"$ref": "#/$defs/a"}),
+            json!({"$ref": "#/$defs/b"}),
+            false,
+        ),
+        (
+            json!({"$ref": "#/$defs/a"}),
+            json!({"$ref": "#/$defs/a"}),
+            true,
+        ),
+        (json!({"$ref": "#/$defs/n"}), json!({"type": "null"}), true),
+        (json!({"$ref": "#/$defs/a"}), json!({"type": "null"}), false),
+        (
+            json!({"anyOf": [{"type": "null"}, {"type": "boolean"}]}),
+            json!({"type": "integer"}),
+            false,
+        ),
+        (
+            json!({"required": ["a"], "additionalProperties": false, "properties": {"a": {}}, "type": "object"}),
+            json!({"required": ["b"], "type": "object"}),
+            false,
+        ),
+    ] {
+        let schema = json!({"$defs": defs, "oneOf": [a, b]});
+        let found = checked(&compiler, &schema);
+        match (overlap, found) {
+            (true, Err(why)) => assert!(why.contains("`oneOf` at #"), "{schema}: {why}"),
+            (false, Ok(_)) => {}
+            (_, found) => panic!("{schema}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn one_of_several_required_properties_is_exact() {
+    let (text, compiler) = demo();
+    let schema = json!({
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "boolean"}},
+        "additionalProperties": false,
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    });
+    for seed in 0..8 {
+        let mut held = checked(&compiler, &schema).unwrap();
+        let (found, complete) = drawn(&text, &mut held, seed, 200);
+        let value: Value = serde_json::from_str(&found).unwrap();
+        assert!(complete && value.as_object().unwrap().len() == 1, "{found}");
+    }
+}
+
+#[test]
+fn counts_are_counts_and_formats_may_be_annotations() {
+    let (text, compiler) = demo();
+    let refused = |schema: Value| checked(&compiler, &schema).unwrap_err();
+    let why = refused(json!({"properties": {"a": {"type": "string", "minLength": -1}}}));
+    assert!(
+        why.contains("`minLength` at #/properties/a is -1; it must be an integer of 0 or more"),
+        "{why}"
+    );
+    assert!(refused(json!({"type": "array", "maxItems": 1.5})).contains("`maxItems` at # is 1.5"));
+    assert!(refused(json!({"type": "object", "minProperties": "1"})).contains("is \"1\""));
+    for format in [
+        "int32",
+        "phone",
+        "byte",
+        "regex",
+        "unknown",
+        "my-own",
+        "idn-email",
+        "iri",
+        "json-pointer",
+        "uri-reference",
+    ] {
+        let schema = json!({"type": "string", "format": format, "maxLength": 2.0});
+        let found = checked(&compiler, &schema);
+        assert!(found.is_ok(), "{format}: {found:?}");
+    }
+    let pointer =
+        json!({"type": "string", "format": "json-pointer", "minLength": 1, "maxLength": 20});
+    let mut held = checked(&compiler, &pointer).unwrap();
+    let (found, _) = drawn(&text, &mut held, 1, 200);
+    assert!(
+        found.starts_with("\"/") || found.starts_with("\"\\"),
+        "{found}"
+    );
+    // A property may have the name of a keyword.
+    let named = json!({"properties": {"oneOf": {"type": "integer"}, "format": {"const": "x"}, "minLength": {"const": -1}}});
+    assert!(checked(&compiler, &named).is_ok());
+}
+
+#[test]
+fn json_is_compact() {
+    let (text, compiler) = demo();
+    let inner = json!({"type": "array", "items": {"type": "integer", "maximum": 99, "minimum": 0}, "minItems": 3, "maxItems": 3});
+    let schema = json!({"type": "object", "properties": {"a": inner, "b": inner}, "required": ["a", "b"], "additionalProperties": false});
+    for seed in 0..8 {
+        let mut held = checked(&compiler, &schema).unwrap();
+        let (found, complete) = drawn(&text, &mut held, seed, 400);
+        assert!(complete, "{found}");
+        let blanks: Vec<usize> = found
+            .match_indices(char::is_whitespace)
+            .map(|(at, _)| at)
+            .collect();
+        let allowed =
+            |at: &usize| found[..*at].ends_with([',', ':']) && found.as_bytes()[*at] == b' ';
+        assert!(blanks.iter().all(allowed), "{found}");
+    }
 }

@@ -1,0 +1,209 @@
+//! Schemas in the words that llguidance knows.
+//!
+//! It takes `oneOf` for `anyOf`, refuses names of formats that it does not know, and says little about numbers that
+//! are no counts. Here `oneOf` becomes `anyOf` where no value is valid against two of its schemas, or is refused;
+//! formats become known ones, patterns, or nothing, as they are annotations.
+
+use serde_json::{Map, Value, json};
+
+use super::apart::Schemas;
+
+/// Keywords whose members are schemas, by name.
+const NAMED: [&str; 5] = [
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+];
+/// Those whose items are schemas, or that are one.
+const NESTED: [&str; 15] = [
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "prefixItems",
+    "items",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+];
+/// Those that count.
+const COUNTS: [&str; 6] = [
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+];
+/// Formats that llguidance knows.
+const FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
+/// Formats whose texts include those of a known one.
+const WIDER: [(&str, &str); 3] = [
+    ("idn-email", "email"),
+    ("idn-hostname", "hostname"),
+    ("iri", "uri"),
+];
+/// Formats as patterns.
+const PATTERNS: [(&str, &str); 4] = [
+    ("uri-reference", REFERENCE),
+    ("iri-reference", REFERENCE),
+    ("json-pointer", r"^(/([^/~]|~[01])*)*$"),
+    (
+        "relative-json-pointer",
+        r"^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
+    ),
+];
+/// References of RFC 3986 without an authority's port.
+const REFERENCE: &str = r"^([a-zA-Z][a-zA-Z0-9+.\-]*:)?([a-zA-Z0-9\-._~!$&'()*+,;=@/]|%[0-9a-fA-F]{2})*(\?([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?(#([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?$";
+
+/// The same schema in such words. It must be bounded in depth and size.
+///
+/// # Errors
+/// What cannot be said in them.
+pub fn plain(schema: &Value) -> Result<Value, String> {
+    let mut plain = schema.clone();
+    let schemas = Schemas::of(schema);
+    visit(&mut plain, &schemas, "#")?;
+    Ok(plain)
+}
+
+fn visit(schema: &mut Value, schemas: &Schemas<'_>, place: &str) -> Result<(), String> {
+    let Value::Object(map) = schema else {
+        return Ok(());
+    };
+    for name in NAMED {
+        if let Some(Value::Object(inner)) = map.get_mut(name) {
+            for (key, inner) in inner {
+                visit(inner, schemas, &format!("{place}/{name}/{key}"))?;
+            }
+        }
+    }
+    for name in NESTED {
+        match map.get_mut(name) {
+            Some(Value::Array(items)) => {
+                for (at, inner) in items.iter_mut().enumerate() {
+                    visit(inner, schemas, &format!("{place}/{name}/{at}"))?;
+                }
+            }
+            Some(inner) => visit(inner, schemas, &format!("{place}/{name}"))?,
+            None => {}
+        }
+    }
+    for name in COUNTS {
+        if let Some(count) = map.get_mut(name) {
+            *count = json!(whole(name, count, place)?);
+        }
+    }
+    format(map);
+    one_of(map, schemas, place)
+}
+
+/// The number of a keyword that counts.
+fn whole(name: &str, count: &Value, place: &str) -> Result<u64, String> {
+    let float = || count.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0);
+    let whole = count.as_u64().or_else(|| float().map(|n| n as u64));
+    whole.ok_or_else(|| {
+        format!("`{name}` at {place} is {count}; it must be an integer of 0 or more")
+    })
+}
+
+/// Takes away a format that is an annotation only.
+fn format(map: &mut Map<String, Value>) {
+    let Some(Value::String(name)) = map.get("format") else {
+        return;
+    };
+    let of = |list: &[(&str, &'static str)]| {
+        let found = list.iter().find(|(known, _)| known == name);
+        found.map(|&(_, known)| known)
+    };
+    if FORMATS.contains(&&**name) {
+        return;
+    }
+    let (wider, pattern) = (of(&WIDER), of(&PATTERNS));
+    map.shift_remove("format");
+    if let Some(known) = wider {
+        map.insert("format".to_owned(), known.into());
+    }
+    if let Some(pattern) = pattern {
+        map.entry("pattern").or_insert_with(|| pattern.into());
+    }
+}
+
+/// Makes `oneOf` an `anyOf`.
+fn one_of(map: &mut Map<String, Value>, schemas: &Schemas<'_>, place: &str) -> Result<(), String> {
+    let Some(Value::Array(options)) = map.get("oneOf") else {
+        return Ok(());
+    };
+    let exclusive = match one_required(options) {
+        Some(exclusive) => exclusive,
+        None => {
+            if let Some((a, b)) = schemas.overlap(options) {
+                return Err(format!(
+                    "a value may be valid against both the schemas {a} and {b} of `oneOf` at {place}, and then \
+                     it is not valid; use `anyOf`, or let them differ in their type or in a required property \
+                     with different constants"
+                ));
+            }
+            options.clone()
+        }
+    };
+    map.shift_remove("oneOf");
+    match map.contains_key("anyOf") {
+        false => map.insert("anyOf".to_owned(), json!(exclusive)),
+        true => {
+            let mut all = map.shift_remove("allOf").unwrap_or_else(|| json!([]));
+            if let Value::Array(all) = &mut all {
+                all.push(json!({ "anyOf": exclusive }));
+            }
+            map.insert("allOf".to_owned(), all)
+        }
+    };
+    Ok(())
+}
+
+/// Schemas that require one property each and say nothing else: a value has one of these properties, and none of
+/// the others.
+fn one_required(options: &[Value]) -> Option<Vec<Value>> {
+    let mut names: Vec<&str> = Vec::new();
+    for option in options {
+        let option = option.as_object()?;
+        let says = |key: &String| !matches!(&**key, "required" | "title" | "description" | "type");
+        let object = option.get("type").is_none_or(|kind| kind == "object");
+        if option.keys().any(says) || !object {
+            return None;
+        }
+        match &option.get("required")?.as_array()?[..] {
+            [Value::String(name)] if !names.contains(&&**name) => names.push(name),
+            _ => return None,
+        }
+    }
+    let others = |name: &str| -> Map<String, Value> {
+        let others = names.iter().filter(|&&other| other != name);
+        others
+            .map(|&other| (other.to_owned(), json!(false)))
+            .collect()
+    };
+    let all = names
+        .iter()
+        .map(|name| json!({"type": "object", "required": [name], "properties": others(name)}));
+    (names.len() > 1).then(|| all.collect())
+}

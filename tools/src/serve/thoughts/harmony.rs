@@ -1,0 +1,163 @@
+//! gpt-oss's messages: a header with a channel and a recipient, then a text.
+
+use std::sync::Arc;
+
+use super::super::calls::{Part, begun};
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const END: &str = "<|end|>";
+
+/// Longest header.
+const MAX_HEADER: usize = 512;
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    Thought,
+    Answer,
+    /// The arguments of a call.
+    Call,
+}
+
+/// Where the text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The prompt ends with the sender of a message.
+    Begin,
+    Header,
+    Body(Body),
+}
+
+/// Reads one text.
+#[derive(Debug, Clone)]
+pub struct Harmony {
+    /// Tools that may be called.
+    names: Option<Arc<[String]>>,
+    state: State,
+    held: String,
+    calls: usize,
+}
+
+impl Harmony {
+    /// With tools of these names.
+    pub fn new(names: Option<Arc<[String]>>) -> Self {
+        Self {
+            names,
+            state: State::Begin,
+            held: String::new(),
+            calls: 0,
+        }
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Takes the next piece.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.held.push_str(piece);
+        let mut parts = Vec::new();
+        while !self.held.is_empty() && self.step(&mut parts) {}
+        parts
+    }
+
+    /// The rest, at the end of the text.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let rest = std::mem::take(&mut self.held);
+        let header = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
+        match self.state {
+            State::Begin if !header.iter().any(|sign| rest.starts_with(sign)) => {
+                text(Body::Answer, rest).into_iter().collect()
+            }
+            State::Begin | State::Header => Vec::new(),
+            State::Body(body) => text(body, rest).into_iter().collect(),
+        }
+    }
+
+    /// Takes what is clear. Whether there may be more.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        match self.state {
+            State::Begin => {
+                let signs = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
+                let known = |sign: &&str| self.held.starts_with(*sign);
+                if signs.iter().any(|sign| known(sign)) {
+                    self.state = State::Header;
+                } else if signs.iter().any(|sign| sign.starts_with(&self.held)) {
+                    return false;
+                } else {
+                    // A text without a header.
+                    self.state = State::Body(Body::Answer);
+                }
+                true
+            }
+            State::Header => self.header(parts),
+            State::Body(body) => self.body(body, parts),
+        }
+    }
+
+    fn header(&mut self, parts: &mut Vec<Part>) -> bool {
+        let Some(at) = self.held.find(MESSAGE) else {
+            if self.held.len() > MAX_HEADER {
+                self.state = State::Body(Body::Answer);
+            }
+            return self.held.len() > MAX_HEADER;
+        };
+        let rest = self.held.split_off(at + MESSAGE.len());
+        let header = std::mem::replace(&mut self.held, rest);
+        let behind = |sign: &str| {
+            let (_, behind) = header.split_once(sign)?;
+            behind.split([' ', '<', '\n']).next()
+        };
+        let channel = behind(CHANNEL).unwrap_or("final");
+        let body = match (behind("to="), channel) {
+            (Some(to), _) if to != "assistant" && to != "user" => {
+                let name = to.strip_prefix("functions.").unwrap_or(to);
+                let known = self.names.as_ref();
+                match known.is_some_and(|names| names.iter().any(|known| known == name)) {
+                    true => {
+                        parts.push(Part::Call(name.to_owned()));
+                        self.calls += 1;
+                        Body::Call
+                    }
+                    // One of the tools that gpt-oss was trained with and that are not here.
+                    false => Body::Thought,
+                }
+            }
+            (_, "analysis") => Body::Thought,
+            _ => Body::Answer,
+        };
+        self.state = State::Body(body);
+        true
+    }
+
+    fn body(&mut self, body: Body, parts: &mut Vec<Part>) -> bool {
+        let ends = [END, START, CHANNEL];
+        let found = ends.iter().filter_map(|end| self.held.find(end)).min();
+        let clear = found.unwrap_or_else(|| {
+            let begun = ends.iter().map(|end| begun(&self.held, end)).max();
+            self.held.len() - begun.unwrap_or(0)
+        });
+        let rest = self.held.split_off(clear);
+        parts.extend(text(body, std::mem::replace(&mut self.held, rest)));
+        if found.is_some() {
+            if let Some(rest) = self.held.strip_prefix(END) {
+                self.held = rest.to_owned();
+            }
+            self.state = State::Header;
+        }
+        found.is_some()
+    }
+}
+
+fn text(body: Body, text: String) -> Option<Part> {
+    match body {
+        _ if text.is_empty() => None,
+        Body::Thought => Some(Part::Thought(text)),
+        Body::Answer => Some(Part::Text(text)),
+        Body::Call => Some(Part::Arguments(text)),
+    }
+}

@@ -1,0 +1,121 @@
+//! Thoughts between two signs.
+
+use super::super::calls::{Part, begun};
+use super::form::Signs;
+
+/// Where the text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before anything but white space.
+    Before,
+    /// At the beginning of the thoughts.
+    Opened,
+    /// In them.
+    Inside,
+    /// Between them and the answer.
+    Closed,
+    /// In the answer.
+    Answer,
+}
+
+/// Reads one text.
+#[derive(Debug, Clone)]
+pub struct Tags {
+    signs: &'static Signs,
+    state: State,
+    /// Text whose meaning is not clear yet.
+    held: String,
+}
+
+impl Tags {
+    /// `opened` if the text begins inside of the thoughts.
+    pub fn new(signs: &'static Signs, opened: bool) -> Self {
+        Self {
+            signs,
+            state: match opened {
+                true => State::Opened,
+                false => State::Before,
+            },
+            held: String::new(),
+        }
+    }
+
+    /// Takes the next piece.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        if self.state == State::Answer {
+            return vec![Part::Text(piece.to_owned())];
+        }
+        self.held.push_str(piece);
+        let mut parts = Vec::new();
+        while !self.held.is_empty() && self.step(&mut parts) {}
+        parts
+    }
+
+    /// The rest, at the end of the text.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let rest = std::mem::take(&mut self.held);
+        match self.state {
+            _ if rest.is_empty() => Vec::new(),
+            State::Before | State::Answer => vec![Part::Text(rest)],
+            State::Opened | State::Inside => match rest.trim_end() {
+                "" => Vec::new(),
+                rest => vec![Part::Thought(rest.to_owned())],
+            },
+            State::Closed => Vec::new(),
+        }
+    }
+
+    /// Takes what is clear. Whether there may be more.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        let Signs { open, close } = self.signs;
+        let start = self.held.trim_start();
+        match self.state {
+            State::Before if start.len() < open.len() && open.starts_with(start) => return false,
+            State::Before => match start.strip_prefix(open) {
+                Some(thoughts) => {
+                    self.held = thoughts.to_owned();
+                    self.state = State::Opened;
+                }
+                None => self.state = State::Answer,
+            },
+            State::Opened | State::Closed if start.is_empty() => {
+                self.held.clear();
+                return false;
+            }
+            State::Opened => {
+                // A model may write the sign that the prompt ends with once more.
+                if start.len() < open.len() && open.starts_with(start) {
+                    return false;
+                }
+                let start = start.strip_prefix(open).unwrap_or(start);
+                self.held = start.trim_start().to_owned();
+                self.state = State::Inside;
+            }
+            State::Closed => {
+                self.held = start.to_owned();
+                self.state = State::Answer;
+            }
+            State::Inside => {
+                let found = self.held.find(close);
+                let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, close));
+                // White space before the sign belongs to it.
+                let clear = self.held[..clear].trim_end().len();
+                let rest = self.held.split_off(clear);
+                let thought = std::mem::replace(&mut self.held, rest);
+                if !thought.is_empty() {
+                    parts.push(Part::Thought(thought));
+                }
+                if found.is_none() {
+                    return false;
+                }
+                self.held = self.held.trim_start()[close.len()..].to_owned();
+                self.state = State::Closed;
+            }
+            State::Answer => {
+                parts.push(Part::Text(std::mem::take(&mut self.held)));
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,187 @@
+//! Thoughts are read whole and piece by piece alike. The forms are those of public chat templates.
+
+use serde_json::{Value, json};
+
+use super::super::calls::{Asked as Calls, Part};
+use super::super::rules::Rules;
+use super::super::rules::tests::{compiled_behind, demo, drawn};
+use super::{Asked, Form, Opening, Reading};
+
+/// Thoughts, answer, and calls with their arguments.
+#[derive(Debug, Default, PartialEq)]
+struct Read {
+    thoughts: String,
+    answer: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Read {
+    fn new(thoughts: &str, answer: &str) -> Self {
+        Self {
+            thoughts: thoughts.to_owned(),
+            answer: answer.to_owned(),
+            calls: Vec::new(),
+        }
+    }
+}
+
+/// Reads a text behind a prompt in pieces of `length` characters.
+fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
+    let (model, _) = demo();
+    let tools = json!({"tools": [{"type": "function", "function": {"name": "get"}}]});
+    let calls: Calls = serde_json::from_value(tools).unwrap();
+    let plan = calls.plan(template, model.tokenizer()).unwrap().unwrap();
+    let mut reading = Reading::new(Opening::behind(prompt, template), Some(plan.reader()));
+    let chars: Vec<char> = text.chars().collect();
+    let mut parts = Vec::new();
+    for piece in chars.chunks(length) {
+        parts.extend(reading.push(&piece.iter().collect::<String>()));
+    }
+    parts.extend(reading.finish(false));
+    let mut read = Read::default();
+    for part in parts {
+        match part {
+            Part::Thought(text) => read.thoughts += &text,
+            Part::Text(text) => read.answer += &text,
+            Part::Call(name) => read.calls.push((name, String::new())),
+            Part::Arguments(more) => read.calls.last_mut().unwrap().1 += &more,
+        }
+    }
+    assert_eq!(reading.calls(), read.calls.len());
+    read
+}
+
+#[test]
+fn pieces_of_any_length_give_the_same_thoughts() {
+    const THINK: &str = "{% if enable_thinking %}<think>\n{% endif %}</think>";
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+    for length in [1, 2, 5, 1000] {
+        let think = |prompt: &str, text: &str| read(THINK, prompt, text, length);
+        let both = Read::new("I look.\n\nYes < no.", "It is 4 </think>.");
+        let text = "<think>\nI look.\n\nYes < no.\n</think>\n\nIt is 4 </think>.";
+        assert_eq!(think("Q", text), both);
+        // The prompt has the sign, and a model may write it again.
+        assert_eq!(think("Q<think>\n", &text["<think>\n".len()..]), both);
+        assert_eq!(think("Q<think>\n", text), both);
+        // The prompt closed the thoughts, or there are none.
+        let plain = Read::new("", " A <think> b");
+        assert_eq!(think("Q<think>\n\n</think>\n\n", " A <think> b"), plain);
+        assert_eq!(think("Q", "<thin"), Read::new("", "<thin"));
+        // Cut off.
+        assert_eq!(think("Q<think>", "I look. "), Read::new("I look.", ""));
+        let mut called = Read::new("a", "");
+        called
+            .calls
+            .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+        assert_eq!(think("Q", &format!("<think>a</think>{call}")), called);
+        let gemma = "<|channel>thought\n<channel|>";
+        let found = read(
+            gemma,
+            "Q",
+            "<|channel>thought\nI look.\n<channel|>Yes",
+            length,
+        );
+        assert_eq!(found, Read::new("I look.", "Yes"));
+    }
+}
+
+const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
+
+#[test]
+fn harmony_channels_are_thoughts_answers_and_calls() {
+    for length in [1, 2, 5, 1000] {
+        let harmony = |text: &str| read(HARMONY, "<|start|>assistant", text, length);
+        let thought = "<|channel|>analysis<|message|>I < look.<|end|><|start|>assistant";
+        assert_eq!(
+            harmony(&format!("{thought}<|channel|>final<|message|>It is 4.")),
+            Read::new("I < look.", "It is 4.")
+        );
+        assert_eq!(
+            harmony("<|channel|>analysis<|message|>I"),
+            Read::new("I", "")
+        );
+        assert_eq!(harmony("plain <|x"), Read::new("", "plain <|x"));
+        let mut called = Read::new("I < look.", "");
+        called
+            .calls
+            .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+        for header in [
+            "<|channel|>commentary to=functions.get <|constrain|>json",
+            " to=functions.get<|channel|>commentary <|constrain|>json",
+            " to=functions.get<|channel|>commentary json",
+        ] {
+            let text = format!("{thought}{header}<|message|>{{\"a\": 1}}");
+            assert_eq!(harmony(&text), called, "{header}");
+        }
+        // A tool that is not there.
+        let text = format!("{thought}<|channel|>analysis to=python code<|message|>x");
+        assert_eq!(harmony(&text), Read::new("I < look.x", ""));
+    }
+}
+
+#[test]
+fn rules_hold_the_answer_behind_thoughts() {
+    let (text, compiler) = demo();
+    let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false});
+    let rules = Rules::Schema(schema);
+    for (template, prompt) in [
+        ("<think></think>", "<think>\n"),
+        ("<think></think>", ""),
+        (HARMONY, ""),
+    ] {
+        let opening = Opening::behind(prompt, template).unwrap();
+        let preface = opening.preface(false, text.tokenizer());
+        for seed in 0..4 {
+            let mut held = compiled_behind(&compiler, &preface, &rules);
+            let (found, complete) = drawn(&text, &mut held, seed, 3000);
+            if !complete {
+                continue;
+            }
+            let mut reading = Reading::new(Some(opening), None);
+            let mut parts = reading.push(&found);
+            parts.extend(reading.finish(false));
+            let answer = parts.iter().filter_map(|part| match part {
+                Part::Text(text) => Some(&**text),
+                _ => None,
+            });
+            let answer: String = answer.collect();
+            let value: Value =
+                serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {found}"));
+            assert!(value["a"] == 1 || value["a"] == 2, "{found}");
+        }
+    }
+}
+
+#[test]
+fn templates_are_told_what_was_asked() {
+    let variables = |asked: Value| {
+        let asked: Asked = serde_json::from_value(asked).unwrap();
+        Value::Object(asked.variables())
+    };
+    let kwargs = json!({"enable_thinking": true, "x": [1]});
+    for (asked, wanted) in [
+        (json!({}), json!({})),
+        (json!({"chat_template_kwargs": kwargs}), kwargs.clone()),
+        (
+            json!({"enable_thinking": false}),
+            json!({"enable_thinking": false, "thinking": false}),
+        ),
+        (
+            json!({"reasoning_effort": "low"}),
+            json!({"reasoning_effort": "low"}),
+        ),
+        (
+            json!({"reasoning": {"effort": "high"}}),
+            json!({"reasoning_effort": "high"}),
+        ),
+        (
+            json!({"reasoning_effort": "none"}),
+            json!({"enable_thinking": false, "thinking": false}),
+        ),
+    ] {
+        assert_eq!(variables(asked), wanted);
+    }
+    let asked = json!({"chat_template_kwargs": kwargs, "enable_thinking": false});
+    assert_eq!(variables(asked)["enable_thinking"], true);
+    assert!(Form::of_template("{{ messages }}").is_none());
+}
