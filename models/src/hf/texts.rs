@@ -95,6 +95,7 @@ fn read_tokenizer_config(folder: &Path) -> Result<TokenizerConfig, Error> {
     let Some(text) = read_text(path, MAX_CONFIG)? else {
         return Ok(TokenizerConfig {
             chat_template: None,
+            tool_template: None,
             declared: Declared::read(folder, None)?,
         });
     };
