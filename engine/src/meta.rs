@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use emberflow_kernels::DType;
+use emberflow_models::TextRules;
 use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,9 @@ pub struct ContainerMeta {
     pub calibration: Option<Calibration>,
     /// Sampling parameters recommended by the checkpoint.
     pub sampling: SamplingDefaults,
+    /// What generated texts are held to.
+    #[serde(default, skip_serializing_if = "TextRules::is_empty")]
+    pub rules: TextRules,
     /// Chat template (Jinja), if the checkpoint has one.
     pub chat_template: Option<String>,
     /// Texts of the special tokens that the template knows by name.
@@ -110,6 +114,9 @@ pub struct SamplingDefaults {
     /// Drop tokens less likely than this share of the likeliest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
+    /// Keep tokens about as unlikely as their mean, with this probability mass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub typical_p: Option<f32>,
     /// Divides positive and multiplies negative logits of recent tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repetition_penalty: Option<f32>,

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use emberflow_models::TextRules;
 use emberflow_models::chat::ChatTemplate;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::demo::Demo;
@@ -22,10 +23,11 @@ pub struct Model {
 /// The text side of a model.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// The metadata, without the tokenizer's text.
+    /// The metadata, without the tokenizer's text and the rules.
     pub(crate) meta: ContainerMeta,
     tokenizer: Arc<Tokenizer>,
     around: Around,
+    rules: Arc<TextRules>,
 }
 
 /// The container of a bundled demo model. It is part of the executable and is read from that file
@@ -77,6 +79,7 @@ impl Model {
             around.before.extend(meta.config.bos);
         }
         let text = Text {
+            rules: Arc::new(std::mem::take(&mut meta.rules)),
             meta,
             tokenizer,
             around,
@@ -132,6 +135,11 @@ impl Text {
         let template = ChatTemplate::new(template, &tokens)?;
         let tool_template = self.meta.tool_template.as_deref();
         Ok(Some(template.with_tool_use(tool_template)?))
+    }
+
+    /// What generated texts are held to.
+    pub fn rules(&self) -> &Arc<TextRules> {
+        &self.rules
     }
 
     /// The tokens that the model wants before every text: a start token, or none.

@@ -4,6 +4,10 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use std::sync::Arc;
+
+use emberflow_models::TextRules;
+
 use crate::constraint::Constraint;
 
 /// Sampling parameters.
@@ -120,6 +124,9 @@ pub struct Sampler {
     bias: Vec<Bias>,
     /// In the order of their numbers.
     drawn: Vec<Drawn>,
+    rules: Arc<TextRules>,
+    /// A token was drawn.
+    begun: bool,
 }
 
 impl Sampler {
@@ -135,7 +142,16 @@ impl Sampler {
             },
             bias: Vec::new(),
             drawn: Vec::new(),
+            rules: Arc::default(),
+            begun: false,
         }
+    }
+
+    /// Holds the tokens to `rules`.
+    #[must_use]
+    pub fn with_rules(mut self, rules: Arc<TextRules>) -> Self {
+        self.rules = rules;
+        self
     }
 
     /// Adds `bias` to logits before all else.
@@ -161,6 +177,8 @@ impl Sampler {
         self.candidates.clear();
         let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
         self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
+        let begins = !std::mem::replace(&mut self.begun, true);
+        (self.rules).hold(&mut self.candidates, |c| c.1, history, begins);
         if let Some(constraint) = constraint {
             self.candidates.retain(|c| constraint.allows(c.1));
         }
@@ -311,6 +329,21 @@ fn penalise(logit: f32, penalty: f32) -> f32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn rules_hold_the_first_token_and_every_other() {
+        let rules = TextRules {
+            suppress_tokens: vec![3],
+            begin_suppress_tokens: vec![2],
+            no_repeat_ngram_size: 2,
+            ..TextRules::default()
+        };
+        let mut s = Sampler::new(Sampling::default(), 4).with_rules(Arc::new(rules));
+        let logits = [0.0, 1.0, 2.0, 3.0];
+        assert_eq!(s.sample(&logits, &[0, 0]), 1);
+        assert_eq!(s.sample(&logits, &[0, 0, 1]), 2);
+        assert_eq!(s.sample(&logits, &[0, 0, 1, 2, 1]), 1);
+    }
 
     fn with(f: impl FnOnce(&mut Sampling)) -> Sampling {
         let mut s = Sampling {

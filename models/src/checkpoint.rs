@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::TensorId;
+use crate::rules::TextRules;
 
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +34,48 @@ pub struct SamplingDefaults {
     pub top_p: Option<f32>,
     /// Drops candidates below this fraction of the most likely one's probability, in [0, 1].
     pub min_p: Option<f32>,
+    /// Keeps tokens that are about as unlikely as their mean, with this probability mass, in (0, 1].
+    pub typical_p: Option<f32>,
     /// Divides the positive logits of tokens already seen, and multiplies the negative ones; above
     /// 0, and 1 has no effect.
     pub repetition_penalty: Option<f32>,
+}
+
+/// A sampling parameter that cannot be.
+pub(crate) struct WrongSampling {
+    /// As in `generation_config.json`.
+    pub(crate) what: &'static str,
+    pub(crate) expected: &'static str,
+}
+
+impl SamplingDefaults {
+    /// The first parameter that cannot be.
+    pub(crate) fn wrong(&self) -> Option<WrongSampling> {
+        let mass = |p: f32| p > 0.0 && p <= 1.0;
+        let share = "above 0, at most 1";
+        let checks = [
+            (
+                "temperature",
+                self.temperature.is_none_or(|t| t >= 0.0),
+                "0 or more",
+            ),
+            ("top_p", self.top_p.is_none_or(mass), share),
+            (
+                "min_p",
+                self.min_p.is_none_or(|p| (0.0..=1.0).contains(&p)),
+                "0 to 1",
+            ),
+            ("typical_p", self.typical_p.is_none_or(mass), share),
+            (
+                "repetition_penalty",
+                self.repetition_penalty
+                    .is_none_or(|p| p > 0.0 && p.is_finite()),
+                "a finite number above 0",
+            ),
+        ];
+        let (what, _, expected) = checks.into_iter().find(|(_, fits, _)| !fits)?;
+        Some(WrongSampling { what, expected })
+    }
 }
 
 /// A checkpoint whose header is read and fully checked.
@@ -62,6 +102,9 @@ pub trait Checkpoint {
 
     /// Recommended sampling parameters.
     fn sampling_defaults(&self) -> SamplingDefaults;
+
+    /// What generated texts are held to.
+    fn rules(&self) -> TextRules;
 
     /// Texts of the special tokens that chat templates know by name: `bos_token`, `eos_token`,
     /// `pad_token`, `unk_token` and others that the checkpoint names.

@@ -19,6 +19,7 @@ pub mod gguf_vocab;
 mod hf;
 pub mod names;
 mod open;
+mod rules;
 mod special;
 mod stacked;
 mod store;
@@ -30,6 +31,7 @@ pub use error::Error;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::write::{Folder, RowSink, write_folder};
 pub use open::open;
+pub use rules::TextRules;
 
 #[cfg(test)]
 mod testing;

@@ -17,6 +17,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Required, Role, TensorId, required};
+use crate::rules::TextRules;
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -93,6 +94,7 @@ pub(crate) struct About {
     pub(crate) chat_template: Option<String>,
     pub(crate) tool_template: Option<String>,
     pub(crate) sampling: SamplingDefaults,
+    pub(crate) rules: TextRules,
     pub(crate) named_tokens: BTreeMap<String, String>,
 }
 
@@ -409,6 +411,10 @@ impl Checkpoint for Store {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.about.sampling
+    }
+
+    fn rules(&self) -> TextRules {
+        self.about.rules.clone()
     }
 
     fn named_tokens(&self) -> BTreeMap<String, String> {

@@ -95,8 +95,11 @@ pub fn export(
             top_k: s.top_k,
             top_p: s.top_p,
             min_p: s.min_p,
+            typical_p: s.typical_p,
             repetition_penalty: s.repetition_penalty,
         },
+        rules: &packed.meta.rules,
+        named_tokens: &packed.meta.named_tokens,
         tensors: &tensors,
     };
     let total = tensors.iter().map(|t| 4 * (t.rows * t.cols) as u64).sum();

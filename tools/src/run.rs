@@ -13,6 +13,7 @@ use emberflow_models::chat::{Conversation, Message};
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
+use crate::serve::stops::Stops;
 use crate::template::Renderer;
 use crate::{Failure, atomic, budget, chrome, interrupt, print_json, prompt};
 
@@ -161,9 +162,17 @@ fn best_of(
     let batch = engine.generate_batch(sequence, prompt, &request, samples, &mut on_pass)?;
     let tokenizer = engine.text().tokenizer();
     let texts = batch.samples.iter().map(|sample| {
+        let mut stops = Stops::new(engine.text().rules().stop_strings.clone());
         let mut stream = tokenizer.stream_after_prompt();
-        let pieces = sample.tokens.iter().filter_map(|&token| stream.push(token));
-        let mut text: String = pieces.collect();
+        let mut text = String::new();
+        for &token in &sample.tokens {
+            let passed = stops.push_token(&mut stream, token);
+            text.push_str(&passed.text);
+            if passed.stopped {
+                return text;
+            }
+        }
+        text.push_str(&stops.finish());
         text.extend(stream.finish());
         text
     });
@@ -202,14 +211,17 @@ fn generate(
     } else {
         tokenizer.stream_after_prompt()
     };
+    let mut stops = Stops::new(engine.text().rules().stop_strings.clone());
+    let mut stopped = false;
     let mut text = String::new();
     let mut failure = None;
     let quiet = args.json;
-    let generation = engine.generate(sequence, prompt, &request, &mut |progress| {
+    let mut generation = engine.generate(sequence, prompt, &request, &mut |progress| {
         let Progress::Token(token) = progress else {
             return unless(stop);
         };
-        let piece = stream.push(token).unwrap_or_default();
+        let passed = stops.push_token(&mut stream, token);
+        let piece = passed.text;
         if !quiet
             && !piece.is_empty()
             && let Err(e) = say(&piece)
@@ -218,12 +230,21 @@ fn generate(
             return ControlFlow::Break(());
         }
         text.push_str(&piece);
-        unless(stop)
+        stopped = passed.stopped;
+        match stopped {
+            true => ControlFlow::Break(()),
+            false => unless(stop),
+        }
     })?;
     if let Some(f) = failure {
         return Err(f);
     }
-    if let Some(rest) = stream.finish() {
+    if stopped {
+        generation.stop = Stop::Complete;
+        return Ok((generation, text));
+    }
+    let rest = stops.finish() + &stream.finish().unwrap_or_default();
+    if !rest.is_empty() {
         if !quiet {
             say(&rest)?;
         }

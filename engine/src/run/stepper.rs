@@ -126,6 +126,7 @@ impl<'e> Stepper<'e> {
             });
         }
         let vocab = self.engine.config().vocab as usize;
+        let rules = self.engine.text().rules().clone();
         let mut forks = Vec::with_capacity(samples - 1);
         for _ in 1..samples {
             forks.push(sequence.fork_at(0)?);
@@ -140,7 +141,8 @@ impl<'e> Stepper<'e> {
             sequence.adopt(&self.texts[other].sequence, len);
             skipped = len;
         }
-        let mut text = Text::new(first, sequence, prompt.clone(), request, 0, vocab, &bias);
+        let mut text =
+            Text::new(first, sequence, prompt.clone(), request, 0, vocab, &bias).under(&rules);
         text.done = skipped;
         text.constraint = constraint.as_ref().map(|c| c.fork());
         self.texts.push(text);
@@ -154,7 +156,8 @@ impl<'e> Stepper<'e> {
                 index as u64,
                 vocab,
                 &bias,
-            );
+            )
+            .under(&rules);
             text.waits_for = Some(first);
             text.constraint = constraint.as_ref().map(|c| c.fork());
             self.texts.push(text);

@@ -1,5 +1,8 @@
 //! One request of a stepper: its sequence, sampler and tokens.
 
+use std::sync::Arc;
+
+use emberflow_models::TextRules;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::events::Finished;
@@ -61,6 +64,12 @@ impl Text {
             aside: false,
             request,
         }
+    }
+
+    /// Holds its tokens to the checkpoint's rules.
+    pub fn under(mut self, rules: &Arc<TextRules>) -> Self {
+        self.sampler = self.sampler.with_rules(rules.clone());
+        self
     }
 
     /// Rows that it could use in the next pass.

@@ -11,6 +11,7 @@ mod form;
 mod header;
 mod names;
 mod rope;
+mod sampling;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ use self::header::{Header, Raw};
 use self::names::{DOWN_T, DOWN_T_BIAS, POSITIONS, names_of};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::value::Metadata;
-use crate::checkpoint::{Checkpoint, SamplingDefaults};
+use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -56,24 +57,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let powerinfer = magic == *POWERINFER;
     let arch = arch::arch(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
-    let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
-    let facts = Facts {
-        powerinfer,
-        vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
-        has_qkv_bias: has("blk.0.attn_q.bias"),
-        has_o_bias: has("blk.0.attn_output.bias"),
-        has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
-        two_norms: has("blk.0.attn_norm_2.weight"),
-        has_head: has("output.weight"),
-        positions: tensors
-            .iter()
-            .find(|raw| raw.name == POSITIONS)
-            .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
-        streams: streams::Sizes::of(|name| {
-            let raw = tensors.iter().find(|raw| raw.name == name);
-            raw.map(|raw| &raw.shape[..])
-        }),
-    };
+    let facts = facts(powerinfer, &vocab, &tensors);
     let names = names_of(arch.name, facts.two_norms);
     let name = path.file_stem().map_or_else(
         || "model".into(),
@@ -113,7 +97,8 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         tokenizer_json,
         chat_template: metadata.text("tokenizer.chat_template")?,
         tool_template: metadata.text("tokenizer.chat_template.tool_use")?,
-        sampling: SamplingDefaults::default(),
+        sampling: sampling::sampling(&metadata)?,
+        rules: sampling::rules(&metadata)?,
         named_tokens,
     };
     let spell = |id: TensorId| match id.role {
@@ -122,6 +107,28 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         _ => names.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
+}
+
+/// What the tensors and the vocabulary say of the configuration.
+fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
+    let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
+    Facts {
+        powerinfer,
+        vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
+        has_qkv_bias: has("blk.0.attn_q.bias"),
+        has_o_bias: has("blk.0.attn_output.bias"),
+        has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
+        two_norms: has("blk.0.attn_norm_2.weight"),
+        has_head: has("output.weight"),
+        positions: tensors
+            .iter()
+            .find(|raw| raw.name == POSITIONS)
+            .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
+        streams: streams::Sizes::of(|name| {
+            let raw = tensors.iter().find(|raw| raw.name == name);
+            raw.map(|raw| &raw.shape[..])
+        }),
+    }
 }
 
 /// Tensors that do not change the result: the plain rotary frequencies in old files, and

@@ -132,6 +132,10 @@ impl Metadata {
         self.read(key, "an integer, 0 to 4294967295", Value::as_u32)
     }
 
+    pub(super) fn i32(&self, key: &str) -> Result<Option<i32>, Error> {
+        self.read(key, "an integer", Value::as_i32)
+    }
+
     pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.read(key, "a finite number", Value::as_f32)
     }

@@ -6,7 +6,6 @@
 
 use serde_json::{Value, json};
 
-use super::bad;
 use crate::Error;
 
 /// A way to split.
@@ -345,12 +344,12 @@ pub(super) fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error>
     let name = name.unwrap_or("default");
     let named = SPLITTINGS.iter().find(|split| split.names.contains(&name));
     named.ok_or_else(|| {
-        let known: Vec<&str> = SPLITTINGS
-            .iter()
-            .flat_map(|split| split.names)
-            .copied()
-            .collect();
-        let expected = format!("one of {}", known.join(", "));
-        bad("tokenizer.ggml.pre", format!("{name:?}"), &expected)
+        let known = SPLITTINGS.iter().flat_map(|split| split.names);
+        let known: Vec<&str> = known.copied().collect();
+        Error::Tokenizer {
+            what: "tokenizer.ggml.pre".to_owned(),
+            found: format!("{name:?}"),
+            expected: format!("one of {}", known.join(", ")),
+        }
     })
 }

@@ -11,8 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::json::{self, Keys};
-use super::texts::MAX_CONFIG;
+use super::json::{self, Keys, MAX_CONFIG};
 use crate::error::Error;
 use crate::file::read_text;
 

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
+/// Longest `config.json` and its like.
+pub(super) const MAX_CONFIG: u64 = 16 << 20;
+
 /// A JSON object and its source.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {

@@ -7,6 +7,7 @@ mod experts;
 mod foreign;
 mod form;
 mod gemma;
+mod generation;
 mod json;
 mod rope;
 mod safetensors;
@@ -22,10 +23,10 @@ pub mod write;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use self::json::MAX_CONFIG;
 use self::safetensors::DTYPES;
 use self::spelled::names_of;
 use self::text_part::text_name;
-use self::texts::MAX_CONFIG;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -145,7 +146,8 @@ fn open_with(
         tokenizer_json: texts.tokenizer_json,
         chat_template: texts.chat_template,
         tool_template: texts.tool_template,
-        sampling: texts.sampling,
+        sampling: texts.generation.sampling,
+        rules: texts.generation.rules,
         named_tokens: texts.named_tokens,
     };
     let store = Store::new(about, files, found, &|id| names.spell(id, &spelled))?;

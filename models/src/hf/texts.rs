@@ -1,5 +1,4 @@
-//! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and
-//! the files of chat templates.
+//! `tokenizer.json`, `tokenizer_config.json` and the files of chat templates.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,15 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::added::Declared;
-use super::json::{self, Keys};
-use crate::checkpoint::SamplingDefaults;
+use super::generation::{self, Generation};
+use super::json::{self, Keys, MAX_CONFIG};
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::{need_text, read_text};
 use crate::special::SpecialTokens;
-
-/// Longest `config.json` and its like.
-pub(super) const MAX_CONFIG: u64 = 16 << 20;
 
 /// Longest `tokenizer.json`.
 const MAX_TOKENIZER: u64 = 256 << 20;
@@ -25,7 +21,7 @@ pub(super) struct Texts {
     pub(super) tokenizer_json: String,
     pub(super) chat_template: Option<String>,
     pub(super) tool_template: Option<String>,
-    pub(super) sampling: SamplingDefaults,
+    pub(super) generation: Generation,
     pub(super) named_tokens: BTreeMap<String, String>,
 }
 
@@ -45,8 +41,7 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let tokenizer_json = tokenizer.declared.complete(&path, tokenizer_json)?;
     let named_tokens = tokenizer.declared.names();
     let special = SpecialTokens::parse(&path, &tokenizer_json)?;
-    let (sampling, generation_eos) =
-        read_generation_config(&folder.join("generation_config.json"))?;
+    let generation = generation::read(&folder.join("generation_config.json"))?;
     let file = |name: &str| read_text(&folder.join(name), MAX_CONFIG);
     // The files count instead of what the configuration says.
     let (chat_template, tool_template) = match file("chat_template.jinja")? {
@@ -68,7 +63,7 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let declared = std::mem::take(&mut config.eos);
     for id in token("eos_token")
         .into_iter()
-        .chain(generation_eos)
+        .chain(generation.eos.iter().copied())
         .chain(declared)
         .chain(special.ends().into_iter().filter(|&id| id < vocab))
     {
@@ -85,7 +80,7 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
         tokenizer_json,
         chat_template,
         tool_template,
-        sampling,
+        generation,
         named_tokens,
     })
 }
@@ -124,49 +119,4 @@ fn chat_template(keys: &Keys) -> Result<Option<String>, Error> {
 fn named(list: &[Value], name: &str) -> Option<String> {
     let found = list.iter().find(|entry| entry["name"] == name)?;
     found["template"].as_str().map(str::to_owned)
-}
-
-/// Sampling parameters count only if `do_sample` is set, as in transformers; the repetition penalty
-/// always counts.
-fn read_generation_config(path: &Path) -> Result<(SamplingDefaults, Vec<u32>), Error> {
-    let Some(text) = read_text(path, MAX_CONFIG)? else {
-        return Ok(Default::default());
-    };
-    let value = json::parse(path, &text)?;
-    let keys = Keys::new(path, &value)?;
-    let eos = keys.tokens("eos_token_id")?;
-    let sampling = SamplingDefaults {
-        temperature: keys.f32("temperature")?,
-        top_k: keys.u32("top_k")?,
-        top_p: keys.f32("top_p")?,
-        min_p: keys.f32("min_p")?,
-        repetition_penalty: keys.f32("repetition_penalty")?,
-    };
-    if sampling.temperature.is_some_and(|t| t < 0.0) {
-        return Err(keys.bad("temperature", "0 or more"));
-    }
-    if sampling.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
-        return Err(keys.bad("top_p", "above 0, at most 1"));
-    }
-    if sampling.min_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
-        return Err(keys.bad("min_p", "0 to 1"));
-    }
-    if sampling
-        .repetition_penalty
-        .is_some_and(|p| !(p > 0.0 && p.is_finite()))
-    {
-        return Err(keys.bad("repetition_penalty", "a finite number above 0"));
-    }
-    let sampled = keys.bool("do_sample")? == Some(true);
-    Ok((
-        if sampled {
-            sampling
-        } else {
-            SamplingDefaults {
-                repetition_penalty: sampling.repetition_penalty,
-                ..SamplingDefaults::default()
-            }
-        },
-        eos,
-    ))
 }

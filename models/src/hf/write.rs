@@ -7,7 +7,7 @@ mod families;
 mod keys;
 mod scaling;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::{Fused, Required, Role, TensorId};
+use crate::rules::TextRules;
 use crate::tokenizer::Tokenizer;
 
 /// Input of [`write_folder`], besides the weights.
@@ -36,6 +37,10 @@ pub struct Folder<'a> {
     pub tool_template: Option<&'a str>,
     /// Recommended sampling.
     pub sampling: SamplingDefaults,
+    /// What generated texts are held to.
+    pub rules: &'a TextRules,
+    /// Texts of special tokens by name.
+    pub named_tokens: &'a BTreeMap<String, String>,
     /// Tensors with their shapes as [`crate::Checkpoint`] presents them (Down
     /// transposed).
     pub tensors: &'a [Required],
@@ -384,7 +389,10 @@ fn generation_json(folder: &Folder<'_>) -> Value {
     let s = folder.sampling;
     let sampled = s.temperature.is_some_and(|t| t > 0.0)
         || (s.temperature.is_none()
-            && (s.top_k.is_some() || s.top_p.is_some() || s.min_p.is_some()));
+            && (s.top_k.is_some()
+                || s.top_p.is_some()
+                || s.min_p.is_some()
+                || s.typical_p.is_some()));
     if sampled || s.temperature.is_some() {
         value["do_sample"] = json!(sampled);
     }
@@ -397,7 +405,13 @@ fn generation_json(folder: &Folder<'_>) -> Value {
     put("top_k", s.top_k.map(Into::into));
     put("top_p", s.top_p.map(Into::into));
     put("min_p", s.min_p.map(Into::into));
+    put("typical_p", s.typical_p.map(Into::into));
     put("repetition_penalty", s.repetition_penalty.map(Into::into));
+    // Numbers and texts: cannot fail.
+    let rules = serde_json::to_value(folder.rules).unwrap_or_default();
+    for (key, rule) in rules.as_object().into_iter().flatten() {
+        put(key, Some(rule.clone()));
+    }
     value
 }
 
@@ -414,6 +428,9 @@ fn tokenizer_config_json(folder: &Folder<'_>) -> Value {
                 value[key] = json!(token);
             }
         }
+    }
+    for (key, text) in folder.named_tokens {
+        value[key.as_str()] = json!(text);
     }
     if let Some(template) = folder.chat_template {
         value["chat_template"] = match folder.tool_template {

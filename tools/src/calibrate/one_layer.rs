@@ -6,7 +6,7 @@ use std::path::Path;
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::config::{Form, Mixture, ModelConfig, Streams};
 use emberflow_models::names::{Role, TensorId, required};
-use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo};
+use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
 
 use super::rounded::{LayerRows, ROLES};
 use super::stream;
@@ -201,6 +201,10 @@ impl Checkpoint for OneLayer<'_> {
 
     fn sampling_defaults(&self) -> SamplingDefaults {
         SamplingDefaults::default()
+    }
+
+    fn rules(&self) -> TextRules {
+        TextRules::default()
     }
 
     fn named_tokens(&self) -> BTreeMap<String, String> {

@@ -27,6 +27,9 @@ impl Checkpoint for Failing<'_> {
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.source.sampling_defaults()
     }
+    fn rules(&self) -> emberflow_models::TextRules {
+        self.source.rules()
+    }
     fn named_tokens(&self) -> std::collections::BTreeMap<String, String> {
         self.source.named_tokens()
     }

@@ -29,7 +29,7 @@ pub(crate) mod schedule;
 pub(crate) mod shared;
 mod snapshot;
 mod stats;
-mod stops;
+pub mod stops;
 mod submit;
 mod thoughts;
 pub(crate) mod worker;

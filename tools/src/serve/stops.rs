@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use emberflow_models::tokenizer::StreamDecoder;
+
 /// Passes text on and ends it before a stop string.
 #[derive(Debug)]
 pub struct Stops {
@@ -32,14 +34,23 @@ impl Stops {
         }
     }
 
+    /// Takes the next token of `stream`. A control token may end the text, but is no part of it.
+    pub fn push_token(&mut self, stream: &mut StreamDecoder<'_>, token: u32) -> Passed {
+        match (stream.push(token), stream.hidden(token)) {
+            (Some(piece), _) => self.push(&piece),
+            (None, Some(name)) => self.push_hidden(&name),
+            (None, None) => self.push(""),
+        }
+    }
+
     /// Takes the next piece of text; returns what cannot belong to a stop string any more.
-    pub fn push(&mut self, piece: &str) -> Passed {
+    fn push(&mut self, piece: &str) -> Passed {
         self.held.push_str(piece);
         self.pass()
     }
 
-    /// Takes the name of a control token: it may end the text, but is not passed on.
-    pub fn push_hidden(&mut self, name: &str) -> Passed {
+    /// Takes the name of a control token.
+    fn push_hidden(&mut self, name: &str) -> Passed {
         let start = self.held.len();
         self.held.push_str(name);
         self.hidden.push(start..self.held.len());

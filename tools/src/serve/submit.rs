@@ -122,7 +122,7 @@ pub fn submit(
             request,
             first: at * samples,
             samples,
-            stops: stops.clone(),
+            stops: [&stops[..], &app.text.rules().stop_strings].concat(),
             bias: bias.clone(),
             constraint: asked.constraint.as_ref().map(|c| c.fork()),
             signs: signs.clone(),

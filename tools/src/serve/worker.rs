@@ -440,16 +440,7 @@ impl<'t> Worker<'_, 't> {
         let mut stopped = stop == Some(Stop::Eos);
         // The end-of-text token is not a part of the text.
         live.log_probs.extend(log_probs.filter(|_| !stopped));
-        let piece = (!stopped).then(|| live.stream.push(token)).flatten();
-        let passed = match piece {
-            Some(piece) => Some(live.stops.push(&piece)),
-            None if stopped => None,
-            // A stop string may name a control token.
-            None => live
-                .stream
-                .hidden(token)
-                .map(|name| live.stops.push_hidden(&name)),
-        };
+        let passed = (!stopped).then(|| live.stops.push_token(&mut live.stream, token));
         if let Some(passed) = passed {
             stopped = passed.stopped;
             if !passed.text.is_empty() {

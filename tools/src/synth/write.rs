@@ -1,5 +1,6 @@
 //! The plan as files: a GGUF file streamed block by block, or a folder in f32.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_kernels::Workers;
@@ -7,7 +8,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Required, Role, required};
 use emberflow_models::{
     Encoding, Error, Folder, GgufFile, GgufTensor, GgufValue, GgufWriter, SamplingDefaults,
-    write_folder,
+    TextRules, write_folder,
 };
 
 use super::SynthReport;
@@ -141,6 +142,8 @@ pub fn folder(
         chat_template: None,
         tool_template: None,
         sampling: SamplingDefaults::default(),
+        rules: &TextRules::default(),
+        named_tokens: &BTreeMap::new(),
         tensors: &tensors,
     };
     let total: u64 = tensors.iter().map(|t| 4 * (t.rows * t.cols) as u64).sum();

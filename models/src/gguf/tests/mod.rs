@@ -1,6 +1,7 @@
 //! Tests of the GGUF reader on valid files. Invalid ones are in `refused`.
 
 mod refused;
+mod text;
 mod write;
 
 use std::path::PathBuf;

@@ -385,6 +385,7 @@ fn special_tokens_come_from_all_files() {
         top_k: Some(7),
         top_p: Some(0.75),
         min_p: Some(0.125),
+        typical_p: None,
         repetition_penalty: Some(1.5),
     };
     assert_eq!(checkpoint.sampling_defaults(), expected);

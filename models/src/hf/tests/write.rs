@@ -2,15 +2,30 @@
 
 use std::path::Path;
 
+use std::collections::BTreeMap;
+
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::hf::write::{Folder as Writing, RowSink, write_folder};
 use crate::names::required;
+use crate::rules::TextRules;
 use crate::testing::{FAMILIES_OF_EXPERTS, Folder};
 
 fn config(family: &str) -> ModelConfig {
     Folder::new(family).open().unwrap().config().clone()
+}
+
+/// One of each.
+fn rules() -> TextRules {
+    TextRules {
+        suppress_tokens: vec![3, 4],
+        begin_suppress_tokens: vec![5],
+        forced_bos_token_id: Some(1),
+        no_repeat_ngram_size: 3,
+        bad_words_ids: vec![vec![6], vec![7, 8]],
+        stop_strings: vec!["END".into()],
+    }
 }
 
 fn write(
@@ -25,6 +40,8 @@ fn write(
         chat_template: None,
         tool_template: None,
         sampling,
+        rules: &rules(),
+        named_tokens: &BTreeMap::from([("pad_token".into(), "<pad>".into())]),
         tensors: &required(config),
     };
     write_folder(dir, &folder, weights)
@@ -59,6 +76,8 @@ fn every_family_reads_back() {
         write(&out, &config, sampling, |sink| all_rows(&config, sink)).unwrap();
         let read = crate::open(&out).unwrap();
         assert_eq!(read.sampling_defaults(), sampling);
+        assert_eq!(read.rules(), rules());
+        assert_eq!(read.named_tokens()["pad_token"], "<pad>");
         let name = "out".to_owned();
         assert_eq!(
             read.config(),
