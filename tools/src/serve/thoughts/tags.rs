@@ -87,9 +87,13 @@ impl Tags {
                 if start.len() < open.len() && open.starts_with(start) {
                     return false;
                 }
-                let start = start.strip_prefix(open).unwrap_or(start);
-                self.held = start.trim_start().to_owned();
-                self.state = State::Inside;
+                match start.strip_prefix(open) {
+                    Some(rest) => self.held = rest.to_owned(),
+                    None => {
+                        self.held = start.to_owned();
+                        self.state = State::Inside;
+                    }
+                }
             }
             State::Closed => {
                 self.held = start.to_owned();
