@@ -46,6 +46,31 @@ fn other_programs_find_the_special_tokens() {
 }
 
 #[test]
+fn templates_for_tools_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let folder = common::exported(dir.path());
+    let file = format!("{folder}/tokenizer_config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("chat_template");
+    std::fs::write(&file, config.to_string()).unwrap();
+    std::fs::write(format!("{folder}/chat_template.jinja"), "plain").unwrap();
+    let more = format!("{folder}/additional_chat_templates");
+    std::fs::create_dir(&more).unwrap();
+    std::fs::write(format!("{more}/tool_use.jinja"), "tools").unwrap();
+    let packed = path("m.ember");
+    let succeed = |args: &[&str]| common::succeed(common::emberflow().args(args));
+    succeed(&["pack", &folder, "-o", &packed]);
+    for out in [path("again"), path("again.gguf")] {
+        succeed(&["export", &packed, "-o", &out]);
+        let opened = emberflow_models::open(std::path::Path::new(&out)).unwrap();
+        assert_eq!(opened.chat_template(), Some("plain"), "{out}");
+        assert_eq!(opened.tool_template(), Some("tools"), "{out}");
+    }
+}
+
+#[test]
 fn every_fixture_comes_back_bit_for_bit() {
     let folders = fixtures();
     assert!(folders.len() >= 14, "{folders:?}");

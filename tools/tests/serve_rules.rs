@@ -502,13 +502,18 @@ fn templates_see_tools_calls_and_results() {
     let config = std::path::Path::new(&folder).join("tokenizer_config.json");
     let mut settings: Value =
         serde_json::from_str(&std::fs::read_to_string(&config).unwrap()).unwrap();
-    settings["chat_template"] = json!(
-        "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}\
+    let tool_use = "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}\
          {% for m in messages %}[{{ m.role }}]{{ m.content }}\
          {% if m.tool_calls is defined %}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}:\
          {{ c.function.arguments.kind }}</tool_call>{% endfor %}{% endif %}\
-         {% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
-    );
+         {% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}{% endfor %}";
+    let default = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+         {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{% endfor %}\
+         {{ reasoning_effort }}{{ x }}{% if enable_thinking %}<think>{% endif %}";
+    settings["chat_template"] = json!([
+        {"name": "default", "template": default},
+        {"name": "tool_use", "template": tool_use},
+    ]);
     std::fs::write(&config, settings.to_string()).unwrap();
     let packed = dir.path().join("tools.ember").display().to_string();
     succeed(emberflow().args(["pack", &folder, "-o", &packed]));
@@ -528,4 +533,58 @@ fn templates_see_tools_calls_and_results() {
                   \"parameters\": {\"type\": \"object\", \"properties\": {\"z\": {}, \"a\": {}}}}}\
                   [user]Q[assistant]<tool_call>look_up:trait</tool_call>[tool]R(c1)";
     assert_eq!(reply.json()["prompt"], wanted);
+    thoughts(&server);
+}
+
+/// What a model writes where the prompt ends with `<think>` is no answer.
+fn thoughts(server: &Server) {
+    let turns = json!([
+        {"role": "developer", "content": "S"},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": null, "reasoning": "R"},
+        {"role": "user", "content": [{"type": "text", "text": "A"}]},
+    ]);
+    let mut body = json!({
+        "messages": turns, "max_tokens": 6, "temperature": 0, "chat_template_kwargs": {"x": 1e-7},
+        "reasoning_effort": "low", "enable_thinking": true,
+    });
+    let rendered = server.post("/apply-template", &body).json();
+    assert_eq!(
+        rendered["prompt"],
+        "[system]S[user]Q[assistant](R)[user]Alow1e-07<think>"
+    );
+    let message = server.post(CHAT, &body).json()["choices"][0]["message"].take();
+    assert_eq!(message["content"], "");
+    let thought = message["reasoning_content"].as_str().unwrap().to_owned();
+    assert!(!thought.is_empty());
+    body["stream"] = json!(true);
+    let reply = server.post(CHAT, &body);
+    let mut streamed = String::new();
+    for event in reply
+        .events()
+        .into_iter()
+        .filter(|event| event.starts_with('{'))
+    {
+        let event: Value = serde_json::from_str(event).unwrap();
+        let delta = &event["choices"][0]["delta"];
+        streamed += delta["reasoning_content"].as_str().unwrap_or_default();
+        assert_eq!(delta["content"].as_str().unwrap_or_default(), "");
+    }
+    assert_eq!(streamed.trim_end(), thought);
+    body["stream"] = json!(false);
+    body["reasoning_format"] = json!("none");
+    let message = server.post(CHAT, &body).json()["choices"][0]["message"].take();
+    assert_eq!(message["content"].as_str().unwrap().trim(), thought);
+    let asked =
+        json!({"input": "A", "max_output_tokens": 6, "temperature": 0, "enable_thinking": true});
+    let response = server.post("/v1/responses", &asked).json();
+    assert_eq!(response["output"][0]["type"], "reasoning");
+    let said = response["output"][0]["content"][0]["text"]
+        .as_str()
+        .unwrap();
+    assert!(!said.is_empty() && response["output"][1]["type"] == "message");
+    let asked = json!({"messages": [{"role": "user", "content": "A"}], "think": true, "stream": false,
+        "options": {"num_predict": 6, "temperature": 0}});
+    let message = server.post("/api/chat", &asked).json()["message"].take();
+    assert_eq!([&message["thinking"], &message["content"]], [said, ""]);
 }

@@ -398,9 +398,14 @@ fn chat_templates_come_as_text_list_or_file() {
     folder
         .texts
         .insert("tokenizer_config.json", list.to_string());
-    assert_eq!(folder.open().unwrap().chat_template(), Some("yes"));
+    let opened = folder.open().unwrap();
+    assert_eq!(opened.chat_template(), Some("yes"));
+    assert_eq!(opened.tool_template(), Some("no"));
+    // The files count instead, as in transformers.
     folder.texts.insert("chat_template.jinja", "file".into());
-    assert_eq!(folder.open().unwrap().chat_template(), Some("file"));
+    let opened = folder.open().unwrap();
+    assert_eq!(opened.chat_template(), Some("file"));
+    assert_eq!(opened.tool_template(), None);
 }
 
 #[test]

@@ -151,7 +151,8 @@ impl<'a> Bounds<'a> {
             ("properties", Value::Object(map)) => count.properties += map.len(),
             ("minProperties" | "maxProperties", Value::Number(_)) => count.counted = true,
             ("minLength" | "maxLength", Value::Number(n)) => {
-                let length = n.as_u64().unwrap_or(u64::MAX);
+                // One that is no count is refused later.
+                let length = n.as_f64().unwrap_or(0.0).max(0.0) as u64;
                 count.lengths = count.lengths.saturating_add(length);
             }
             ("multipleOf", Value::Number(n)) => {

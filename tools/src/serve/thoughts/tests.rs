@@ -1,10 +1,11 @@
 //! Thoughts are read whole and piece by piece alike. The forms are those of public chat templates.
 
+use emberflow_engine::Constraint;
 use serde_json::{Value, json};
 
 use super::super::calls::{Asked as Calls, Part};
 use super::super::rules::Rules;
-use super::super::rules::tests::{compiled_behind, demo, drawn};
+use super::super::rules::tests::{compiled_behind, demo};
 use super::{Asked, Form, Opening, Reading};
 
 /// Thoughts, answer, and calls with their arguments.
@@ -124,31 +125,34 @@ fn rules_hold_the_answer_behind_thoughts() {
     let (text, compiler) = demo();
     let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false});
     let rules = Rules::Schema(schema);
-    for (template, prompt) in [
-        ("<think></think>", "<think>\n"),
-        ("<think></think>", ""),
-        (HARMONY, ""),
+    let think = "<think></think>";
+    for (template, prompt, begin) in [
+        (think, "<think>\n", "I < look.\n</think>\n\n"),
+        (think, "", "<think>I</think>"),
+        (think, "", ""),
+        (HARMONY, "", "<|channel|>final<|message|>"),
+        (
+            HARMONY,
+            "",
+            "<|channel|>analysis<|message|>I<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>",
+        ),
     ] {
         let opening = Opening::behind(prompt, template).unwrap();
         let preface = opening.preface(false, text.tokenizer());
-        for seed in 0..4 {
+        // Whether all tokens of a text are allowed, and it is complete then.
+        let holds = |wanted: &str| {
             let mut held = compiled_behind(&compiler, &preface, &rules);
-            let (found, complete) = drawn(&text, &mut held, seed, 3000);
-            if !complete {
-                continue;
-            }
-            let mut reading = Reading::new(Some(opening), None);
-            let mut parts = reading.push(&found);
-            parts.extend(reading.finish(false));
-            let answer = parts.iter().filter_map(|part| match part {
-                Part::Text(text) => Some(&**text),
-                _ => None,
+            let allowed = text.tokens(wanted).unwrap().iter().all(|&token| {
+                held.prepare().unwrap();
+                held.allows(token) && held.accept(token).is_ok()
             });
-            let answer: String = answer.collect();
-            let value: Value =
-                serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{e}: {found}"));
-            assert!(value["a"] == 1 || value["a"] == 2, "{found}");
-        }
+            allowed && held.is_complete()
+        };
+        assert!(holds(&format!("{begin}{{\"a\": 1}}")), "{template} {begin}");
+        assert!(
+            !holds(&format!("{begin}{{\"a\": 3}}")),
+            "{template} {begin}"
+        );
     }
 }
 
