@@ -296,6 +296,16 @@ fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
     }
 }
 
+/// A conversation that the assistant is to go on with.
+fn begun(system: Option<&str>) -> Conversation {
+    let system = system.map(|text| Message::new("system", text));
+    Conversation {
+        messages: system.into_iter().collect(),
+        add_generation_prompt: true,
+        ..Conversation::default()
+    }
+}
+
 fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
@@ -316,12 +326,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let asked = Asked { args, context, max };
-    let system = args.system.iter().map(|text| Message::new("system", text));
-    let mut said = Conversation {
-        messages: system.collect(),
-        add_generation_prompt: true,
-        ..Conversation::default()
-    };
+    let mut said = begun(args.system.as_deref());
     let first_turn = said.messages.len();
     let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;

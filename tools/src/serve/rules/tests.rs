@@ -448,14 +448,11 @@ fn checked(compiler: &Compiler, schema: &Value) -> Result<Held, String> {
     compiled.map_err(|e| format!("{e:?}"))
 }
 
-/// Two schemas, and whether jsonschema 4.26 finds a value that is valid against both.
-#[test]
-fn one_of_is_taken_where_no_value_fits_two_schemas() {
-    let (_, compiler) = demo();
-    let tagged = |tag: &str| json!({"type": "object", "properties": {"k": {"const": tag}}, "required": ["k"]});
-    let defs = json!({"a": tagged("a"), "b": tagged("b"), "n": {"type": ["null", "string"]}});
+/// Two schemas, and whether jsonschema 4.26 finds a value that is valid against both. They may refer to
+/// [`definitions`].
+fn pairs() -> Vec<(Value, Value, bool)> {
     let optional = json!({"type": "object", "properties": {"k": {"const": "b"}}});
-    for (a, b, overlap) in [
+    vec![
         (json!({"type": "integer"}), json!({"type": "number"}), true),
         (json!({"type": "integer"}), json!({"type": "string"}), false),
         (json!({"minimum": 3}), json!({"type": "integer"}), true),
@@ -515,8 +512,22 @@ fn one_of_is_taken_where_no_value_fits_two_schemas() {
             json!({"required": ["b"], "type": "object"}),
             false,
         ),
-    ] {
-        let schema = json!({"$defs": defs, "oneOf": [a, b]});
+    ]
+}
+
+fn tagged(tag: &str) -> Value {
+    json!({"type": "object", "properties": {"k": {"const": tag}}, "required": ["k"]})
+}
+
+fn definitions() -> Value {
+    json!({"a": tagged("a"), "b": tagged("b"), "n": {"type": ["null", "string"]}})
+}
+
+#[test]
+fn one_of_is_taken_where_no_value_fits_two_schemas() {
+    let (_, compiler) = demo();
+    for (a, b, overlap) in pairs() {
+        let schema = json!({"$defs": definitions(), "oneOf": [a, b]});
         let found = checked(&compiler, &schema);
         match (overlap, found) {
             (true, Err(why)) => assert!(why.contains("`oneOf` at #"), "{schema}: {why}"),
