@@ -3,6 +3,7 @@
 //! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
 //! the keys and values is the residual stream.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -519,6 +520,17 @@ impl Decoder {
         let post = layer.ffn_post_norm.as_ref();
         add_output(on.cpu, post, scale, &mut s.out[..width], &mut pass.x);
         Ok(())
+    }
+
+    /// The last hidden states of `rows` of a finished pass, which the head reads, `[rows × d_model]`.
+    pub fn hidden(&mut self, pass: &Pass, rows: Range<usize>) -> &[f32] {
+        let d = self.config.d_model as usize;
+        let (x, normed) = (
+            &pass.x[rows.start * d..rows.end * d],
+            &mut self.scratch.normed,
+        );
+        self.weights.final_norm.rows(self.on.cpu, x, normed);
+        &normed[..x.len()]
     }
 
     /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one

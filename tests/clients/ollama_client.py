@@ -20,6 +20,9 @@ def main():
     found = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS)
     parts = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS, stream=True)
     assert "".join(part.response for part in parts) == found.response
+    embedded = client.embed("demo", ["A vector", "A trait"])
+    assert [round(sum(value**2 for value in one), 4) for one in embedded.embeddings] == [1, 1], embedded
+    assert len(client.embeddings("demo", "A vector").embedding) == len(embedded.embeddings[0])
     assert [model.model for model in client.list().models] == ["demo"]
     assert client.show("demo").details.family == "llama"
     try:

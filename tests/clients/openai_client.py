@@ -64,6 +64,17 @@ def completions(client):
     assert "e" not in ended.choices[0].text
 
 
+def embeddings(client):
+    """Of length 1, and the same as numbers and in the form that the package asks for itself."""
+    texts = ["A vector", "A trait"]
+    packed = client.embeddings.create(model="demo", input=texts)
+    plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert abs(sum(value**2 for value in one.embedding) - 1) < 1e-5, one
+        assert all(abs(a - b) < 1e-7 for a, b in zip(one.embedding, other.embedding, strict=True))
+    assert packed.usage.total_tokens == packed.usage.prompt_tokens > 3, packed.usage
+
+
 class Answer(pydantic.BaseModel):
     """What a text is held to."""
 
@@ -143,7 +154,6 @@ def refusals(client):
     for error, call in [
         (openai.NotFoundError, lambda: client.chat.completions.create(model="other", messages=CHAT)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model="demo", messages=[])),
-        (openai.NotFoundError, lambda: client.embeddings.create(model="demo", input="x")),
         (openai.NotFoundError, lambda: client.models.retrieve("other")),
         (openai.BadRequestError, lambda: client.completions.create(prompt="A", extra_body={"grammar": "("}, **GREEDY)),
         (openai.AuthenticationError, lambda: client.copy(api_key="wrong").completions.create(prompt="A", **GREEDY)),
@@ -172,6 +182,7 @@ with openai.OpenAI(base_url=URL, api_key="secret", max_retries=0) as client:
     answer = chat(client)
     responses(client, answer)
     completions(client)
+    embeddings(client)
     structured(client)
     tools(client)
     refusals(client)

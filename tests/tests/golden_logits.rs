@@ -1,8 +1,9 @@
 //! Logits against Hugging Face transformers, for every family and format.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Options, Request, Sampling, Sparsity};
+use emberflow_engine::{Admission, Event, Options, Request, Sampling, Sparsity, Stepped, Stepper};
 use emberflow_kernels::DType;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 use std::ops::ControlFlow;
@@ -102,6 +103,59 @@ fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
         }
     }
     assert!(seen >= 2, "quantised fixtures are missing");
+}
+
+/// The mean of a prompt's last hidden states, as `AutoModel` of transformers has it, in chunks of `chunk`.
+fn mean_hidden(container: &Path, tokens: &[u32], chunk: usize) -> Vec<f32> {
+    let options = Options {
+        chunk,
+        ..roomy(tokens.len())
+    };
+    let mut engine = open(container, options);
+    let mut stepper = Stepper::new(&mut engine);
+    let request = Request {
+        max_tokens: 0,
+        mean_hidden: true,
+        ..Request::default()
+    };
+    let sequence = stepper.engine().new_sequence().unwrap();
+    let id = stepper
+        .admit(Admission {
+            sequence,
+            prompt: tokens.to_vec(),
+            request,
+            samples: 1,
+            bias: Vec::new(),
+            constraint: None,
+        })
+        .unwrap();
+    while let Stepped::Passed { events, .. } = stepper.step().unwrap() {
+        if let Some(Event::Hidden { mean, .. }) = events.drain(..).next() {
+            assert!(stepper.take(id).is_some(), "the text has ended");
+            return mean;
+        }
+    }
+    panic!("no mean");
+}
+
+#[test]
+fn means_of_hidden_states_agree_with_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    let means = std::fs::read_to_string(fixtures().join("models/means.json")).unwrap();
+    let means: BTreeMap<String, Vec<f32>> = serde_json::from_str(&means).unwrap();
+    assert!(means.len() >= 7);
+    for (name, expected) in means {
+        let case = fixtures().join("models").join(&name);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let container = packed(&case, dir.path(), DType::F32);
+        let found = mean_hidden(&container, &tokens, 64);
+        let difference = largest_difference(&found, &expected);
+        assert!(difference <= 1e-4, "{name}: {difference}");
+        for chunk in [1, 7] {
+            let again = mean_hidden(&container, &tokens, chunk);
+            assert!(bits(&again) == bits(&found), "{name} in chunks of {chunk}");
+        }
+    }
 }
 
 #[test]

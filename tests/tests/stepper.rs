@@ -235,6 +235,56 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
     }
 }
 
+/// The bits of the means of some prompts' hidden states, `batch` at once. With room for more than the
+/// prompts they run beside a text that begins like two of them, and passes yield.
+fn means(share: f64, batch: usize) -> Vec<Vec<u32>> {
+    let mut engine = engine(batch, share, true);
+    let mut stepper = Stepper::new(&mut engine);
+    let flag = stepper.yield_flag();
+    let mut waiting = vec![(3, 4, 90), (2, 1, 33), (1, 4, 45), (0, 0, 5)];
+    let mut found = vec![Vec::new(); waiting.len()];
+    let crowded = batch > waiting.len();
+    if crowded {
+        admit(&mut stepper, &prompt(4, 60), request(3, 1), 1);
+        stepper.step().unwrap();
+    }
+    let asked = Request {
+        mean_hidden: true,
+        ..request(0, 0)
+    };
+    let mut ids = Vec::new();
+    while !waiting.is_empty() || !stepper.is_empty() {
+        while stepper.len() < batch
+            && let Some((at, n, len)) = waiting.pop()
+        {
+            ids.push((admit(&mut stepper, &prompt(n, len), asked, 1), at));
+        }
+        flag.store(crowded, Ordering::Relaxed);
+        let events = match stepper.step().unwrap() {
+            Stepped::Passed { events, .. } => std::mem::take(events),
+            Stepped::Yielded => continue,
+            Stepped::Idle => panic!("somebody wants something"),
+        };
+        for event in events {
+            if let Event::Hidden { id, mean } = event {
+                let &(_, at) = ids.iter().find(|(of, _)| *of == id).unwrap();
+                assert!(found[at].is_empty(), "told once");
+                found[at] = mean.into_iter().map(f32::to_bits).collect();
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn hidden_means_do_not_depend_on_budget_or_neighbours() {
+    let wanted = means(1.0, 1);
+    assert!(wanted.iter().all(|mean| !mean.is_empty()));
+    assert_ne!(wanted[1], wanted[3]);
+    assert!(means(0.2, 1) == wanted, "a small budget");
+    assert!(means(0.5, 6) == wanted, "neighbours");
+}
+
 /// A pass that stopped between two layers goes on without computing anything again, also when others
 /// ran in between.
 #[test]

@@ -109,7 +109,7 @@ impl Engine {
             for event in events.drain(..) {
                 match event {
                     Event::Token { .. } => tokens = true,
-                    Event::Ended { .. } | Event::Prompt { .. } => {}
+                    Event::Ended { .. } | Event::Prompt { .. } | Event::Hidden { .. } => {}
                     Event::Failed { error, .. } => return Err(error),
                 }
             }

@@ -46,6 +46,14 @@ pub enum Event {
         /// In the order of the prompt.
         log_probs: Vec<LogProbs>,
     },
+    /// The mean of its prompt's last hidden states, if the request asks: of the residual stream behind
+    /// the last layer and the final norm, over all positions of the prompt.
+    Hidden {
+        /// The request: the first continuation of its prompt.
+        id: RequestId,
+        /// `[d_model]`
+        mean: Vec<f32>,
+    },
     /// It ended without a token.
     Ended {
         /// The request.

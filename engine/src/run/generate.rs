@@ -150,7 +150,7 @@ fn follow(
         done += rows;
         let event = events.pop();
         let (goes_on, stop) = match event {
-            None | Some(Event::Prompt { .. }) => {
+            None | Some(Event::Prompt { .. } | Event::Hidden { .. }) => {
                 clock.look();
                 (on(Progress::Prompt(done.min(prompt))), None)
             }

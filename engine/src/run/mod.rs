@@ -8,6 +8,7 @@ mod clock;
 mod events;
 mod generate;
 mod log_probs;
+mod prompt;
 mod request;
 pub mod spans;
 mod stepper;

@@ -19,6 +19,15 @@ pub struct Request {
     pub log_probs: Option<usize>,
     /// With `log_probs`: also for the tokens of the prompt but the first, which costs their logits.
     pub prompt_log_probs: bool,
+    /// Tell the mean of the prompt's last hidden states ([`super::Event::Hidden`]).
+    pub mean_hidden: bool,
+}
+
+impl Request {
+    /// Whether every position of the prompt counts, so that none may come from another sequence.
+    pub(super) fn reads_prompt(&self) -> bool {
+        self.prompt_log_probs || self.mean_hidden
+    }
 }
 
 impl Default for Request {
@@ -32,6 +41,7 @@ impl Default for Request {
             keep_log_prob: false,
             log_probs: None,
             prompt_log_probs: false,
+            mean_hidden: false,
         }
     }
 }

@@ -9,7 +9,6 @@
 //! A request's output does not depend on the others, on their arrival, on how prompts are chunked,
 //! or on preemption.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use emberflow_storage::clock::Moment;
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::log_probs::LogProbs;
+use super::prompt::told_of_prompt;
 use super::request::{Request, RequestId, Stop};
 use super::spans::{Wants, divide};
 use super::text::Text;
@@ -135,7 +135,7 @@ impl<'e> Stepper<'e> {
         self.next += samples as u64;
         let mut skipped = 0;
         if sequence.is_empty()
-            && !request.prompt_log_probs
+            && !request.reads_prompt()
             && let Some((other, len)) = self.longest_prefix(&prompt)
         {
             sequence.adopt(&self.texts[other].sequence, len);
@@ -144,6 +144,9 @@ impl<'e> Stepper<'e> {
         let mut text =
             Text::new(first, sequence, prompt.clone(), request, 0, vocab, &bias).under(&rules);
         text.done = skipped;
+        if request.mean_hidden {
+            text.hidden = vec![0.0; self.engine.config().d_model as usize];
+        }
         text.constraint = constraint.as_ref().map(|c| c.fork());
         self.texts.push(text);
         for (index, sequence) in (1..).zip(forks) {
@@ -327,7 +330,9 @@ impl<'e> Stepper<'e> {
             let Some(at) = self.texts.iter().position(|text| text.id == part.id) else {
                 continue;
             };
-            self.score_prompt(at, end - part.rows..end);
+            let computed = end - part.rows..end;
+            let told = told_of_prompt(self.engine, &mut self.texts[at], computed);
+            self.events.extend(told.into_iter().flatten());
             let wants_logits = self.texts[at].advance(part.rows);
             takers.extend(self.followers(at).map(|follower| (follower, rows.len())));
             if wants_logits {
@@ -367,33 +372,6 @@ impl<'e> Stepper<'e> {
             self.events.push(Event::Failed { id, error });
         }
         self.end_texts()
-    }
-
-    /// If a text asks for the log-probabilities of its prompt: those of the tokens after `rows` of
-    /// the completed pass, before the text advances.
-    fn score_prompt(&mut self, at: usize, rows: Range<usize>) {
-        let Self { texts, engine, .. } = self;
-        let text = &texts[at];
-        let next = text.prompt.get(text.done + 1..).unwrap_or_default();
-        let Some(top) = text.request.log_probs.filter(|_| {
-            text.request.prompt_log_probs && text.done < text.prompt.len() && !next.is_empty()
-        }) else {
-            return;
-        };
-        let Engine { decoder, pass, .. } = &mut **engine;
-        let rows = rows.start..rows.end.min(rows.start + next.len());
-        let mut log_probs = Vec::with_capacity(rows.len());
-        let most = decoder.most_logits();
-        for start in rows.clone().step_by(most) {
-            let part = start..rows.end.min(start + most);
-            decoder.head(pass, part.clone());
-            for (row, at) in part.zip(0..) {
-                let token = next[row - rows.start];
-                log_probs.push(LogProbs::of(decoder.logits(at), token, top));
-            }
-        }
-        let id = text.id;
-        self.events.push(Event::Prompt { id, log_probs });
     }
 
     /// Requests that wait for the prompt of the one at `at`, if that is complete.

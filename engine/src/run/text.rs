@@ -28,6 +28,9 @@ pub(super) struct Text {
     hash: Xxh3,
     pub tokens: Vec<u32>,
     log_prob: f64,
+    /// Sum of the prompt's last hidden states so far, if their mean is asked for. Positions are added one
+    /// after the other, so that no bit depends on the chunks of the prompt.
+    pub hidden: Vec<f64>,
     /// The request whose prefill this one waits for.
     pub waits_for: Option<RequestId>,
     /// Preempted.
@@ -60,6 +63,7 @@ impl Text {
             hash: Xxh3::new(),
             tokens: Vec::with_capacity(request.max_tokens.min(room)),
             log_prob: 0.0,
+            hidden: Vec::new(),
             waits_for: None,
             aside: false,
             request,

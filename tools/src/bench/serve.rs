@@ -241,22 +241,15 @@ impl Client {
         let failed = |why: String| Failure::Fault(format!("a request failed: {why}"));
         let (out, mut answer) = unbounded_channel();
         let mut random = fastrand::Rng::with_seed(number.into());
+        let prompt = (0..PROMPT).map(|_| random.u32(..self.vocab)).collect();
         let job = Job {
-            prompt: (0..PROMPT).map(|_| random.u32(..self.vocab)).collect(),
             request: Request {
                 max_tokens: ANSWER,
                 ignore_eos: true,
                 ..Request::default()
             },
-            first: 0,
-            samples: 1,
-            stops: Vec::new(),
-            bias: Vec::new(),
-            constraint: None,
-            signs: Arc::default(),
             proactive,
-            arrived: Instant::now(),
-            out,
+            ..Job::new(prompt, out)
         };
         let arrived = self.start.elapsed();
         let sent = self.jobs.send(job);
@@ -267,7 +260,7 @@ impl Client {
         let mut began = arrived;
         loop {
             match answer.recv().await {
-                Some(Out::Started(_)) => began = self.start.elapsed(),
+                Some(Out::Started { .. }) => began = self.start.elapsed(),
                 Some(Out::Done { .. }) => {
                     return Ok(Served {
                         proactive,

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use super::infill::{self, Infill};
 use super::rules::{self, Rules};
 use super::{calls, thoughts};
 use crate::template::Renderer;
@@ -37,6 +38,12 @@ pub enum Kind {
     OllamaChat,
     /// `/api/generate`
     OllamaGenerate,
+    /// `/v1/embeddings`, `/api/embed`
+    Embedding,
+    /// `/v1/messages`
+    Message,
+    /// `/completion`, `/infill`
+    Native,
 }
 
 /// Fields that both kinds of request share.
@@ -75,7 +82,6 @@ pub struct Common {
     #[serde(flatten)]
     pub thoughts: thoughts::Asked,
     functions: Option<Value>,
-    suffix: Option<Value>,
     best_of: Option<usize>,
 }
 
@@ -186,6 +192,8 @@ pub struct CompletionRequest {
     prompt: Prompt,
     /// Whether each text begins with its prompt.
     pub echo: Option<bool>,
+    /// What follows each text.
+    suffix: Option<String>,
     /// The other fields.
     #[serde(flatten)]
     pub common: Common,
@@ -196,10 +204,14 @@ pub struct CompletionRequest {
     untagged,
     expecting = "`prompt` is a text, a list of texts, a list of tokens or a list of such lists"
 )]
-enum Prompt {
+pub enum Prompt {
+    /// A text.
     Text(String),
+    /// Tokens.
     Tokens(Vec<u32>),
+    /// Several texts.
     Texts(Vec<String>),
+    /// Several texts as tokens.
     TokenLists(Vec<Vec<u32>>),
 }
 
@@ -216,7 +228,6 @@ impl Common {
         };
         let refused = [
             ("functions", given(&self.functions)),
-            ("suffix", given(&self.suffix)),
             ("best_of", self.best_of.is_some_and(|b| b != self.samples())),
         ];
         for (name, is_given) in refused {
@@ -551,15 +562,41 @@ impl ResponsesRequest {
     }
 }
 
+impl Prompt {
+    /// Tokens of each.
+    pub fn tokens(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |prompt: &String| text.encode(prompt).map_err(ApiError::invalid);
+        match self {
+            Self::Text(prompt) => Ok(vec![encode(prompt)?]),
+            Self::Texts(prompts) => prompts.iter().map(encode).collect(),
+            Self::Tokens(tokens) => Ok(vec![tokens.clone()]),
+            Self::TokenLists(lists) => Ok(lists.clone()),
+        }
+    }
+}
+
 impl CompletionRequest {
     /// Tokens of each prompt.
     pub fn prompts(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |prompt: &String| text.encode(prompt).map_err(ApiError::invalid);
+        let Some(suffix) = self.suffix.as_deref().filter(|s| !s.is_empty()) else {
+            return self.prompt.tokens(text);
+        };
+        let refuse = |message: &str| Err(ApiError::param("suffix", message));
+        let infill = Infill::of(text, "suffix")?;
+        let between = |prompt: &String| infill.between(prompt, suffix);
         match &self.prompt {
-            Prompt::Text(prompt) => Ok(vec![encode(prompt)?]),
-            Prompt::Texts(prompts) => prompts.iter().map(encode).collect(),
-            Prompt::Tokens(tokens) => Ok(vec![tokens.clone()]),
-            Prompt::TokenLists(lists) => Ok(lists.clone()),
+            _ if self.echo == Some(true) => refuse("`echo` and `suffix` do not go together"),
+            Prompt::Text(prompt) => Ok(vec![between(prompt)?]),
+            Prompt::Texts(prompts) => prompts.iter().map(between).collect(),
+            Prompt::Tokens(_) | Prompt::TokenLists(_) => refuse("`suffix` needs `prompt` as text"),
+        }
+    }
+
+    /// What ends the texts of gaps.
+    pub fn ends(&self, text: &Text) -> Vec<String> {
+        match self.suffix.as_deref() {
+            None | Some("") => Vec::new(),
+            Some(_) => infill::ends(text),
         }
     }
 

@@ -83,9 +83,7 @@ impl App {
 
     /// Checks the fields that both kinds of request share.
     pub fn check(&self, common: &Common) -> Result<(), ApiError> {
-        if let Some(model) = common.model.as_deref().filter(|m| !m.is_empty()) {
-            self.check_model(model)?;
-        }
+        self.check_model(common.model.as_deref().unwrap_or_default())?;
         let samples = common.samples();
         if samples == 0 || samples > self.parallel {
             let message = format!(
@@ -99,13 +97,24 @@ impl App {
 
     /// Checks the name of a model.
     pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        match name == self.model {
+        match name.is_empty() || name == self.model {
             true => Ok(()),
             false => Err(ApiError::unknown(format!(
                 "there is no model `{name}`; this server has `{}`",
                 self.model
             ))),
         }
+    }
+
+    /// Hands a job to the engine's thread.
+    pub fn submit(&self, job: Job) -> Result<(), ApiError> {
+        let reactive = !job.proactive;
+        let sent = self.jobs.send(job);
+        sent.map_err(|_| ApiError::unavailable("the server is shutting down"))?;
+        if reactive {
+            self.shared.interrupt();
+        }
+        Ok(())
     }
 
     /// Checks tokens that a client sent.

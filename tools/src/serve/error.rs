@@ -122,10 +122,15 @@ impl ApiError {
         response
     }
 
-    /// The response that Ollama's clients expect.
-    pub fn plain(self) -> Response {
-        let body = json!({"error": self.message});
-        self.with(body)
+    /// The error object of Anthropic's interface.
+    pub fn typed(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::INTERNAL_SERVER_ERROR => "api_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            _ => self.kind,
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
     }
 
     /// The error object.
@@ -136,6 +141,38 @@ impl ApiError {
             "param": self.param,
             "code": self.status.as_u16(),
         }})
+    }
+}
+
+/// An error as Ollama's clients expect it.
+pub struct Plain(ApiError);
+
+impl From<ApiError> for Plain {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Plain {
+    fn into_response(self) -> Response {
+        let body = json!({"error": self.0.message});
+        self.0.with(body)
+    }
+}
+
+/// An error as Anthropic's clients expect it.
+pub struct Typed(ApiError);
+
+impl From<ApiError> for Typed {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Typed {
+    fn into_response(self) -> Response {
+        let body = self.0.typed();
+        self.0.with(body)
     }
 }
 

@@ -35,8 +35,8 @@ pub async fn respond(
     match kind {
         Kind::Response => responses::respond(pending, streams).await,
         Kind::OllamaChat | Kind::OllamaGenerate => ollama::respond(pending, streams).await,
-        Kind::Chat | Kind::Text if streams => Ok(streamed(pending, with_usage)),
-        Kind::Chat | Kind::Text => whole(pending).await,
+        _ if streams => Ok(streamed(pending, with_usage)),
+        _ => whole(pending).await,
     }
 }
 
@@ -55,7 +55,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     let mut asked = pending.texts.iter().any(|text| text.first.is_some());
     while pending.left > 0 {
         match pending.out.recv().await {
-            Some(Out::Started(cached)) => pending.usage.cached += cached,
+            Some(Out::Started { cached, .. }) => pending.usage.cached += cached,
             Some(Out::Prompt {
                 index,
                 log_probs: more,
@@ -64,6 +64,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 index,
                 text,
                 log_probs: more,
+                ..
             }) => {
                 for part in pending.parts(index, text) {
                     choices[index].take(part, |call| pending.call_id(index, call));
@@ -71,12 +72,8 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 asked |= !more.is_empty();
                 log_probs[index].extend(more);
             }
-            Some(Out::Done {
-                index,
-                stopped,
-                tokens,
-            }) => {
-                let (rest, reason) = pending.rest(index, stopped);
+            Some(Out::Done { index, end, tokens }) => {
+                let (rest, reason) = pending.rest(index, end.stopped());
                 for part in rest {
                     choices[index].take(part, |call| pending.call_id(index, call));
                 }
@@ -84,6 +81,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 pending.usage.completion += tokens;
                 pending.left -= 1;
             }
+            Some(Out::Hidden(_)) => {}
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
             Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
             None => return Err(ApiError::failed("the engine has stopped")),
@@ -151,13 +149,14 @@ impl Streamed {
     /// Takes output of the engine's thread.
     async fn take(&mut self) {
         match self.pending.out.recv().await {
-            Some(Out::Started(cached)) => self.pending.usage.cached += cached,
+            Some(Out::Started { cached, .. }) => self.pending.usage.cached += cached,
             // Not asked for in streams.
-            Some(Out::Prompt { .. }) => {}
+            Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Text {
                 index,
                 text,
                 log_probs,
+                ..
             }) => {
                 self.pending.texts[index].log_probs.extend(log_probs);
                 // A piece without text only tells log-probabilities.
@@ -169,11 +168,7 @@ impl Streamed {
                     self.part(index, part);
                 }
             }
-            Some(Out::Done {
-                index,
-                stopped,
-                tokens,
-            }) => self.end(index, stopped, tokens),
+            Some(Out::Done { index, end, tokens }) => self.end(index, end.stopped(), tokens),
             Some(Out::Failed(why)) => self.fail(&ApiError::failed(why)),
             Some(Out::Refused(why)) => self.fail(&ApiError::invalid(why)),
             None => self.fail(&ApiError::failed("the engine has stopped")),

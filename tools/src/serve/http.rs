@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -16,9 +16,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::api::{ChatRequest, CompletionRequest, Kind, ResponsesRequest};
+use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
 use super::app::App;
-use super::error::ApiError;
+use super::calls::Plan;
+use super::error::{ApiError, Typed};
 use super::generate::respond;
 use super::stats::{slots, stats};
 use super::submit::Asked;
@@ -30,6 +31,16 @@ const BODY_TIME: Duration = Duration::from_secs(15);
 const DROPPED: usize = 64 << 20;
 /// Header that names the class of a request: `reactive` or `proactive`.
 const CLASS: &str = "x-emberflow-class";
+
+/// Paths that ask for no key.
+const PUBLIC: [&str; 6] = [
+    "/",
+    "/health",
+    "/v1/health",
+    "/models",
+    "/v1/models",
+    "/openapi.json",
+];
 
 /// All routes: those of OpenAI's interface, and `more`.
 pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
@@ -49,6 +60,8 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         .route("/metrics", get(metrics))
         .route("/props", get(props))
         .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/version", get(version))
         .route(
             "/slots",
             get(|State(app): State<Arc<App>>| async move { Json(slots(&app)) }),
@@ -59,27 +72,37 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         )
         .route("/openapi.json", get(description))
         .route("/", get(page))
-        .fallback(|| async {
-            ApiError::unknown("there is nothing at this path; /openapi.json lists all paths")
+        .fallback(|uri: Uri| async move {
+            let message = "there is nothing at this path; /openapi.json lists all paths";
+            refused(&uri, ApiError::unknown(message))
         })
-        .method_not_allowed_fallback(|| async { ApiError::method() })
+        .method_not_allowed_fallback(|uri: Uri| async move { refused(&uri, ApiError::method()) })
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
 }
 
 /// What those are told for whom there is no place: health and metrics as ever, otherwise to come again.
 pub fn crowded(app: Arc<App>) -> Router {
-    let refuse = |body: Body| async move {
+    let refuse = |uri: Uri, body: Body| async move {
         // A client that sends sees no answer before it has sent all.
         let _ = collect(body, 0).await;
-        ApiError::crowded()
+        refused(&uri, ApiError::crowded())
     };
     Router::new()
         .route("/health", get(health))
+        .route("/v1/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(refuse)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
+}
+
+/// An error in the form that the clients of a path expect.
+fn refused(uri: &Uri, why: ApiError) -> Response {
+    match uri.path().starts_with("/v1/messages") {
+        true => Typed::from(why).into_response(),
+        false => why.into_response(),
+    }
 }
 
 /// Checks the key and answers browsers on this machine.
@@ -90,15 +113,15 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let foreign = sent.is_some() && origin.is_none();
     let origin = origin.cloned();
     let path = request.uri().path();
-    let public = ["/", "/health", "/models", "/v1/models", "/openapi.json"].contains(&path);
+    let public = PUBLIC.contains(&path);
     let mut response = if request.method() == Method::OPTIONS {
         StatusCode::OK.into_response()
     } else if foreign {
-        ApiError::origin().into_response()
+        refused(request.uri(), ApiError::origin())
     } else if public || app.allows_key(sent_key(request.headers())) {
         next.run(request).await
     } else {
-        ApiError::key().into_response()
+        refused(request.uri(), ApiError::key())
     };
     if let Some(origin) = origin {
         let headers = response.headers_mut();
@@ -106,7 +129,10 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         let methods = HeaderValue::from_static("GET, POST");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-        let names = HeaderValue::from_static("authorization, content-type, x-api-key");
+        let names = HeaderValue::from_static(
+            "authorization, content-type, x-api-key, \
+         anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access",
+        );
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names);
     }
     response
@@ -179,9 +205,27 @@ pub async fn converse(
     kind: Kind,
     permit: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
+    let asked = conversation(&app, headers, request, kind).await?;
+    respond(app, asked, permit).await
+}
+
+/// A conversation as the model reads it.
+pub struct Prepared {
+    /// Its tokens.
+    pub prompt: Vec<u32>,
+    /// What is done about its tools.
+    plan: Option<Plan>,
+    /// How its answer begins.
+    opening: Option<Opening>,
+    /// Its other fields.
+    common: Common,
+}
+
+/// Reads a conversation.
+pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
-    let prompts = app.compute(move || {
+    let prepared = app.compute(move || {
         let Some(template) = &ours.template else {
             let message = "this model has no chat template; use /v1/completions";
             return Err(ApiError::invalid(message));
@@ -194,9 +238,29 @@ pub async fn converse(
         let opening = opening.filter(|_| request.common.thoughts.separates());
         // The template writes its own special tokens.
         let prompt = ours.text.tokens(&rendered).map_err(ApiError::invalid)?;
-        Ok((request.common, plan, opening, vec![prompt]))
+        Ok(Prepared {
+            common: request.common,
+            plan,
+            opening,
+            prompt,
+        })
     });
-    let (common, mut plan, opening, prompts) = prompts.await?;
+    prepared.await
+}
+
+/// A conversation, ready to be answered.
+pub async fn conversation(
+    app: &Arc<App>,
+    headers: &HeaderMap,
+    request: ChatRequest,
+    kind: Kind,
+) -> Result<Asked, ApiError> {
+    let Prepared {
+        common,
+        mut plan,
+        opening,
+        prompt,
+    } = prepared(app, request).await?;
     let forced = plan.as_ref().is_some_and(|plan| plan.forced);
     let calls = plan.as_mut().and_then(|plan| plan.rules.take());
     let (preface, rules) = match (common.rules()?, calls) {
@@ -213,18 +277,18 @@ pub async fn converse(
     };
     let proactive = proactive(headers)?.unwrap_or(common.proactive());
     let texts = common.samples();
-    let asked = Asked {
+    Ok(Asked {
         kind,
         constraint: app.held(rules, preface, texts, proactive).await?,
         plan,
         opening,
         proactive,
-        prompts,
+        prompts: vec![prompt],
         echo: Vec::new(),
+        ends: Vec::new(),
         default_tokens: app.context,
         common,
-    };
-    respond(app, asked, permit).await
+    })
 }
 
 async fn completion(
@@ -245,9 +309,20 @@ pub async fn complete(
     kind: Kind,
     permit: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
+    let asked = continuation(&app, &headers, request, kind).await?;
+    respond(app, asked, permit).await
+}
+
+/// Texts, ready to be continued.
+pub async fn continuation(
+    app: &Arc<App>,
+    headers: &HeaderMap,
+    request: CompletionRequest,
+    kind: Kind,
+) -> Result<Asked, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
-    let proactive = proactive(&headers)?.unwrap_or(request.common.proactive());
+    let proactive = proactive(headers)?.unwrap_or(request.common.proactive());
     if request.common.calls.is_given() {
         let message = "completions call no tools; use /v1/chat/completions";
         return Err(ApiError::param("tools", message));
@@ -267,6 +342,7 @@ pub async fn complete(
             proactive,
             prompts,
             echo,
+            ends: request.ends(&ours.text),
             plan: None,
             opening: None,
             constraint: None,
@@ -280,11 +356,11 @@ pub async fn complete(
     let mut asked = asked.await?;
     let texts = asked.prompts.len() * asked.common.samples();
     asked.constraint = app.held(rules, None, texts, proactive).await?;
-    respond(app, asked, permit).await
+    Ok(asked)
 }
 
 /// What the header says about the class.
-fn proactive(headers: &HeaderMap) -> Result<Option<bool>, ApiError> {
+pub fn proactive(headers: &HeaderMap) -> Result<Option<bool>, ApiError> {
     match headers.get(CLASS).map(|value| value.as_bytes()) {
         None => Ok(None),
         Some(b"reactive") => Ok(Some(false)),
@@ -310,6 +386,11 @@ async fn model(
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.check_ready()?;
     Ok(Json(json!({"status": "ok"})))
+}
+
+/// As vLLM has it.
+async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {

@@ -14,11 +14,17 @@ mod app;
 mod calls;
 mod connections;
 mod costs;
+mod embeddings;
 mod error;
 mod generate;
 mod http;
+mod infill;
 mod log_probs;
+mod messages;
+mod messages_api;
 mod metrics;
+mod native;
+mod native_api;
 mod ollama;
 mod ollama_api;
 mod openapi;
@@ -100,7 +106,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
-    let log_probs = u64::from(args.parallel) * submit::MAX_ENTRIES as u64 * submit::ENTRY_BYTES;
+    let log_probs = u64::from(args.parallel) * submit::RESULT_BYTES as u64;
     let grammars = match u64::from(args.grammars) {
         0 => 0,
         texts => rules::COMPILE_BYTES + texts * rules::TEXT_BYTES,
@@ -201,10 +207,20 @@ async fn listen(
     let doors = Doors {
         most: connections(&app),
         crowded: http::crowded(app.clone()),
-        router: http::router(app, ollama_api::routes()),
+        router: http::router(app, routes()),
     };
     connections::serve(listener, doors, stop).await;
     Ok(())
+}
+
+/// The paths beside those of OpenAI's interface.
+fn routes() -> axum::Router<Arc<App>> {
+    let others = [
+        embeddings::routes(),
+        messages_api::routes(),
+        native_api::routes(),
+    ];
+    (others.into_iter()).fold(ollama_api::routes(), axum::Router::merge)
 }
 
 /// Places of connections: for all requests, and for those who look.

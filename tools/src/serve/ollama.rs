@@ -63,6 +63,11 @@ pub fn written(seconds: u64) -> String {
     date::strftime("%Y-%m-%dT%H:%M:%SZ", seconds).unwrap_or_default()
 }
 
+/// The name of a model without Ollama's default tag.
+pub fn plain_name(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
+}
+
 /// What a part of a response says.
 #[derive(Debug, Default)]
 struct Piece {
@@ -104,7 +109,7 @@ impl Answer {
     /// Takes output of the engine's thread; returns what is new.
     async fn next(&mut self) -> Result<Piece, String> {
         match self.pending.out.recv().await {
-            Some(Out::Started(cached)) => {
+            Some(Out::Started { cached, .. }) => {
                 self.started = Some(Instant::now());
                 self.pending.usage.cached += cached;
             }
@@ -113,15 +118,13 @@ impl Answer {
                 let parts = self.pending.parts(0, text);
                 return Ok(self.piece(parts));
             }
-            Some(Out::Done {
-                stopped, tokens, ..
-            }) => {
-                self.stopped = Some(stopped);
+            Some(Out::Done { end, tokens, .. }) => {
+                self.stopped = Some(end.stopped());
                 self.pending.usage.completion += tokens;
-                let (rest, _) = self.pending.rest(0, stopped);
+                let (rest, _) = self.pending.rest(0, end.stopped());
                 return Ok(self.piece(rest));
             }
-            Some(Out::Prompt { .. }) => {}
+            Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }

@@ -15,9 +15,9 @@ use serde_json::{Map, Value, json};
 
 use super::api::{ChatRequest, CompletionRequest, Kind};
 use super::app::{App, now};
-use super::error::ApiError;
+use super::error::{ApiError, Plain};
 use super::http::{complete, converse, read};
-use super::ollama::{loaded, written};
+use super::ollama::{loaded, plain_name, written};
 use super::reply::Head;
 use super::thoughts::Form;
 
@@ -33,21 +33,6 @@ pub fn routes() -> Router<Arc<App>> {
             "/api/version",
             get(|| async { Json(json!({"version": env!("CARGO_PKG_VERSION")})) }),
         )
-}
-
-/// An error as Ollama's clients expect it.
-struct Plain(ApiError);
-
-impl From<ApiError> for Plain {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for Plain {
-    fn into_response(self) -> Response {
-        self.0.plain()
-    }
 }
 
 /// Fields that both kinds of request share.
@@ -163,11 +148,6 @@ impl Shared {
     }
 }
 
-/// The name of a model without Ollama's default tag.
-fn plain_name(name: &str) -> &str {
-    name.strip_suffix(":latest").unwrap_or(name)
-}
-
 /// A request of OpenAI's interface with these fields.
 fn asked<T: for<'a> Deserialize<'a>>(fields: Map<String, Value>) -> Result<T, ApiError> {
     serde_json::from_value(Value::Object(fields)).map_err(ApiError::invalid)
@@ -223,7 +203,6 @@ async fn generate(
     let permit = app.permit()?;
     let request: Generate = read(&app, body).await?;
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    refuse("suffix", given(&request.suffix))?;
     refuse("template", given(&request.template))?;
     refuse("images", some(&request.images))?;
     refuse("context", some(&request.context))?;
@@ -232,7 +211,16 @@ async fn generate(
     if request.prompt.is_empty() {
         return Ok(load(&app, kind));
     }
-    if request.raw || app.template.is_none() {
+    let gap = given(&request.suffix);
+    if request.raw || gap || app.template.is_none() {
+        if gap && given(&request.system) {
+            refuse("system", true)?;
+        }
+        fields.extend(
+            request
+                .suffix
+                .map(|suffix| ("suffix".to_owned(), suffix.into())),
+        );
         fields.insert("prompt".to_owned(), request.prompt.into());
         let request: CompletionRequest = asked(fields)?;
         return Ok(complete(app, headers, request, kind, permit).await?);

@@ -34,7 +34,14 @@ mod tests {
         for path in ["/chat/completions", "/completions", "/responses", "/models"] {
             wanted.insert(format!("/v1{path}"));
         }
-        wanted.extend(routes(include_str!("ollama_api.rs")));
+        for more in [
+            include_str!("ollama_api.rs"),
+            include_str!("embeddings.rs"),
+            include_str!("messages_api.rs"),
+            include_str!("native_api.rs"),
+        ] {
+            wanted.extend(routes(more));
+        }
         let described = description();
         let described: BTreeSet<String> = described["paths"]
             .as_object()
@@ -80,6 +87,7 @@ mod tests {
         let with_tools = &(&common | &tools) | &thoughts;
         let none = BTreeSet::new();
         let http = include_str!("http.rs");
+        let embeddings = include_str!("embeddings.rs");
         for (name, source, shared) in [
             ("ChatRequest", api, &with_tools),
             ("ResponsesRequest", api, &with_tools),
@@ -89,6 +97,7 @@ mod tests {
             ("ContentPart", api, &none),
             ("Tokenize", http, &none),
             ("Detokenize", http, &none),
+            ("EmbeddingsRequest", embeddings, &none),
         ] {
             let wanted = &members(source, name) | shared;
             assert!(

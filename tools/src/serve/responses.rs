@@ -67,16 +67,14 @@ impl Answer {
     /// Takes output of the engine's thread; returns what it brings.
     fn take(&mut self, out: Out, pending: &mut Pending) -> Vec<Part> {
         match out {
-            Out::Started(cached) => pending.usage.cached += cached,
+            Out::Started { cached, .. } => pending.usage.cached += cached,
             Out::Text { text, .. } => return pending.parts(0, text),
-            Out::Done {
-                stopped, tokens, ..
-            } => {
-                self.stopped = Some(stopped);
+            Out::Done { end, tokens, .. } => {
+                self.stopped = Some(end.stopped());
                 pending.usage.completion += tokens;
-                return pending.rest(0, stopped).0;
+                return pending.rest(0, end.stopped()).0;
             }
-            Out::Prompt { .. } | Out::Failed(_) | Out::Refused(_) => {}
+            Out::Prompt { .. } | Out::Hidden(_) | Out::Failed(_) | Out::Refused(_) => {}
         }
         Vec::new()
     }

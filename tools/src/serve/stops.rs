@@ -12,6 +12,8 @@ pub struct Stops {
     held: String,
     /// Parts of it that are no text: control tokens, which a stop string may name.
     hidden: Vec<Range<usize>>,
+    /// The one that ended the text.
+    found: Option<String>,
 }
 
 /// Text that may be sent, and whether a stop string follows it.
@@ -31,6 +33,7 @@ impl Stops {
             stops,
             held: String::new(),
             hidden: Vec::new(),
+            found: None,
         }
     }
 
@@ -58,8 +61,10 @@ impl Stops {
     }
 
     fn pass(&mut self) -> Passed {
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop));
-        if let Some(at) = found.min() {
+        let at = |stop: &String| Some((self.held.find(stop)?, stop.clone()));
+        let found = self.stops.iter().filter_map(at);
+        if let Some((at, stop)) = found.min_by_key(|&(at, _)| at) {
+            self.found = Some(stop);
             return Passed {
                 text: self.take(at),
                 stopped: true,
@@ -70,6 +75,11 @@ impl Stops {
             text: self.take(self.held.len() - keep.max().unwrap_or(0)),
             stopped: false,
         }
+    }
+
+    /// The stop string that ended the text.
+    pub fn found(&mut self) -> Option<String> {
+        self.found.take()
     }
 
     /// The rest, at the end of the text.
@@ -140,6 +150,9 @@ mod tests {
     #[test]
     fn the_first_of_several_counts_and_empty_ones_do_not() {
         assert_eq!(run(&["b", "a"], &["xab"]), ("x".into(), true));
+        let mut filter = Stops::new(vec!["b".into(), "a".into()]);
+        assert!(filter.push("xab").stopped);
+        assert_eq!(filter.found().as_deref(), Some("a"));
         assert_eq!(run(&[""], &["xab"]), ("xab".into(), false));
         assert_eq!(
             run(&["\u{20ac}\u{20ac}"], &["1\u{20ac}", "2"]),

@@ -1,9 +1,10 @@
 //! From a checked request to jobs for the engine's thread.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emberflow_engine::{Constraint, LogProbs, Request};
+use emberflow_models::tokenizer::Tokenizer;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -21,9 +22,11 @@ pub const PING: Duration = Duration::from_secs(10);
 /// Most texts of one request.
 const MAX_TEXTS: usize = 128;
 /// Most log-probabilities of one response.
-pub const MAX_ENTRIES: usize = 4608;
+const MAX_ENTRIES: usize = 4608;
 /// Bytes that one of them takes until the response is sent.
-pub const ENTRY_BYTES: u64 = 256;
+const ENTRY_BYTES: usize = 256;
+/// Room for what a response holds beside its texts: log-probabilities or embeddings.
+pub const RESULT_BYTES: usize = MAX_ENTRIES * ENTRY_BYTES;
 
 /// A checked request.
 pub struct Asked {
@@ -35,6 +38,8 @@ pub struct Asked {
     pub echo: Vec<String>,
     /// Tokens to generate if the request does not say.
     pub default_tokens: usize,
+    /// Strings that end the texts beside those of the request.
+    pub ends: Vec<String>,
     /// Tools that may be called.
     pub plan: Option<Plan>,
     /// How thoughts begin that are told apart from the answer.
@@ -71,6 +76,8 @@ pub struct Pending {
 pub struct Text {
     /// What it begins with.
     pub begin: String,
+    /// Tokens of its prompt.
+    pub prompt: usize,
     /// The prompt's first token, if log-probabilities begin with the prompt.
     pub first: Option<u32>,
     /// Characters whose log-probabilities were sent.
@@ -93,14 +100,15 @@ pub fn submit(
         let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
         return Err(ApiError::param("prompt", message));
     }
-    check_prompts(app, &asked)?;
+    check_prompts(app, asked.kind, &asked.prompts)?;
     let number = app.next();
     let seed = now().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
     let mut request = (asked.common).request(&app.text, asked.default_tokens, seed)?;
     let echoes = !asked.echo.is_empty();
     request.prompt_log_probs = echoes && request.log_probs.is_some();
     check_log_probs(&asked, &request)?;
-    let stops = asked.common.stops()?;
+    let mut stops = asked.common.stops()?;
+    stops.extend(asked.ends.iter().cloned());
     let bias = asked.common.bias(app.text.config().vocab)?;
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
@@ -114,11 +122,11 @@ pub fn submit(
     for (at, prompt) in asked.prompts.into_iter().enumerate() {
         usage.prompt += prompt.len();
         for text in &mut all[at * samples..][..samples] {
+            text.prompt = prompt.len();
             text.begin = asked.echo.get(at).cloned().unwrap_or_default();
             text.first = prompt.first().copied().filter(|_| request.prompt_log_probs);
         }
         let job = Job {
-            prompt,
             request,
             first: at * samples,
             samples,
@@ -127,14 +135,9 @@ pub fn submit(
             constraint: asked.constraint.as_ref().map(|c| c.fork()),
             signs: signs.clone(),
             proactive: asked.proactive,
-            arrived: Instant::now(),
-            out: sender.clone(),
+            ..Job::new(prompt, sender.clone())
         };
-        let sent = app.jobs.send(job);
-        sent.map_err(|_| ApiError::unavailable("the server is shutting down"))?;
-    }
-    if !asked.proactive {
-        app.shared.interrupt();
+        app.submit(job)?;
     }
     Ok(Pending {
         app: app.clone(),
@@ -172,19 +175,21 @@ fn id(app: &App, kind: Kind, number: u64) -> String {
         Kind::Text => format!("cmpl-{created:x}-{number:x}"),
         // Underscores, as its clients expect.
         Kind::Response => format!("resp_{created:x}_{number:x}"),
-        // Has none.
-        Kind::OllamaChat | Kind::OllamaGenerate => String::new(),
+        Kind::Message => format!("msg_{created:x}_{number:x}"),
+        // Have none.
+        Kind::OllamaChat | Kind::OllamaGenerate | Kind::Embedding | Kind::Native => String::new(),
     }
 }
 
 /// Whether prompts fit the model and the context.
-fn check_prompts(app: &App, asked: &Asked) -> Result<(), ApiError> {
-    let (field, what) = match asked.kind {
-        Kind::Chat | Kind::OllamaChat => ("messages", "conversation"),
+pub fn check_prompts(app: &App, kind: Kind, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
+    let (field, what) = match kind {
+        Kind::Chat | Kind::OllamaChat | Kind::Message => ("messages", "conversation"),
         Kind::Response => ("input", "conversation"),
-        Kind::Text | Kind::OllamaGenerate => ("prompt", "prompt"),
+        Kind::Text | Kind::Native | Kind::OllamaGenerate => ("prompt", "prompt"),
+        Kind::Embedding => ("input", "text"),
     };
-    for prompt in &asked.prompts {
+    for prompt in prompts {
         app.check_tokens(prompt)?;
         let len = prompt.len();
         if len == 0 {
@@ -261,6 +266,11 @@ impl Pending {
     /// Id of a call of a text.
     pub fn call_id(&self, index: usize, call: usize) -> String {
         format!("call_{}_{index}_{call}", self.head.id)
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.app.text.tokenizer()
     }
 
     /// Log-probabilities of the next piece of a text.

@@ -51,11 +51,35 @@ pub struct Job {
     pub out: UnboundedSender<Out>,
 }
 
+impl Job {
+    /// One text after `prompt`, greedy; its output goes to `out`.
+    pub fn new(prompt: Vec<u32>, out: UnboundedSender<Out>) -> Self {
+        Self {
+            prompt,
+            request: Request::default(),
+            first: 0,
+            samples: 1,
+            stops: Vec::new(),
+            bias: Vec::new(),
+            constraint: None,
+            signs: Arc::default(),
+            proactive: false,
+            arrived: Instant::now(),
+            out,
+        }
+    }
+}
+
 /// Output of a job. Each continuation has an index and ends with `Done`, unless the job fails.
 #[derive(Debug)]
 pub enum Out {
-    /// The job runs; this many tokens of its prompt are already known.
-    Started(usize),
+    /// The job runs.
+    Started {
+        /// Its first continuation.
+        index: usize,
+        /// So many tokens of its prompt are already known.
+        cached: usize,
+    },
     /// More text.
     Text {
         /// Of this continuation.
@@ -64,6 +88,8 @@ pub enum Out {
         text: String,
         /// Those of its tokens, if the request asks.
         log_probs: Vec<LogProbs>,
+        /// Tokens of the continuation so far.
+        tokens: usize,
     },
     /// Log-probabilities of the next tokens of the prompt, after its first one.
     Prompt {
@@ -72,12 +98,14 @@ pub enum Out {
         /// In order.
         log_probs: Vec<LogProbs>,
     },
+    /// The mean of the prompt's last hidden states, `[d_model]`.
+    Hidden(Vec<f32>),
     /// A continuation ended.
     Done {
         /// The continuation.
         index: usize,
-        /// Whether it ended by an end-of-text token or a stop string, not by its length.
-        stopped: bool,
+        /// Why.
+        end: End,
         /// Its tokens.
         tokens: usize,
     },
@@ -85,6 +113,24 @@ pub enum Out {
     Failed(String),
     /// It cannot be done, for a reason that lies in the request.
     Refused(String),
+}
+
+/// Why a continuation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// By an end-of-text token, or because what it is held to is complete.
+    Eos,
+    /// By this stop string.
+    Word(String),
+    /// By its length.
+    Length,
+}
+
+impl End {
+    /// Whether it ended by itself, not by its length.
+    pub fn stopped(&self) -> bool {
+        *self != Self::Length
+    }
 }
 
 /// One continuation that runs.
@@ -104,6 +150,8 @@ struct Live<'t> {
     /// Time of the first token.
     first: Option<Instant>,
     aside: bool,
+    /// Its prompt is read, and no text goes on from there.
+    read_only: bool,
     out: UnboundedSender<Out>,
 }
 
@@ -114,6 +162,7 @@ impl Live<'_> {
             index: self.index,
             text,
             log_probs: std::mem::take(&mut self.log_probs),
+            tokens: self.tokens,
         });
     }
 }
@@ -215,17 +264,23 @@ impl<'t> Worker<'_, 't> {
     }
 
     fn cancel(&mut self, id: RequestId) {
-        self.live.retain(|live| live.id != id);
+        let live = self.remove(id);
         if let Some(finished) = self.stepper.cancel(id) {
-            self.keep(finished);
+            self.keep(live.as_ref(), finished);
         }
     }
 
-    /// Keeps the sequence of an ended request.
-    fn keep(&mut self, finished: Finished) {
-        if finished.sequence.len() >= REUSE {
+    /// Keeps the sequence of an ended request, if its text may be continued.
+    fn keep(&mut self, live: Option<&Live<'_>>, finished: Finished) {
+        let read_only = live.is_some_and(|live| live.read_only);
+        if finished.sequence.len() >= REUSE && !read_only {
             self.idle.push(finished.sequence);
         }
+    }
+
+    fn remove(&mut self, id: RequestId) -> Option<Live<'t>> {
+        let at = self.live.iter().position(|live| live.id == id)?;
+        Some(self.live.remove(at))
     }
 
     /// Time for the schedule.
@@ -264,7 +319,7 @@ impl<'t> Worker<'_, 't> {
     fn admit(&mut self, job: Job) {
         let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
         // What is known has no logits any more.
-        let reusable = match job.request.prompt_log_probs {
+        let reusable = match job.request.prompt_log_probs || job.request.mean_hidden {
             true => &[],
             false => &job.prompt[..job.prompt.len() - 1],
         };
@@ -296,7 +351,10 @@ impl<'t> Worker<'_, 't> {
         class.queue.add(job.arrived.elapsed());
         self.totals.prompt_tokens += (job.prompt.len() - known) as u64;
         self.totals.cached_tokens += known as u64;
-        let _ = job.out.send(Out::Started(known));
+        let _ = job.out.send(Out::Started {
+            index: job.first,
+            cached: known,
+        });
         for index in 0..job.samples {
             self.live.push(Live {
                 id: first.sample(index),
@@ -311,6 +369,7 @@ impl<'t> Worker<'_, 't> {
                 arrived: job.arrived,
                 first: None,
                 aside: false,
+                read_only: job.request.mean_hidden,
                 out: job.out.clone(),
             });
         }
@@ -401,12 +460,13 @@ impl<'t> Worker<'_, 't> {
                     log_probs,
                 } => self.token(id, token, stop, log_probs),
                 Event::Prompt { id, log_probs } => {
-                    if let Some(live) = self.live.iter().find(|live| live.id == id) {
-                        let index = live.index;
-                        let _ = live.out.send(Out::Prompt { index, log_probs });
-                    }
+                    self.tell(id, |index| Out::Prompt { index, log_probs });
                 }
-                Event::Ended { id, stop } => self.end(id, stop == Stop::Eos),
+                Event::Hidden { id, mean } => self.tell(id, |_| Out::Hidden(mean)),
+                Event::Ended { id, stop } => {
+                    let eos = stop == Stop::Eos;
+                    self.end(id, if eos { End::Eos } else { End::Length });
+                }
                 Event::Failed { id, error } => self.fail(
                     id,
                     match error {
@@ -417,6 +477,13 @@ impl<'t> Worker<'_, 't> {
             }
         }
         Ok(())
+    }
+
+    /// Sends what a text told beside tokens.
+    fn tell(&self, id: RequestId, what: impl FnOnce(usize) -> Out) {
+        if let Some(live) = self.live.iter().find(|live| live.id == id) {
+            let _ = live.out.send(what(live.index));
+        }
     }
 
     /// Sends the text of a token.
@@ -447,15 +514,18 @@ impl<'t> Worker<'_, 't> {
                 live.send(passed.text);
             }
         }
+        let word = live.stops.found();
         if stopped || stop.is_some() {
-            self.end(id, stopped || stop == Some(Stop::Complete));
+            let by_itself = stopped || stop == Some(Stop::Complete);
+            let end = if by_itself { End::Eos } else { End::Length };
+            self.end(id, word.map_or(end, End::Word));
         }
     }
 
-    /// Ends a continuation. `stopped`: see [`Out::Done`].
-    fn end(&mut self, id: RequestId, stopped: bool) {
-        if let Some(at) = self.live.iter().position(|live| live.id == id) {
-            let mut live = self.live.remove(at);
+    /// Ends a continuation.
+    fn end(&mut self, id: RequestId, end: End) {
+        let mut live = self.remove(id);
+        if let Some(live) = &mut live {
             let class = self.totals.class(live.proactive);
             class.ended += 1;
             if let (Some(first), true) = (live.first, live.tokens > 1) {
@@ -463,7 +533,7 @@ impl<'t> Worker<'_, 't> {
             }
             // What only began like a stop string is text.
             let mut rest = live.stops.finish();
-            if !stopped {
+            if !end.stopped() {
                 let fresh = self.tokenizer.stream_after_prompt();
                 let stream = std::mem::replace(&mut live.stream, fresh);
                 rest.push_str(&stream.finish().unwrap_or_default());
@@ -473,12 +543,12 @@ impl<'t> Worker<'_, 't> {
             }
             let _ = live.out.send(Out::Done {
                 index: live.index,
-                stopped,
+                end,
                 tokens: live.tokens,
             });
         }
         if let Some(finished) = self.stepper.take(id).or_else(|| self.stepper.cancel(id)) {
-            self.keep(finished);
+            self.keep(live.as_ref(), finished);
         }
     }
 

@@ -1,0 +1,74 @@
+//! What requests ask of their prompts: how likely its tokens were, the mean of its hidden states.
+
+use std::ops::Range;
+
+use super::events::Event;
+use super::log_probs::LogProbs;
+use super::text::Text;
+use crate::engine::Engine;
+
+/// What `rows` of the completed pass, which belong to `text`, tell of its prompt. Called before the text
+/// advances.
+pub(super) fn told_of_prompt(
+    engine: &mut Engine,
+    text: &mut Text,
+    rows: Range<usize>,
+) -> [Option<Event>; 2] {
+    if text.done == text.prompt.len() {
+        return [None, None];
+    }
+    [
+        log_probs(engine, text, rows.clone()),
+        mean_hidden(engine, text, rows),
+    ]
+}
+
+/// The log-probabilities of the tokens after `rows`, if the text asks.
+fn log_probs(engine: &mut Engine, text: &Text, rows: Range<usize>) -> Option<Event> {
+    let top = text
+        .request
+        .log_probs
+        .filter(|_| text.request.prompt_log_probs)?;
+    let next = text.prompt.get(text.done + 1..).unwrap_or_default();
+    if next.is_empty() {
+        return None;
+    }
+    let Engine { decoder, pass, .. } = engine;
+    let rows = rows.start..rows.end.min(rows.start + next.len());
+    let mut log_probs = Vec::with_capacity(rows.len());
+    let most = decoder.most_logits();
+    for start in rows.clone().step_by(most) {
+        let part = start..rows.end.min(start + most);
+        decoder.head(pass, part.clone());
+        for (row, at) in part.zip(0..) {
+            let token = next[row - rows.start];
+            log_probs.push(LogProbs::of(decoder.logits(at), token, top));
+        }
+    }
+    Some(Event::Prompt {
+        id: text.id,
+        log_probs,
+    })
+}
+
+/// Adds the hidden states of `rows` to those before; the mean, if they are the last ones.
+fn mean_hidden(engine: &mut Engine, text: &mut Text, rows: Range<usize>) -> Option<Event> {
+    if text.hidden.is_empty() {
+        return None;
+    }
+    let Engine { decoder, pass, .. } = engine;
+    let computed = rows.len();
+    for hidden in decoder.hidden(pass, rows).chunks_exact(text.hidden.len()) {
+        for (sum, &value) in text.hidden.iter_mut().zip(hidden) {
+            *sum += f64::from(value);
+        }
+    }
+    if text.done + computed < text.prompt.len() {
+        return None;
+    }
+    let count = text.prompt.len() as f64;
+    Some(Event::Hidden {
+        id: text.id,
+        mean: (text.hidden.iter().map(|sum| (sum / count) as f32)).collect(),
+    })
+}

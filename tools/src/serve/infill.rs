@@ -1,0 +1,201 @@
+//! Prompts whose middle is missing, for models whose tokenizer has the tokens for it.
+
+use emberflow_engine::Text;
+
+use super::error::ApiError;
+
+/// The names by which the tokens are known, as in llama.cpp.
+const PREFIX: [&str; 8] = [
+    "<|fim_prefix|>",
+    "<fim-prefix>",
+    "<fim_prefix>",
+    "<｜fim▁begin｜>",
+    "<PRE>",
+    "▁<PRE>",
+    "<|code_prefix|>",
+    "<|prefix|>",
+];
+const SUFFIX: [&str; 8] = [
+    "<|fim_suffix|>",
+    "<fim-suffix>",
+    "<fim_suffix>",
+    "<｜fim▁hole｜>",
+    "<SUF>",
+    "▁<SUF>",
+    "<|code_suffix|>",
+    "<|suffix|>",
+];
+const MIDDLE: [&str; 8] = [
+    "<|fim_middle|>",
+    "<fim-middle>",
+    "<fim_middle>",
+    "<｜fim▁end｜>",
+    "<MID>",
+    "▁<MID>",
+    "<|code_middle|>",
+    "<|middle|>",
+];
+const PADDING: [&str; 5] = ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
+const REPOSITORY: [&str; 5] = [
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+];
+const FILE: [&str; 1] = ["<|file_sep|>"];
+
+/// What stands between other files where there is no token for it.
+const SNIPPET: &str = "\n\n--- snippet ---\n\n";
+
+/// The tokens that end a gap's text beside the model's own, as stop strings: another file, another
+/// repository, nothing.
+pub fn ends(text: &Text) -> Vec<String> {
+    let names = PADDING.iter().chain(&REPOSITORY).chain(&FILE);
+    let known = names.filter(|name| text.tokenizer().token_to_id(name).is_some());
+    known.map(|name| (*name).to_owned()).collect()
+}
+
+/// A file beside the one with the gap.
+#[derive(Debug)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+}
+
+/// The tokens of a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Infill<'a> {
+    text: &'a Text,
+    prefix: u32,
+    suffix: u32,
+    middle: u32,
+    repository: Option<u32>,
+    file: Option<u32>,
+}
+
+/// The parts of a prompt, as tokens.
+#[derive(Debug, Default)]
+pub struct Gap {
+    /// Before the gap.
+    pub before: Vec<u32>,
+    /// Behind it.
+    pub after: Vec<u32>,
+    /// Other files.
+    pub beside: Vec<u32>,
+}
+
+impl<'a> Infill<'a> {
+    /// Those of the model's tokenizer.
+    ///
+    /// # Errors
+    /// A tokenizer without them; `field` asked for them.
+    pub fn of(text: &'a Text, field: &'static str) -> Result<Self, ApiError> {
+        let tokenizer = text.tokenizer();
+        let find = |names: &[&str]| names.iter().find_map(|name| tokenizer.token_to_id(name));
+        let (Some(prefix), Some(suffix), Some(middle)) =
+            (find(&PREFIX), find(&SUFFIX), find(&MIDDLE))
+        else {
+            let message = format!(
+                "this model's tokenizer has no tokens for a gap (such as `{}`), which `{field}` needs",
+                PREFIX[0]
+            );
+            return Err(ApiError::param(field, message));
+        };
+        Ok(Self {
+            text,
+            prefix,
+            suffix,
+            middle,
+            repository: find(&REPOSITORY),
+            file: find(&FILE),
+        })
+    }
+
+    fn tokens(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        self.text.tokens(text).map_err(ApiError::invalid)
+    }
+
+    /// The prompt for what stands between two texts.
+    ///
+    /// # Errors
+    /// As [`Text::tokens`].
+    pub fn between(&self, before: &str, after: &str) -> Result<Vec<u32>, ApiError> {
+        Ok(self.prompt(Gap {
+            before: self.tokens(before)?,
+            after: self.tokens(after)?,
+            beside: Vec::new(),
+        }))
+    }
+
+    /// The prompt of a gap.
+    pub fn prompt(&self, gap: Gap) -> Vec<u32> {
+        let mut all = gap.beside;
+        all.extend_from_slice(self.text.start_tokens());
+        all.push(self.prefix);
+        all.extend(gap.before);
+        all.push(self.suffix);
+        all.extend(gap.after);
+        all.push(self.middle);
+        all
+    }
+
+    /// The prompt of a gap in a file of a repository, of at most `most` tokens: of what stands before the
+    /// gap its end is kept, of what stands behind it the beginning, three to one, and of other files the
+    /// last ones as far as there is room.
+    ///
+    /// # Errors
+    /// As [`Text::tokens`].
+    pub fn in_repository(
+        &self,
+        before: &str,
+        after: &str,
+        files: &[File],
+        most: usize,
+    ) -> Result<Vec<u32>, ApiError> {
+        let mut gap = Gap {
+            before: self.tokens(before)?,
+            after: self.tokens(after)?,
+            beside: self.beside(files)?,
+        };
+        // The three tokens, and those before every text.
+        let room = most.saturating_sub(3 + self.text.start_tokens().len());
+        let quarter = room / 4;
+        let after = gap
+            .after
+            .len()
+            .min(quarter.max(room.saturating_sub(gap.before.len())));
+        gap.after.truncate(after);
+        let before = gap.before.len().min(room - after);
+        gap.before.drain(..gap.before.len() - before);
+        let beside = gap.beside.len().min(room - after - before);
+        gap.beside.drain(..gap.beside.len() - beside);
+        Ok(self.prompt(gap))
+    }
+
+    /// Other files, and that the one with the gap follows.
+    fn beside(&self, files: &[File]) -> Result<Vec<u32>, ApiError> {
+        let mut all = Vec::new();
+        if let Some(token) = self.repository {
+            all.push(token);
+            all.extend(self.tokens("myproject\n")?);
+        }
+        for file in files {
+            match self.file {
+                Some(token) => {
+                    all.push(token);
+                    all.extend(self.tokens(&format!("{}\n", file.name))?);
+                }
+                None => all.extend(self.tokens(SNIPPET)?),
+            }
+            all.extend(self.tokens(&file.text)?);
+        }
+        if let Some(token) = self.file {
+            all.push(token);
+            all.extend(self.tokens("filename\n")?);
+        }
+        Ok(all)
+    }
+}

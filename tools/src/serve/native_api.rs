@@ -1,0 +1,215 @@
+//! Requests of llama.cpp's own interface: `/completion` and `/infill`.
+//!
+//! They become completions of OpenAI's interface, which checks them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::routing::post;
+use emberflow_engine::Text;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::api::Kind;
+use super::app::App;
+use super::error::ApiError;
+use super::http::{continuation, read};
+use super::infill::{self, File, Infill};
+use super::native::{Wanted, respond};
+use super::submit::{check_prompts, submit};
+
+/// The paths.
+pub fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/completion", post(completion))
+        .route("/infill", post(infill))
+}
+
+/// `/completion`
+#[derive(Debug, Deserialize)]
+struct NativeRequest {
+    prompt: Value,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+/// `/infill`
+#[derive(Debug, Deserialize)]
+struct InfillRequest {
+    input_prefix: String,
+    input_suffix: String,
+    #[serde(default)]
+    input_extra: Vec<Extra>,
+    #[serde(default)]
+    prompt: String,
+    #[serde(flatten)]
+    shared: Shared,
+}
+
+#[derive(Debug, Deserialize)]
+struct Extra {
+    #[serde(default)]
+    filename: Option<String>,
+    #[serde(default)]
+    text: String,
+}
+
+/// Fields that both have.
+#[derive(Debug, Deserialize)]
+struct Shared {
+    /// Negative: without limit.
+    n_predict: Option<i64>,
+    logit_bias: Option<Value>,
+    n_probs: Option<usize>,
+    return_tokens: Option<bool>,
+    response_fields: Option<Vec<String>>,
+    /// Those that completions have too.
+    #[serde(flatten)]
+    same: Map<String, Value>,
+}
+
+impl Shared {
+    /// Most tokens of a text, if there is a limit.
+    fn most(&self) -> Option<usize> {
+        usize::try_from(self.n_predict?).ok()
+    }
+}
+
+async fn completion(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let permit = app.permit()?;
+    let request: NativeRequest = read(&app, body).await?;
+    let ours = app.clone();
+    let prompts = app.compute(move || prompts(&ours.text, request.prompt));
+    let prompts = prompts.await?;
+    go_on(app, headers, request.shared, prompts, Vec::new(), permit).await
+}
+
+async fn infill(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let permit = app.permit()?;
+    let request: InfillRequest = read(&app, body).await?;
+    // Half of the context at least is the prompt's.
+    let text = request.shared.most().unwrap_or(app.context / 4);
+    let most = app.context - text.min(app.context / 2);
+    let ours = app.clone();
+    let prompt = app.compute(move || {
+        let files = request.input_extra.into_iter().map(|extra| File {
+            name: extra.filename.unwrap_or_else(|| "tmp".to_owned()),
+            text: extra.text,
+        });
+        let files: Vec<File> = files.collect();
+        let before = request.input_prefix + &request.prompt;
+        let infill = Infill::of(&ours.text, "input_prefix")?;
+        infill.in_repository(&before, &request.input_suffix, &files, most)
+    });
+    let prompt = prompt.await?;
+    let ends = infill::ends(&app.text);
+    go_on(app, headers, request.shared, vec![prompt], ends, permit).await
+}
+
+/// Continues prompts, up to one of `ends` at most.
+async fn go_on(
+    app: Arc<App>,
+    headers: HeaderMap,
+    shared: Shared,
+    prompts: Vec<Vec<u32>>,
+    ends: Vec<String>,
+    permit: OwnedSemaphorePermit,
+) -> Result<Response, ApiError> {
+    let most = shared.most();
+    let mut wanted = Wanted {
+        tokens: shared.return_tokens == Some(true),
+        probabilities: shared.n_probs.is_some_and(|n| n > 0),
+        fields: shared.response_fields.unwrap_or_default(),
+        prompts: Vec::new(),
+    };
+    check_prompts(&app, Kind::Native, &prompts)?;
+    for prompt in &prompts {
+        let text = app.text.tokenizer().decode(prompt, false);
+        wanted.prompts.push(text.map_err(ApiError::invalid)?);
+    }
+    let mut fields = shared.same;
+    fields.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+    fields.insert("prompt".to_owned(), json!(prompts));
+    if wanted.tokens || wanted.probabilities {
+        fields.insert("logprobs".to_owned(), shared.n_probs.unwrap_or(0).into());
+    }
+    if let Some(bias) = shared.logit_bias {
+        fields.insert("logit_bias".to_owned(), biases(bias)?);
+    }
+    let request = serde_json::from_value(Value::Object(fields)).map_err(ApiError::invalid)?;
+    let mut asked = continuation(&app, &headers, request, Kind::Native).await?;
+    asked.ends = ends;
+    let streams = asked.common.stream == Some(true);
+    respond(submit(&app, asked, permit)?, wanted, streams).await
+}
+
+/// Biases by token, from pairs of a token and a bias; `false` forbids a token.
+fn biases(given: Value) -> Result<Value, ApiError> {
+    let Value::Array(pairs) = given else {
+        return Ok(given);
+    };
+    let mut all = Map::new();
+    for pair in pairs {
+        let bias = match &pair[1] {
+            Value::Bool(false) => json!(-100),
+            bias => bias.clone(),
+        };
+        let Some(token) = pair[0].as_u64() else {
+            let message = "pairs of a token's number and a bias";
+            return Err(ApiError::param("logit_bias", message));
+        };
+        all.insert(token.to_string(), bias);
+    }
+    Ok(all.into())
+}
+
+/// Tokens of one prompt or of several: a text, a list of tokens and texts that are one, or a list of
+/// prompts.
+fn prompts(text: &Text, given: Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    match given {
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().map(|one| prompt(text, one)).collect()
+        }
+        one => Ok(vec![prompt(text, &one)?]),
+    }
+}
+
+/// Tokens of a prompt, whose first text is after the start token.
+fn prompt(text: &Text, given: &Value) -> Result<Vec<u32>, ApiError> {
+    let wrong = || {
+        let message = "`prompt` is a text, a list of tokens and texts, or a list of such prompts";
+        ApiError::param("prompt", message)
+    };
+    let parts = match given {
+        Value::String(_) => std::slice::from_ref(given),
+        Value::Array(parts) => parts,
+        _ => return Err(wrong()),
+    };
+    let mut all = Vec::new();
+    for (at, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(part) if at == 0 => {
+                all.extend(text.encode(part).map_err(ApiError::invalid)?);
+            }
+            Value::String(part) => all.extend(text.tokens(part).map_err(ApiError::invalid)?),
+            part => {
+                let token = part.as_u64().and_then(|token| u32::try_from(token).ok());
+                all.push(token.ok_or_else(wrong)?);
+            }
+        }
+    }
+    Ok(all)
+}
