@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::Failure;
 use crate::cli::RunArgs;
+use crate::tell::tell;
 
 /// What the bundled model is asked to continue when no prompt is given.
 pub const DEFAULT: &str = "# Ownership\n\nOwnership is";
@@ -88,14 +89,14 @@ fn what_is_piped(default: Option<&str>) -> Result<String, Failure> {
         (Ok(piece), _) => piece.map_err(failed)?,
         (Err(RecvTimeoutError::Disconnected), _) => return Ok(String::new()),
         (Err(RecvTimeoutError::Timeout), Some(_)) => {
-            eprintln!(
+            tell(
                 "emberflow: nothing comes through standard input, so the default prompt is taken; \
-                 -p - waits for a text"
+                 -p - waits for a text",
             );
             return Ok(String::new());
         }
         (Err(RecvTimeoutError::Timeout), None) => {
-            eprintln!("emberflow: waiting for the prompt on standard input");
+            tell("emberflow: waiting for the prompt on standard input");
             Vec::new()
         }
     };

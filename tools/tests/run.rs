@@ -453,23 +453,91 @@ fn an_instruction_set_that_is_not_there_is_refused() {
     );
 }
 
-#[test]
-fn chat_uses_the_template_and_ends_with_its_input() {
+/// A chat with these messages: what it says, and what it tells.
+fn chat(extra: &[&str], input: &str) -> (String, String) {
     use std::io::Write;
     let mut child = common::emberflow()
-        .args(["run", "--chat", "--json", "-n", "8"])
+        .args(["run", "--chat"])
+        .args(extra)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(b"What is a vector?\nAnd a slice?\n")
-        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(input.as_bytes()).unwrap();
+    drop(pipe);
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
-    let answers = String::from_utf8(output.stdout).unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    (String::from_utf8(output.stdout).unwrap(), told)
+}
+
+#[test]
+fn chat_uses_the_template_and_ends_with_its_input() {
+    let input = "What is a vector?\nAnd a slice?\n";
+    let (answers, _) = chat(&["--json", "-n", "8"], input);
     assert_eq!(answers.lines().count(), 2, "{answers}");
+}
+
+/// Answers were cut after 128 tokens without a word, and followed by five lines of statistics.
+#[test]
+fn an_answer_goes_on_to_its_end_or_says_why_not() {
+    let report = |extra: &[&str]| -> serde_json::Value {
+        let all = [&["--json", "--ignore-eos"], extra].concat();
+        serde_json::from_str(&chat(&all, "What is a vector?\n").0).unwrap()
+    };
+    let whole = report(&["--context", "200"]);
+    assert_eq!(whole["stop"], "context");
+    assert!(whole["generated_tokens"].as_u64() > Some(128), "{whole}");
+    assert_eq!(report(&["-n", "4"])["stop"], "length");
+    let (_, told) = chat(&["-n", "4"], "What is a vector?\n");
+    assert!(told.contains("cut after 4 tokens, as -n says"), "{told}");
+    assert!(
+        told.contains("(4 tokens, ") && !told.contains("kernels"),
+        "{told}"
+    );
+    let (_, told) = chat(&["-n", "4", "-v"], "What is a vector?\n");
+    assert!(
+        told.contains("kernels") && !told.contains("(4 tokens, "),
+        "{told}"
+    );
+    // the oldest exchange makes room for an answer
+    let many = "What is a vector?\n".repeat(6);
+    let (_, told) = chat(&["-n", "8", "--context", "64"], &many);
+    assert!(told.contains("the oldest exchange is forgotten"), "{told}");
+}
+
+/// `-n -1` goes on to the end of the text or of the context.
+#[test]
+fn minus_one_is_no_length() {
+    let args = ["run", "-p", PROMPT, "--json", "--ignore-eos", "-n"];
+    let run = |more: &[&str]| json(&[&args[..], more].concat());
+    let full = run(&["-1", "--context", "160"]);
+    assert_eq!(full["stop"], "context", "{full}");
+    let prompt = full["prompt_tokens"].as_u64().unwrap();
+    // the last token needs no place
+    assert_eq!(full["generated_tokens"], 160 - prompt + 1);
+}
+
+/// The bundled model recommends nothing; what is chosen counts, and --top-p alone does too.
+#[test]
+fn the_sampling_in_use_is_told() {
+    let sampling = |extra: &[&str]| generate(extra)["sampling"].clone();
+    let greedy = sampling(&[]);
+    assert_eq!(
+        (&greedy["from"], &greedy["temperature"]),
+        (&"default".into(), &0.0.into())
+    );
+    let chosen = sampling(&["--temp", "0.5", "--top-k", "40", "--seed", "7"]);
+    let wanted = serde_json::json!({
+        "temperature": 0.5, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 7, "from": "chosen",
+    });
+    assert_eq!(chosen, wanted);
+    assert_eq!(sampling(&["--top-p", "0.5"])["temperature"], 1.0);
+    let told = call(&["run", "-n", "2", "--temp", "0.5", "--min-p", "0.25"]);
+    let told = String::from_utf8(told.stderr).unwrap();
+    let line = "sampling  temperature 0.5, min-p 0.25, seed 0 (as chosen)";
+    assert!(told.contains(line), "{told}");
 }
