@@ -5,7 +5,7 @@ use std::fmt;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use std::sync::Arc;
 
@@ -17,21 +17,33 @@ use crate::constraint::Constraint;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sampling {
     /// Softmax temperature; 0 = greedy.
+    #[serde(serialize_with = "as_written")]
     pub temperature: f32,
     /// Keep only the `k` likeliest tokens; 0 = all.
     pub top_k: usize,
     /// Keep the smallest set of likeliest tokens with at least this probability mass; 1 = all.
+    #[serde(serialize_with = "as_written")]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    #[serde(serialize_with = "as_written")]
     pub min_p: f32,
     /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
+    #[serde(serialize_with = "as_written")]
     pub repetition_penalty: f32,
     /// Subtract this from the logits of generated tokens; 0 = off.
+    #[serde(serialize_with = "as_written")]
     pub presence_penalty: f32,
     /// Subtract this for each time that a token was generated; 0 = off.
+    #[serde(serialize_with = "as_written")]
     pub frequency_penalty: f32,
     /// Seed of the random number generator.
     pub seed: u64,
+}
+
+/// Writes 0.7 as 0.7 and not as the nearest f32, 0.699999988.
+fn as_written<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    let shortest = value.to_string().parse::<f64>();
+    serializer.serialize_f64(shortest.unwrap_or(f64::from(*value)))
 }
 
 impl Default for Sampling {

@@ -11,8 +11,17 @@ const browser = await puppeteer.launch({
   headless: "shell",
 });
 const wrong = [];
-async function open(url) {
+// With `system` as if the model's template had system messages, which the bundled one has not.
+async function open(url, system = false) {
   const page = await browser.newPage();
+  await page.setViewport({ width: 1280, height: 900 });
+  if (system) {
+    await page.setRequestInterception(true);
+    page.on("request", (request) => {
+      const prompt = request.url().endsWith("/apply-template") && JSON.parse(request.postData()).messages.map((m) => m.content).join(" ");
+      return prompt ? request.respond({ contentType: "application/json", body: JSON.stringify({ prompt }) }) : request.continue();
+    });
+  }
   page.on("pageerror", (error) => wrong.push(error.message));
   page.on("request", (request) => request.url().startsWith(url) || wrong.push(`asks ${request.url()}`));
   await page.goto(url);
@@ -79,7 +88,14 @@ async function markdown() {
 
 try {
   await markdown();
-  const { page, asks, text, all, until, press, answered } = await open(url);
+  {
+    const { page, until } = await open(url);
+    await page.type("#key", "secret");
+    await until(() => document.getElementById("settled").textContent.includes("temperature 0.7, top-p 0.9 (as the checkpoint recommends)"));
+    assert.equal(await page.$eval("#systembox", (box) => box.hidden), true, "the bundled model knows no system messages");
+    await page.close();
+  }
+  const { page, asks, text, all, until, press, answered } = await open(url, true);
 
   // It wants the key, and then shows what the engine does.
   await until(() => document.getElementById("state").textContent === "needs a key");
@@ -103,6 +119,7 @@ try {
 
   // What is chosen is asked for, and nothing else; the system prompt goes first.
   await page.click("#settings summary");
+  await until(() => !document.getElementById("systembox").hidden);
   await page.type("#system", "Be short.");
   await page.type("#knob-temperature", "0.5");
   await page.type("#knob-max_tokens", "12");

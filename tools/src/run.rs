@@ -338,7 +338,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
     let context = args.context.map_or(ROOM.min(max), |c| c as usize);
-    let template = chat_template(model.text())?;
+    let template = chat_template(args, model.text())?;
     checked_sampling(args, model.text())?;
     let wanted = Use {
         context,
@@ -405,10 +405,19 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-fn chat_template(text: &Text) -> Result<Renderer, Failure> {
+fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     let template = text.chat_template()?.map(Renderer::new);
     let missing = "this model has no chat template; use -p TEXT or -f FILE";
-    template.ok_or_else(|| Failure::usage(missing))
+    let template = template.ok_or_else(|| Failure::usage(missing))?;
+    if let Some(system) = &args.system {
+        let messages = [message("system", system), message("user", "u")];
+        if !template.render(&messages, &[])?.contains(system.trim()) {
+            tell(
+                "emberflow: this model's chat template ignores system messages: --system has no effect",
+            );
+        }
+    }
+    Ok(template)
 }
 
 /// What people should know before they write.

@@ -520,24 +520,51 @@ fn minus_one_is_no_length() {
     assert_eq!(full["generated_tokens"], 160 - prompt + 1);
 }
 
-/// The bundled model recommends nothing; what is chosen counts, and --top-p alone does too.
+/// The bundled model recommends temperature 0.7 and top-p 0.9.
 #[test]
 fn the_sampling_in_use_is_told() {
     let sampling = |extra: &[&str]| generate(extra)["sampling"].clone();
-    let greedy = sampling(&[]);
-    assert_eq!(
-        (&greedy["from"], &greedy["temperature"]),
-        (&"default".into(), &0.0.into())
-    );
-    let chosen = sampling(&["--temp", "0.5", "--top-k", "40", "--seed", "7"]);
-    let wanted = serde_json::json!({
-        "temperature": 0.5, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
-        "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 7, "from": "chosen",
+    let recommended = serde_json::json!({
+        "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "from": "recommended",
     });
-    assert_eq!(chosen, wanted);
-    assert_eq!(sampling(&["--top-p", "0.5"])["temperature"], 1.0);
-    let told = call(&["run", "-n", "2", "--temp", "0.5", "--min-p", "0.25"]);
-    let told = String::from_utf8(told.stderr).unwrap();
-    let line = "sampling  temperature 0.5, min-p 0.25, seed 0 (as chosen)";
-    assert!(told.contains(line), "{told}");
+    assert_eq!(sampling(&[]), recommended);
+    let mut chosen = recommended;
+    for (key, value) in [
+        ("temperature", 0.5.into()),
+        ("top_k", 40.into()),
+        ("seed", 7.into()),
+        ("from", serde_json::json!("chosen")),
+    ] {
+        chosen[key] = value;
+    }
+    let extra = ["--temp", "0.5", "--top-k", "40", "--seed", "7"];
+    assert_eq!(sampling(&extra), chosen);
+    let told = |extra: &[&str]| {
+        let output = call(&[&["run", "-n", "2"], extra].concat());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for (extra, wanted) in [
+        (
+            &[][..],
+            "sampling  temperature 0.7, top-p 0.9, seed 0 (as the checkpoint recommends)",
+        ),
+        (&["--temp", "0"], "sampling  greedy (as chosen)"),
+        (
+            &["--temp", "0.5", "--min-p", "0.25"],
+            "sampling  temperature 0.5, top-p 0.9, min-p 0.25, seed 0 (as chosen)",
+        ),
+    ] {
+        let told = told(extra);
+        assert!(told.contains(wanted), "{told}");
+    }
+}
+
+/// The bundled model's chat template knows no system messages.
+#[test]
+fn a_system_message_without_effect_is_told() {
+    let (_, told) = chat(&["-n", "2", "--system", "Be short."], "What is a vector?\n");
+    assert!(told.contains("--system has no effect"), "{told}");
+    let (_, told) = chat(&["-n", "2"], "What is a vector?\n");
+    assert!(!told.contains("--system"), "{told}");
 }
