@@ -246,11 +246,6 @@ mod tests {
         };
         assert_eq!(doubted.summary(), "unknown: nobody measured");
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn long_lines_go_on_below() {
