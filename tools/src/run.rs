@@ -410,8 +410,12 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     let missing = "this model has no chat template; use -p TEXT or -f FILE";
     let template = template.ok_or_else(|| Failure::usage(missing))?;
     if let Some(system) = &args.system {
-        let messages = [message("system", system), message("user", "u")];
-        if !template.render(&messages, &[])?.contains(system.trim()) {
+        let probe = Conversation {
+            messages: vec![Message::new("system", system), Message::new("user", "u")],
+            add_generation_prompt: true,
+            ..Conversation::default()
+        };
+        if !template.render(&probe)?.contains(system.trim()) {
             tell(
                 "emberflow: this model's chat template ignores system messages: --system has no effect",
             );
