@@ -389,9 +389,8 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             return Err(Failure::usage("the chat template renders to no text"));
         }
         // What the sequence already holds is kept as far as it agrees.
-        let known = sequence.tokens();
-        let common = known.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        let common = common.min(ids.len() - 1);
+        let both = sequence.tokens().iter().zip(&ids);
+        let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         said.messages.push(Message::new("assistant", text.trim()));
@@ -410,11 +409,8 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     let missing = "this model has no chat template; use -p TEXT or -f FILE";
     let template = template.ok_or_else(|| Failure::usage(missing))?;
     if let Some(system) = &args.system {
-        let probe = Conversation {
-            messages: vec![Message::new("system", system), Message::new("user", "u")],
-            add_generation_prompt: true,
-            ..Conversation::default()
-        };
+        let mut probe = begun(Some(system));
+        probe.messages.push(Message::new("user", "u"));
         if !template.render(&probe)?.contains(system.trim()) {
             tell(
                 "emberflow: this model's chat template ignores system messages: --system has no effect",
