@@ -132,6 +132,7 @@ impl SamplingDefaults {
             top_k: self.top_k.or(other.top_k),
             top_p: self.top_p.or(other.top_p),
             min_p: self.min_p.or(other.min_p),
+            typical_p: self.typical_p.or(other.typical_p),
             repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
         }
     }

@@ -123,6 +123,7 @@ fn chosen(args: &RunArgs) -> SamplingDefaults {
         top_p: args.top_p,
         min_p: args.min_p,
         repetition_penalty: args.repeat_penalty,
+        ..SamplingDefaults::default()
     }
 }
 

@@ -335,6 +335,7 @@ impl Common {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repeat_penalty,
+            ..SamplingDefaults::default()
         };
         let sampling = Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
