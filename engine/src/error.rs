@@ -71,13 +71,17 @@ pub enum Error {
     },
     /// The budget is below the smallest feasible one.
     #[error(
-        "a budget of {} is too small for this model; the smallest that works is {} (--memory {}), \
-         and {} keeps everything in memory",
-        mib(*budget), mib(*smallest), suggestion(*smallest), mib(*full)
+        "a budget of {} is too small for this model with {}; the smallest that works is {} \
+         (--memory {}), and {} keeps everything in memory",
+        mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), mib(*full)
     )]
     BudgetTooSmall {
         /// Requested bytes.
         budget: u64,
+        /// Positions of a text.
+        context: usize,
+        /// Texts at once.
+        batch: usize,
         /// Smallest feasible budget in bytes.
         smallest: u64,
         /// Bytes that hold the whole model.
@@ -107,6 +111,20 @@ pub enum Error {
         capacity: usize,
         /// Required positions.
         needed: usize,
+        /// Longest context of the model.
+        limit: usize,
+    },
+    /// A prompt that goes on beyond the context, of which no more was read.
+    #[error(
+        "the prompt has at least {least} tokens and the context holds {capacity} (the model was made \
+         for at most {limit}); shorten the prompt{}",
+        if capacity < limit { " or raise --context" } else { "" }
+    )]
+    PromptTooLong {
+        /// Tokens that it surely has.
+        least: usize,
+        /// Positions of the context.
+        capacity: usize,
         /// Longest context of the model.
         limit: usize,
     },
@@ -240,7 +258,19 @@ pub enum Error {
 }
 
 pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+    match bytes {
+        0..0x1000 => format!("{bytes} bytes"),
+        0x1000..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64),
+    }
+}
+
+/// What memory is planned for.
+fn contexts(context: usize, batch: usize) -> String {
+    match batch {
+        1 => format!("a context of {context} tokens"),
+        _ => format!("contexts of {context} tokens for {batch} texts at once"),
+    }
 }
 
 /// Variation of the process size between starts: up to half a MiB in 30 starts with the bundled

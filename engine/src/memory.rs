@@ -25,6 +25,10 @@ pub struct Needs {
     pub scales: u64,
     /// Keys and values at full context.
     pub kv: u64,
+    /// Positions of that context.
+    pub context: usize,
+    /// Texts at once, each with such a context.
+    pub batch: usize,
     /// Activations, partial sums, logits, I/O and sampling buffers.
     pub scratch: u64,
     /// Predictor weights and scratch; 0 without predictors.
@@ -379,6 +383,8 @@ impl Needs {
         if budget < smallest {
             return Err(Error::BudgetTooSmall {
                 budget,
+                context: self.context,
+                batch: self.batch,
                 smallest,
                 full: self.full_budget(),
             });

@@ -12,8 +12,7 @@ use emberflow_models::tokenizer::{Around, Tokenizer};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
-use crate::meta::{ContainerMeta, SamplingDefaults};
-use crate::sampler::Sampling;
+use crate::meta::ContainerMeta;
 
 /// An opened container, ready for [`crate::Engine::open`].
 pub struct Model {
@@ -143,13 +142,6 @@ impl Text {
         &self.rules
     }
 
-    /// The sampling where a caller chooses `chosen`: the rest is what the checkpoint recommends. Where
-    /// neither has a temperature it is greedy, or of temperature 1 if a choice among several tokens
-    /// was asked for.
-    pub fn sampling(&self, chosen: SamplingDefaults) -> Sampling {
-        chosen.or(self.meta.sampling).sampling()
-    }
-
     /// The tokens that the model wants before every text: a start token, or none.
     pub fn start_tokens(&self) -> &[u32] {
         &self.around.before
@@ -161,10 +153,19 @@ impl Text {
     /// [`Error::Token`] for a token outside the model's vocabulary.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
         let ids = self.tokenizer.encode(text, false)?;
+        self.check(&ids)?;
+        Ok(ids)
+    }
+
+    /// Checks that tokens are within the model's vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Token`] for the first that is not.
+    pub fn check(&self, ids: &[u32]) -> Result<(), Error> {
         let vocab = self.config().vocab;
         match ids.iter().find(|&&t| t >= vocab) {
             Some(&token) => Err(Error::Token { token, vocab }),
-            None => Ok(ids),
+            None => Ok(()),
         }
     }
 
@@ -174,7 +175,12 @@ impl Text {
     /// # Errors
     /// As [`Text::tokens`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let mut ids = self.tokens(text)?;
+        Ok(self.framed(self.tokens(text)?))
+    }
+
+    /// The tokens of a text with those that the model wants around it, unless the text writes them
+    /// itself.
+    pub fn framed(&self, mut ids: Vec<u32>) -> Vec<u32> {
         let Around { before, after } = &self.around;
         if !ids.starts_with(before) {
             ids.splice(0..0, before.iter().copied());
@@ -182,6 +188,6 @@ impl Text {
         if !ids.ends_with(after) {
             ids.extend(after);
         }
-        Ok(ids)
+        ids
     }
 }

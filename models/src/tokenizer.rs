@@ -6,14 +6,22 @@
 //! ([`StreamDecoder`]) equals that of [`Tokenizer::decode`].
 
 mod check;
+mod cuts;
+mod follow;
+mod least;
+mod pieces;
 mod stream;
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use tokenizers::Model;
 
 use crate::Error;
 pub use crate::special::Around;
+use cuts::Cuts;
+use least::Least;
+pub use pieces::Encoder;
 pub use stream::StreamDecoder;
 
 /// A tokenizer read from `tokenizer.json` text. Cheap to share by reference between threads.
@@ -24,6 +32,10 @@ pub struct Tokenizer {
     special: HashSet<u32>,
     around: Around,
     size: u32,
+    /// Where a text can be cut, if that is known; made for the first long text.
+    cuts: OnceLock<Option<Cuts>>,
+    /// How few tokens a text can have; made for the first long text that cannot be cut.
+    least: OnceLock<Least>,
 }
 
 impl Tokenizer {
@@ -48,6 +60,8 @@ impl Tokenizer {
             special: checked.special,
             around: checked.around,
             size: checked.size,
+            cuts: OnceLock::new(),
+            least: OnceLock::new(),
         };
         for (content, id) in &checked.added {
             tokenizer.check_added(content, *id, checked.takes_space)?;
@@ -78,11 +92,19 @@ impl Tokenizer {
 
     /// Tokens of `text`. Recognises special tokens written in the text; `add_special` also adds
     /// those that the tokenizer puts around every text (usually one at the start). Leave it off for
-    /// the output of a chat template, which writes its own.
+    /// the output of a chat template, which writes its own. A long text is tokenised piece by piece,
+    /// which takes less memory.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if a character has no token and the vocabulary has no unknown token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+        match !add_special && Self::is_long(text) {
+            true => self.encode_long(text),
+            false => self.encode_whole(text, add_special),
+        }
+    }
+
+    fn encode_whole(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, add_special).map_err(|error| {
             let what = format!("a text of {} bytes", text.len());
             refused(&what, &error, "text that the vocabulary covers")

@@ -11,9 +11,13 @@ use std::path::{Path, PathBuf};
 /// counts mapped file pages on phones).
 const AUTO_PERCENT: u64 = 75;
 
-/// Minimum that [`Mem::auto_budget`] leaves free. A machine with less to spare starts to reclaim,
-/// and the budget would cause stalls instead of hits.
+/// What [`Mem::auto_budget`] leaves to others on a machine that has little. One with less to spare
+/// starts to reclaim, and the budget would cause stalls instead of hits. A control group's limit is
+/// for this process, so nothing of it is left to others.
 const AUTO_RESERVE: u64 = 128 << 20;
+
+/// Least percentage of a machine's available memory for [`Mem::auto_budget`].
+const AUTO_LEAST: u64 = 25;
 
 /// Limits from here on mean "no limit": control groups use a huge page-rounded number.
 const UNLIMITED: u64 = 1 << 60;
@@ -138,13 +142,21 @@ impl Mem {
         Some(kib_field(&status, "RssAnon")?.saturating_add(shared))
     }
 
-    /// A safe budget for the whole process: three quarters of its resident plus available memory,
-    /// and at least 128 MiB less than that sum. `None` if the kernel reports nothing.
+    /// A safe budget for the whole process: three quarters of its resident plus available memory, by
+    /// the machine and by each control group. Of the machine's it leaves 128 MiB to others, or three
+    /// quarters where there is less. `None` if the kernel reports nothing.
     #[must_use]
     pub fn auto_budget(&self) -> Option<u64> {
-        let reach = self.available()?.saturating_add(self.rss().unwrap_or(0));
-        let share = reach / 100 * AUTO_PERCENT;
-        Some(share.min(reach.saturating_sub(AUTO_RESERVE)))
+        let own = self.rss().unwrap_or(0);
+        let part = |reach: u64, percent| reach / 100 * percent;
+        let machine = self.mem_available().map(|free| {
+            let reach = free.saturating_add(own);
+            let left = reach.saturating_sub(AUTO_RESERVE);
+            part(reach, AUTO_PERCENT).min(left.max(part(reach, AUTO_LEAST)))
+        });
+        let group = self.cgroup_available();
+        let group = group.map(|free| part(free.saturating_add(own), AUTO_PERCENT));
+        machine.into_iter().chain(group).min()
     }
 
     /// Every control group of this process with a memory limit.
@@ -529,9 +541,21 @@ mod tests {
         capped.push(("proc/self/cgroup", "0::/\n"));
         capped.push(("proc/self/mountinfo", V2_MOUNT));
         capped.push(("sys/fs/cgroup/memory.max", &limit));
-        let (_d, mem) = tree(&capped);
-        // 301 MiB in reach: the fixed reserve binds before the share does.
-        assert_eq!(mem.auto_budget(), Some(301 * MIB - 128 * MIB));
+        let (d, mem) = tree(&capped);
+        // a group's limit is the process's own, however small it is
+        assert_eq!(mem.auto_budget(), Some(301 * MIB / 100 * 75));
+        std::fs::write(d.path().join("sys/fs/cgroup/memory.max"), "67108864").unwrap();
+        assert_eq!(mem.auto_budget(), Some(65 * MIB / 100 * 75));
+        // a machine's memory is others' too, but never all of it
+        for (available, budget) in [(299, 172), (200, 73), (159, 40), (63, 16), (3, 1)] {
+            let meminfo = format!("MemAvailable: {} kB\n", available * 1024);
+            let (_d, mem) = tree(&[("proc/self/status", STATUS), ("proc/meminfo", &meminfo)]);
+            assert_eq!(
+                mem.auto_budget().unwrap().div_ceil(MIB),
+                budget,
+                "{available}"
+            );
+        }
     }
 
     #[test]

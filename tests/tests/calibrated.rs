@@ -1,10 +1,12 @@
 //! `pack --calibrate` on every family: the container is sound, and nearer to what was rounded.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use emberflow::pack::{self, CalibrationText, PackOptions};
 use emberflow::packed::Packed;
 use emberflow::verify;
+use emberflow::windows::Source;
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, fixtures, open, packed, roomy};
@@ -17,7 +19,7 @@ fn calibrated(folder: &Path, dir: &Path) -> PathBuf {
     let output = dir.join("calibrated.ember");
     let options = PackOptions {
         calibrate: Some(CalibrationText {
-            bytes: std::fs::read(text).unwrap(),
+            source: Arc::new(Source::open(text.as_ref()).unwrap()),
             tokens: TOKENS,
         }),
         force: true,

@@ -5,7 +5,6 @@ use emberflow_engine::memory::MemoryPlan;
 use emberflow_storage::mem::{Giver, Mem};
 
 use crate::cli::EngineArgs;
-use crate::tell::tell;
 use crate::{Failure, size};
 
 /// Refuses, before any work, a budget that this machine or the process's control group does not
@@ -16,9 +15,7 @@ use crate::{Failure, size};
 pub fn may_take(args: &EngineArgs, force: bool) -> Result<(), Failure> {
     match beyond(args.memory, &Mem::system()) {
         Some(why) if force => {
-            tell(format_args!(
-                "emberflow: {why}; the system may swap or end this program"
-            ));
+            eprintln!("emberflow: {why}; the system may swap or end this program");
             Ok(())
         }
         Some(why) => Err(Failure::usage(format!(
@@ -56,9 +53,7 @@ pub fn beyond(budget: Budget, mem: &Mem) -> Option<String> {
 pub fn may_hold(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Failure> {
     match crowded(budget, plan.held(), &Mem::system()) {
         Some(why) if force => {
-            tell(format_args!(
-                "emberflow: {why}; the system may swap or end this program"
-            ));
+            eprintln!("emberflow: {why}; the system may swap or end this program");
             Ok(())
         }
         Some(why) => Err(Failure::usage(format!(

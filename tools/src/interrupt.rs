@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use crate::tell::tell;
-
 /// What the handler looks at.
 struct State {
     /// Who stops by itself.
@@ -98,13 +96,13 @@ fn stop() {
             Err(_) => true,
         };
         if !gone() && !gone() {
-            tell(format_args!(
+            eprintln!(
                 "emberflow: {} is left unfinished; delete it",
                 path.display()
-            ));
+            );
         }
     }
     // as where a command ends by itself
-    tell("emberflow: stopped");
+    eprintln!("emberflow: stopped");
     std::process::exit(130);
 }

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::cli::{PerplexityArgs, SparsityArg};
 use crate::model::{open_engine, open_model, open_observed};
-use crate::{Failure, budget, print_json, progress, size, text};
+use crate::text::{self, Tokens};
+use crate::{Failure, budget, print_json, progress, size};
 
 /// The result. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -88,21 +89,22 @@ const JUDGED_CHUNK: u16 = 128;
 /// Runs the command.
 pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
-    let mut text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
-    if let Some(limit) = args.limit {
-        // far more text than that many tokens, so that the rest costs no memory
-        let bytes = usize::try_from(limit.saturating_mul(64)).unwrap_or(usize::MAX);
-        text.truncate(text.floor_char_boundary(bytes.min(text.len())));
-        text.shrink_to_fit();
-    }
     let model = open_model(&args.model)?;
     let window = text::window(args.window, WINDOW, model.text().config().max_context)?;
-    let ids = text::tokens(&model, text, args.limit)?;
+    let text = model.text().clone();
+    let mut tokens = Tokens::open(&text, &args.file, args.limit)?;
     let result = if args.judge {
-        judged(args, model, &ids, window as usize)?
+        judged(args, model, &tokens.rest()?, window as usize)?
     } else {
         let mut engine = open_engine(model, &args.engine, window as usize, args.force)?;
-        measure(&mut engine, &ids, window as usize, true)?
+        let bar = progress::bytes("perplexity", tokens.bytes());
+        let mut next = |most: usize| {
+            bar.set_position(tokens.bytes_read());
+            tokens.next(most)
+        };
+        let result = measure(&mut engine, &mut next, window as usize, None)?;
+        bar.finish_and_clear();
+        result
     };
     if args.json {
         return print_json(&result);
@@ -151,11 +153,11 @@ fn judged(
     let file_len = model.container().file_len();
     let mut engine = open_observed(model, &engine_args, window, 0, args.force)?;
     let mut see = |seen: &FfnSeen<'_>| judge.see(seen);
-    let mut result = measure_observed(&mut engine, ids, window, true, Some(&mut see))?;
+    let mut result = measure(&mut engine, &mut windows_of(ids), window, Some(&mut see))?;
     drop(engine);
     engine_args.sparsity = SparsityArg::Predicted;
     let mut engine = open_engine(open_model(&args.model)?, &engine_args, window, args.force)?;
-    let with = measure(&mut engine, ids, window, true)?;
+    let with = measure(&mut engine, &mut windows_of(ids), window, None)?;
     let mut all = Quality::default();
     judge.layers().iter().for_each(|q| all += *q);
     result.predictors = Some(Judged {
@@ -198,43 +200,52 @@ impl Judged {
     }
 }
 
-/// Scores `ids` in windows; every window but its first token (which has no
-/// context) counts. The model's start token opens each window where it has one.
-pub fn measure(
-    engine: &mut Engine,
-    ids: &[u32],
-    window: usize,
-    show_progress: bool,
-) -> Result<Perplexity, Failure> {
-    measure_observed(engine, ids, window, show_progress, None)
+/// The next tokens of a text, as many as are asked for, fewer at its end.
+type NextTokens<'a> = dyn FnMut(usize) -> Result<Vec<u32>, Failure> + 'a;
+
+/// Gives `ids` piece by piece.
+fn windows_of(ids: &[u32]) -> impl FnMut(usize) -> Result<Vec<u32>, Failure> {
+    let bar = progress::steps("perplexity", ids.len() as u64);
+    let mut left = ids;
+    move |most| {
+        let (next, rest) = left.split_at(most.min(left.len()));
+        left = rest;
+        bar.inc(next.len() as u64);
+        if next.is_empty() {
+            bar.finish_and_clear();
+        }
+        Ok(next.to_vec())
+    }
 }
 
-fn measure_observed(
+/// Scores a text in windows; every window but its first token (which has no
+/// context) counts. The model's start token opens each window where it has one.
+fn measure(
     engine: &mut Engine,
-    ids: &[u32],
+    next: &mut NextTokens<'_>,
     window: usize,
-    show_progress: bool,
     mut see: Option<&mut FfnObserver<'_>>,
 ) -> Result<Perplexity, Failure> {
-    if ids.len() < 2 {
-        return Err(Failure::usage("the text has fewer than two tokens"));
-    }
     let lead = engine.text().start_tokens().to_vec();
     let body = window.saturating_sub(lead.len()).max(1);
-    let bar = show_progress.then(|| progress::steps("perplexity", ids.len() as u64));
     let mut sequence = engine.new_sequence()?;
     let (mut nll, mut scored, mut bytes) = (0.0f64, 0u64, 0u64);
     let mut tokens = Vec::with_capacity(window);
-    for part in ids.chunks(body) {
+    let mut part = next(body)?;
+    let mut following = next(body)?;
+    if part.len() + following.len() < 2 {
+        return Err(Failure::usage("the text has fewer than two tokens"));
+    }
+    while !part.is_empty() {
         tokens.clear();
         tokens.extend_from_slice(&lead);
-        tokens.extend_from_slice(part);
+        tokens.extend_from_slice(&part);
         sequence.clear();
         let chunk = engine.chunk();
         for (start, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
-            let next = &tokens[start + 1..];
+            let targets = &tokens[start + 1..];
             let mut sink = |i: usize, logits: &[f32]| {
-                if let Some(&target) = next.get(i)
+                if let Some(&target) = targets.get(i)
                     && start + i + 1 >= lead.len()
                 {
                     nll -= log_probability(logits, target);
@@ -248,12 +259,10 @@ fn measure_observed(
             }
         }
         bytes += engine.text().tokenizer().decode(&tokens[1..], true)?.len() as u64;
-        if let Some(bar) = &bar {
-            bar.inc(part.len() as u64);
+        part = std::mem::take(&mut following);
+        if !part.is_empty() {
+            following = next(body)?;
         }
-    }
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
     }
     Ok(Perplexity {
         model: engine.config().name.clone(),

@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
-use crate::tell::tell;
 use crate::{Failure, atomic, bench, budget, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
@@ -20,6 +19,8 @@ const STEPS: u64 = 8;
 #[derive(Serialize)]
 struct Report {
     model: String,
+    /// Positions that the budgets make room for.
+    context: usize,
     smallest_bytes: u64,
     full_bytes: u64,
     plans: Vec<Plan>,
@@ -60,9 +61,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
         let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
         if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
-            tell(format_args!(
-                "emberflow: {why}; run takes it with --force only"
-            ));
+            eprintln!("emberflow: {why}; run takes it with --force only");
         }
     }
     if let Some(path) = &args.svg {
@@ -71,6 +70,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     if args.json {
         return print_json(&Report {
             model: name,
+            context,
             smallest_bytes: smallest,
             full_bytes: full,
             plans,
@@ -79,7 +79,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{name}: {} at least, {} for all of it\n",
+        "{name}, with a context of {context} tokens: {} at least, {} for all of it and the longest \
+         chunks of prompts\n",
         size::show(smallest),
         size::show(full)
     )?;

@@ -1,14 +1,20 @@
 //! Where the text to continue comes from: `-p`, `-f`, standard input, or the default one.
+//!
+//! Text is tokenised as it comes, and no more of it is read than the context holds.
 
-use std::io::{IsTerminal, Read};
+use std::fs::File;
+use std::io::{BufRead, ErrorKind, IsTerminal, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
+
+use emberflow_engine::{Error, Text};
+use emberflow_models::tokenizer::Encoder;
 
 use crate::Failure;
 use crate::cli::RunArgs;
-use crate::tell::tell;
+use crate::text::{BLOCK, Utf8};
 
 /// What the bundled model is asked to continue when no prompt is given.
 pub const DEFAULT: &str = "# Ownership\n\nOwnership is";
@@ -17,105 +23,245 @@ pub const DEFAULT: &str = "# Ownership\n\nOwnership is";
 /// start others often leave them one.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The text to continue.
-///
-/// `-p -` and `-f -` stand for standard input. Where neither is given, text that comes through a
-/// pipe or from a file is the prompt; where nothing comes (a terminal, `/dev/null`, an empty or
-/// silent pipe) a bundled model has a default.
-///
-/// # Errors
-/// A file that cannot be read, or no prompt at all.
-pub fn text(args: &RunArgs) -> Result<String, Failure> {
-    let file = Path::new("-");
-    match (args.prompt.as_deref(), args.file.as_deref()) {
-        (Some("-"), _) => Ok(without_line_end(all_of_input()?)),
-        (Some(text), _) => Ok(text.to_owned()),
-        (None, Some(path)) if path == file => all_of_input(),
-        (None, Some(path)) => std::fs::read_to_string(path).map_err(Failure::file(path)),
-        (None, None) => {
-            let default = args.model.file().is_none().then_some(DEFAULT);
-            match without_line_end(what_is_piped(default)?) {
-                text if !text.is_empty() => Ok(text),
-                _ => default.map(str::to_owned).ok_or_else(|| {
-                    Failure::usage(
+/// Blocks of a pipe that wait for the tokenizer.
+const WAITING: usize = 2;
+
+/// A text to continue.
+#[derive(Debug)]
+pub struct Prompt {
+    /// The text.
+    pub text: String,
+    /// Its tokens, with those that the model wants around a text.
+    pub ids: Vec<u32>,
+}
+
+/// What a prompt is read for.
+#[derive(Clone, Copy)]
+pub struct Reader<'a> {
+    /// The model's side of texts.
+    pub text: &'a Text,
+    /// Tokens that the prompt may have.
+    pub context: usize,
+}
+
+impl Reader<'_> {
+    /// The text to continue.
+    ///
+    /// `-p -` and `-f -` stand for standard input. Where neither is given, text that comes through a
+    /// pipe or from a file is the prompt; where nothing comes (a terminal, `/dev/null`, an empty or
+    /// silent pipe) a bundled model has a default.
+    ///
+    /// # Errors
+    /// A file that cannot be read, no prompt at all, or one of more tokens than the context holds.
+    pub fn prompt(self, args: &RunArgs) -> Result<Prompt, Failure> {
+        let stdin = Path::new("-");
+        match (args.prompt.as_deref(), args.file.as_deref()) {
+            (Some("-"), _) => self.read(std::io::stdin(), input())?.finish(true),
+            (Some(text), _) => self.given(text),
+            (None, Some(path)) if path == stdin => {
+                self.read(std::io::stdin(), input())?.finish(false)
+            }
+            (None, Some(path)) => {
+                let file = File::open(path).map_err(Failure::file(path))?;
+                self.read(file, path)?.finish(false)
+            }
+            (None, None) => {
+                let default = args.model.file().is_none().then_some(DEFAULT);
+                let piped = self.piped(default)?.finish(true)?;
+                match (piped.text.is_empty(), default) {
+                    (false, _) => Ok(piped),
+                    (true, Some(default)) => self.given(default),
+                    (true, None) => Err(Failure::usage(
                         "no prompt: give one with -p TEXT, -f FILE, --chat or through a pipe",
-                    )
-                }),
+                    )),
+                }
             }
         }
     }
-}
 
-/// A shell ends what it pipes with a line end, which nobody means.
-fn without_line_end(mut text: String) -> String {
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
+    /// The next line of a chat, without its end; `None` behind the last.
+    ///
+    /// # Errors
+    /// Input that cannot be read, or a line of more tokens than the context holds.
+    pub fn line(self, from: &mut impl BufRead) -> Result<Option<String>, Failure> {
+        let mut taken = self.start(input());
+        let mut any = false;
+        loop {
+            let block = match from.fill_buf() {
+                Ok(block) => block,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => return Err(Failure::file(input())(e)),
+            };
+            let end = block.iter().position(|&byte| byte == b'\n');
+            let used = end.map_or(block.len(), |end| end + 1);
+            any |= used > 0;
+            taken.take(&block[..used])?;
+            from.consume(used);
+            if used == 0 || end.is_some() {
+                return match any {
+                    true => Ok(Some(taken.finish(true)?.text)),
+                    false => Ok(None),
+                };
+            }
         }
     }
-    text
-}
 
-fn failed(error: std::io::Error) -> Failure {
-    Failure::file(Path::new("standard input"))(error)
-}
-
-fn decoded(bytes: Vec<u8>) -> Result<String, Failure> {
-    String::from_utf8(bytes)
-        .map_err(|e| failed(std::io::Error::new(std::io::ErrorKind::InvalidData, e)))
-}
-
-fn all_of_input() -> Result<String, Failure> {
-    let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).map_err(failed)?;
-    decoded(bytes)
-}
-
-/// What standard input has to say unasked; nothing where it is a terminal.
-fn what_is_piped(default: Option<&str>) -> Result<String, Failure> {
-    if std::io::stdin().is_terminal() {
-        return Ok(String::new());
+    fn given(self, text: &str) -> Result<Prompt, Failure> {
+        Ok(Prompt {
+            text: text.to_owned(),
+            ids: self.text.encode(text)?,
+        })
     }
-    // Only these can be silent for ever.
-    let may_block = std::fs::metadata("/proc/self/fd/0").map_or(true, |m| {
-        m.file_type().is_fifo() || m.file_type().is_socket()
-    });
-    if !may_block {
-        return all_of_input();
-    }
-    let pieces = listen();
-    let mut bytes = match (pieces.recv_timeout(PATIENCE), default) {
-        (Ok(piece), _) => piece.map_err(failed)?,
-        (Err(RecvTimeoutError::Disconnected), _) => return Ok(String::new()),
-        (Err(RecvTimeoutError::Timeout), Some(_)) => {
-            tell(
-                "emberflow: nothing comes through standard input, so the default prompt is taken; \
-                 -p - waits for a text",
-            );
-            return Ok(String::new());
+
+    fn start<'a>(self, path: &'a Path) -> Taken<'a>
+    where
+        Self: 'a,
+    {
+        Taken {
+            reader: self,
+            path,
+            utf8: Utf8::default(),
+            end: String::new(),
+            said: String::new(),
+            encoder: self.text.tokenizer().encoder(),
+            ids: Vec::new(),
         }
-        (Err(RecvTimeoutError::Timeout), None) => {
-            tell("emberflow: waiting for the prompt on standard input");
-            Vec::new()
-        }
-    };
-    for piece in pieces {
-        bytes.extend(piece.map_err(failed)?);
     }
-    decoded(bytes)
+
+    fn read<'a>(self, mut from: impl Read, path: &'a Path) -> Result<Taken<'a>, Failure>
+    where
+        Self: 'a,
+    {
+        let mut taken = self.start(path);
+        let mut block = vec![0; BLOCK];
+        loop {
+            match from.read(&mut block) {
+                Ok(0) => return Ok(taken),
+                Ok(n) => taken.take(&block[..n])?,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(Failure::file(path)(e)),
+            }
+        }
+    }
+
+    /// What standard input has to say unasked; nothing where it is a terminal.
+    fn piped<'a>(self, default: Option<&str>) -> Result<Taken<'a>, Failure>
+    where
+        Self: 'a,
+    {
+        let mut taken = self.start(input());
+        if std::io::stdin().is_terminal() {
+            return Ok(taken);
+        }
+        // Only these can be silent for ever.
+        let may_block = std::fs::metadata("/proc/self/fd/0").map_or(true, |m| {
+            m.file_type().is_fifo() || m.file_type().is_socket()
+        });
+        if !may_block {
+            return self.read(std::io::stdin(), input());
+        }
+        let failed = |e| Failure::file(input())(e);
+        let pieces = listen();
+        match (pieces.recv_timeout(PATIENCE), default) {
+            (Ok(piece), _) => taken.take(&piece.map_err(failed)?)?,
+            (Err(RecvTimeoutError::Disconnected), _) => return Ok(taken),
+            (Err(RecvTimeoutError::Timeout), Some(_)) => {
+                eprintln!(
+                    "emberflow: nothing comes through standard input, so the default prompt is \
+                     taken; -p - waits for a text"
+                );
+                return Ok(taken);
+            }
+            (Err(RecvTimeoutError::Timeout), None) => {
+                eprintln!("emberflow: waiting for the prompt on standard input");
+            }
+        }
+        for piece in pieces {
+            taken.take(&piece.map_err(failed)?)?;
+        }
+        Ok(taken)
+    }
+}
+
+/// What errors call standard input.
+fn input() -> &'static Path {
+    Path::new("standard input")
+}
+
+/// The text that came so far.
+struct Taken<'a> {
+    reader: Reader<'a>,
+    path: &'a Path,
+    utf8: Utf8,
+    /// A line end that may be the last, or half of one.
+    end: String,
+    said: String,
+    encoder: Encoder<'a>,
+    ids: Vec<u32>,
+}
+
+impl Taken<'_> {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let piece = self.utf8.push(bytes).map_err(Failure::file(self.path))?;
+        let mut text = std::mem::take(&mut self.end) + &piece;
+        self.end = text.split_off(text.len() - line_end(&text));
+        self.say(&text)
+    }
+
+    fn say(&mut self, text: &str) -> Result<(), Failure> {
+        let known = self.ids.len();
+        self.encoder.push(text, &mut self.ids)?;
+        self.reader.text.check(&self.ids[known..])?;
+        self.said.push_str(text);
+        let least = self.ids.len() + self.encoder.least();
+        let capacity = self.reader.context;
+        if least > capacity {
+            return Err(Failure::Engine(Error::PromptTooLong {
+                least,
+                capacity,
+                limit: self.reader.text.config().max_context as usize,
+            }));
+        }
+        Ok(())
+    }
+
+    /// The whole text; without its last line end where that is only how a shell ends what it pipes.
+    fn finish(mut self, piped: bool) -> Result<Prompt, Failure> {
+        std::mem::take(&mut self.utf8)
+            .finish()
+            .map_err(Failure::file(self.path))?;
+        let end = std::mem::take(&mut self.end);
+        if !(piped && end.ends_with('\n')) {
+            self.say(&end)?;
+        }
+        let known = self.ids.len();
+        self.encoder.finish(&mut self.ids)?;
+        self.reader.text.check(&self.ids[known..])?;
+        Ok(Prompt {
+            text: self.said,
+            ids: self.reader.text.framed(self.ids),
+        })
+    }
+}
+
+/// Bytes of the line end with which a text ends, or of the half of one.
+fn line_end(text: &str) -> usize {
+    let ends = ["\r\n", "\n", "\r"];
+    ends.iter()
+        .find(|end| text.ends_with(**end))
+        .map_or(0, |end| end.len())
 }
 
 /// Reads standard input on a thread of its own, which a silent pipe may hold for ever.
 fn listen() -> Receiver<std::io::Result<Vec<u8>>> {
-    let (tell, pieces) = channel();
+    let (tell, pieces) = sync_channel(WAITING);
     std::thread::spawn(move || {
-        let mut buffer = vec![0; 64 << 10];
+        let mut buffer = vec![0; BLOCK];
         loop {
             let piece = match std::io::stdin().read(&mut buffer) {
                 Ok(0) => return,
                 Ok(n) => Ok(buffer[..n].to_vec()),
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) => Err(e),
             };
             let last = piece.is_err();
@@ -129,19 +275,86 @@ fn listen() -> Receiver<std::io::Result<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::without_line_end;
+    use std::io::BufReader;
+
+    use emberflow_engine::Model;
+
+    use super::*;
 
     #[test]
-    fn one_line_end_is_the_shells() {
+    fn one_line_end_is_the_shells_however_the_text_comes() {
+        let model = Model::demo().unwrap();
+        let text = model.text();
+        let reader = Reader { text, context: 8 };
         for (piped, meant) in [
             ("a\n", "a"),
             ("a\r\n", "a"),
             ("a\n\n", "a\n"),
+            ("a\n\nb\r", "a\n\nb\r"),
             ("a", "a"),
+            ("é\n", "é"),
             ("\n", ""),
             ("", ""),
         ] {
-            assert_eq!(without_line_end(piped.into()), meant);
+            for piece in [1, 2, 8] {
+                let mut taken = reader.start(input());
+                piped
+                    .as_bytes()
+                    .chunks(piece)
+                    .for_each(|bytes| taken.take(bytes).unwrap());
+                let prompt = taken.finish(true).unwrap();
+                assert_eq!(prompt.text, meant);
+                assert_eq!(prompt.ids, text.encode(meant).unwrap());
+            }
+            let whole = reader.read(piped.as_bytes(), input()).unwrap();
+            assert_eq!(whole.finish(false).unwrap().text, piped);
+        }
+        let mut lines = "one\ntwo\r\n\nfour".as_bytes();
+        let all: Vec<String> = std::iter::from_fn(|| reader.line(&mut lines).unwrap()).collect();
+        assert_eq!(all, ["one", "two", "", "four"]);
+    }
+
+    #[test]
+    fn text_without_an_end_is_refused_with_both_numbers() {
+        let model = Model::demo().unwrap();
+        let reader = Reader {
+            text: model.text(),
+            context: 100,
+        };
+        for forever in ["y\n", "word ", "a", "字"] {
+            let mut read = 0;
+            let endless = std::iter::repeat(forever.as_bytes())
+                .flatten()
+                .inspect(|_| read += 1);
+            let refused = reader
+                .read(Endless(endless), input())
+                .map(|_| ())
+                .unwrap_err();
+            let Failure::Engine(Error::PromptTooLong {
+                least, capacity, ..
+            }) = refused
+            else {
+                panic!("{forever:?}: {refused}");
+            };
+            assert!(least > 100 && capacity == 100, "{forever:?}: {least}");
+            assert!(read < 400 << 10, "{forever:?}: {read} bytes");
+            let words = std::iter::repeat(forever.as_bytes()).flatten();
+            let mut line = BufReader::new(Endless(words.filter(|&&byte| byte != b'\n')));
+            let refused = reader.line(&mut line).unwrap_err();
+            assert!(
+                matches!(refused, Failure::Engine(Error::PromptTooLong { .. })),
+                "{refused}"
+            );
+        }
+    }
+
+    /// Bytes that never end.
+    struct Endless<I>(I);
+
+    impl<I: Iterator<Item = &'static u8>> Read for Endless<I> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let bytes = self.0.by_ref().zip(buffer.iter_mut());
+            Ok(bytes.map(|(&byte, place)| *place = byte).count())
         }
     }
 }

@@ -1,15 +1,113 @@
 //! Windows of a text, for commands that learn from one.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
 use emberflow_models::config::ModelConfig;
 use emberflow_models::tokenizer::Tokenizer;
+use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::Failure;
+use crate::{Failure, size, text};
 
 /// Tokens of a window.
 const WINDOW: usize = 512;
 
 /// Bytes of text that surely hold a window's tokens.
 const BYTES_PER_TOKEN: usize = 16;
+
+/// Most bytes of a text that comes through a pipe, which is held in memory.
+const PIPED: u64 = 64 << 20;
+
+/// A text of which parts are read.
+#[derive(Debug)]
+pub struct Source {
+    path: PathBuf,
+    from: From,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+enum From {
+    File(File),
+    Memory(Vec<u8>),
+}
+
+impl Source {
+    /// The text in the file `path`. What is no regular file is read into memory.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and more than 64 MiB through a pipe.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let failed = |e| Failure::file(path)(e);
+        let file = File::open(path).map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        let (from, bytes) = match meta.is_file() {
+            true => (From::File(file), meta.len()),
+            false => {
+                let mut bytes = Vec::new();
+                file.take(PIPED + 1)
+                    .read_to_end(&mut bytes)
+                    .map_err(failed)?;
+                let len = bytes.len() as u64;
+                if len > PIPED {
+                    return Err(Failure::usage(format!(
+                        "{}: more than {} come through a pipe; save the text to a file, of which \
+                         only the windows are read",
+                        path.display(),
+                        size::show(PIPED)
+                    )));
+                }
+                (From::Memory(bytes), len)
+            }
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            from,
+            bytes,
+        })
+    }
+
+    /// A text in memory.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        Self {
+            path: PathBuf::new(),
+            bytes: bytes.len() as u64,
+            from: From::Memory(bytes),
+        }
+    }
+
+    /// A hash of the whole text.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn hash(&self) -> Result<u64, Failure> {
+        let mut hash = Xxh3Default::new();
+        let mut at = 0;
+        while at < self.bytes {
+            let block = self.read(at, text::BLOCK)?;
+            at += block.len() as u64;
+            hash.update(&block);
+        }
+        Ok(hash.digest())
+    }
+
+    /// Up to `most` bytes from byte `at` on.
+    fn read(&self, at: u64, most: usize) -> Result<Vec<u8>, Failure> {
+        let left = self.bytes.saturating_sub(at);
+        let len = usize::try_from(left).map_or(most, |left| left.min(most));
+        match &self.from {
+            From::File(file) => {
+                let mut bytes = vec![0; len];
+                let read = file.read_exact_at(&mut bytes, at);
+                read.map_err(Failure::file(&self.path))?;
+                Ok(bytes)
+            }
+            From::Memory(bytes) => Ok(bytes[at as usize..][..len].to_vec()),
+        }
+    }
+}
 
 /// How many windows to choose.
 #[derive(Debug, Clone, Copy)]
@@ -24,23 +122,25 @@ pub struct Amount {
 /// a text. All of a text with fewer tokens than asked for.
 ///
 /// # Errors
-/// Wrong usage, for a text that does not give the fewest windows, and what the tokenizer refuses.
+/// Wrong usage, for a text that does not give the fewest windows, a file that cannot be read, and
+/// what the tokenizer refuses.
 pub fn choose(
     tokenizer: &Tokenizer,
     config: &ModelConfig,
-    bytes: &[u8],
+    text: &Source,
     amount: Amount,
 ) -> Result<Vec<Vec<u32>>, Failure> {
     let window = WINDOW.min(config.max_context as usize);
     let count = amount.tokens.div_ceil(window).max(amount.least);
     let start = &tokenizer.around().before;
     let body = window.saturating_sub(start.len()).max(1);
-    let length = (body * BYTES_PER_TOKEN).min(bytes.len().div_ceil(count));
+    let share = usize::try_from(text.bytes.div_ceil(count as u64)).unwrap_or(usize::MAX);
+    let length = (body * BYTES_PER_TOKEN).min(share);
     let mut windows = Vec::new();
-    for i in 0..count {
-        let at = i * (bytes.len() / count);
+    for i in 0..count as u64 {
+        let bytes = text.read(i * (text.bytes / count as u64), length)?;
         // a cut character becomes a replacement character, which is cut off
-        let piece = String::from_utf8_lossy(&bytes[at..(at + length).min(bytes.len())]);
+        let piece = String::from_utf8_lossy(&bytes);
         let piece = piece.trim_matches(char::REPLACEMENT_CHARACTER);
         let found = tokenizer.encode(piece, false)?;
         if let Some(&token) = found.iter().find(|&&token| token >= config.vocab) {
@@ -61,4 +161,31 @@ pub fn choose(
         )));
     }
     Ok(windows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_where_windows_are_and_hashed_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = Source::open(&path).unwrap();
+        let memory = Source::of(bytes.clone());
+        for source in [&file, &memory] {
+            assert_eq!(source.read(199_990, 64).unwrap(), bytes[199_990..]);
+            assert_eq!(source.read(7, 64).unwrap(), bytes[7..71]);
+            assert_eq!(source.hash().unwrap(), xxhash_rust::xxh3::xxh3_64(&bytes));
+        }
+        let zeros = Source::open(Path::new("/dev/zero"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            zeros.contains("more than 64.0 MiB come through a pipe"),
+            "{zeros}"
+        );
+    }
 }

@@ -100,66 +100,6 @@ fn all_tried(tried: &[String]) {
     }
 }
 
-/// Runs a command whose messages nobody can get: a full disk, or a reader that has gone.
-fn unheard(dir: &Path, line: &str, full: bool) -> Output {
-    let stderr: Stdio = if full {
-        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
-        full.unwrap().into()
-    } else {
-        std::io::pipe().unwrap().1.into()
-    };
-    emberflow()
-        .args(common::words(&line.replace("TEXT", TEXT)))
-        .current_dir(dir)
-        .env("XDG_CACHE_HOME", dir)
-        .stdin(Stdio::null())
-        .stderr(stderr)
-        .output()
-        .unwrap()
-}
-
-/// `run 2>/dev/full` ended in a panic after the text, with exit code 101.
-#[test]
-fn messages_that_nobody_gets_are_no_failure() {
-    let dir = tempfile::tempdir().unwrap();
-    exported(dir.path());
-    let mut tried = 0;
-    for full in [true, false] {
-        for (line, code) in [
-            ("run -n 2 -v", 0),
-            ("run -n 2 --temp 1 --best-of 2 -vv", 0),
-            ("run --chat -n 2", 0),
-            ("run nosuch.ember -p a", 1),
-            ("run --memory 99999GiB", 2),
-            ("run -p a --memory 1MiB", 1),
-            ("pack demo-hf -o m.ember --force -v", 0),
-            ("verify m.ember", 0),
-            ("inspect nosuch", 1),
-            ("perplexity -f TEXT --limit 64 -v", 0),
-            ("profile -f TEXT -o s.stats --limit 64 --force -v", 0),
-            ("trace record -f TEXT -o t.trace --limit 64 --force", 0),
-            ("plan --memory 99999GiB", 0),
-            ("serve --port 0 --memory 1MiB", 1),
-            ("bench io --quick --size 8MiB --millis 5", 0),
-            ("bench decode --quick -n 1", 0),
-            ("nosuch", 2),
-        ] {
-            let output = unheard(dir.path(), line, full);
-            assert_eq!(output.status.code(), Some(code), "{line}, full: {full}");
-        }
-        for (name, _) in commands() {
-            let name = name.strip_prefix("emberflow ").unwrap();
-            let output = unheard(dir.path(), &format!("{name} --nosuch"), full);
-            assert_eq!(output.status.code(), Some(2), "{name}, full: {full}");
-            tried += 1;
-        }
-    }
-    assert!(tried > 40, "{tried} commands");
-    // the text is there all the same
-    let output = unheard(dir.path(), "run -n 2", true);
-    assert!(output.stdout.starts_with(b"# Ownership"));
-}
-
 /// Runs it with bytes on standard input.
 fn fed(args: &[&str], input: &[u8]) -> Output {
     let mut child = emberflow()
@@ -265,4 +205,80 @@ fn a_missing_model_is_named_before_a_missing_prompt() {
     assert!(message.contains("no prompt"), "{message}");
     let piped = fed(&["run", &model, "-n", "2", "--json"], b"A trait\n");
     assert!(tokens(&piped)[0].as_u64() > Some(0));
+}
+
+/// Runs it within so much address space, with text on standard input that does not end.
+fn endlessly_fed(args: &[&str], text: &str) -> Output {
+    let mut child = within_address_space(args)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let block = text.repeat(10_000);
+    while stdin.write_all(block.as_bytes()).is_ok() {}
+    child.wait_with_output().unwrap()
+}
+
+/// A command that may map 700 MB, programs and libraries included.
+fn within_address_space(args: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new("bash");
+    let limited = "ulimit -v 700000; exec \"$0\" \"$@\"";
+    command
+        .args(["-c", limited])
+        .arg(emberflow().get_program())
+        .args(args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// All of it was read and tokenised first: 139 bytes of memory for each byte of text.
+#[test]
+fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = dir.path().join("long.txt");
+    let text = std::fs::read_to_string(TEXT).unwrap();
+    std::fs::write(&long, text.repeat((8 << 20) / text.len())).unwrap();
+    let long = long.display().to_string();
+    let refused = |output: Output, what: &str| {
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{what}: {message}");
+        let (_, numbers) = message
+            .split_once("the prompt has at least ")
+            .expect(&message);
+        let (least, context) = numbers
+            .split_once(" tokens and the context holds ")
+            .unwrap();
+        assert!(least.parse::<usize>().unwrap() > 512, "{what}: {message}");
+        assert!(
+            context.starts_with("512 (the model was made for at most 1024)"),
+            "{message}"
+        );
+    };
+    let run = ["run", "--context", "512", "--memory", "30MiB"];
+    for text in ["y\n", "all the words ", "字", "a"] {
+        refused(endlessly_fed(&run, text), text);
+    }
+    refused(
+        endlessly_fed(&[&run[..], &["-f", "-"]].concat(), "y\n"),
+        "-f -",
+    );
+    let file = within_address_space(&[&run[..], &["-f", &long]].concat());
+    refused({ file }.output().unwrap(), "-f FILE");
+    for line in [
+        "perplexity -f LONG --limit 600 --memory 40MiB",
+        "profile -f LONG -o OUT --limit 600 --memory 40MiB",
+        "trace record -f LONG -o OUT.trace --limit 600 --memory 40MiB",
+    ] {
+        let out = dir.path().join("out").display().to_string();
+        let line = line.replace("LONG", &long).replace("OUT", &out);
+        let output = within_address_space(
+            &common::words(&line)
+                .iter()
+                .map(String::as_str)
+                .collect::<Vec<_>>(),
+        );
+        let output = { output }.output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}: {message}");
+    }
 }

@@ -60,6 +60,15 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
             .output()
             .unwrap();
         assert_eq!(refused.status.code(), Some(1), "{options:?}");
+        // both say for which context, and name the same budget but for a MiB
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let context = plan["context"].as_u64().unwrap();
+        assert_eq!(context.to_string(), options[1]);
+        let said = format!("with a context of {context} tokens; the smallest that works is ");
+        assert!(message.contains(&said), "{message}");
+        let (_, after) = message.split_once("--memory ").unwrap();
+        let named: u64 = after.split_once("MiB").unwrap().0.parse().unwrap();
+        assert!(named.abs_diff(smallest >> 20) <= 1, "{named}: {smallest}");
     }
 }
 

@@ -11,6 +11,8 @@ fn needs() -> Needs {
         embedding: 1 << 20,
         scales: 1 << 20,
         kv: 1 << 20,
+        context: 64,
+        batch: 1,
         scratch: 1 << 20,
         predictor: 0,
         gates: 340 * 8000,

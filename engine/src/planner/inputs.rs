@@ -479,6 +479,8 @@ impl Opened<'_> {
                 .kv()
                 .bytes_for(o.context)
                 .saturating_mul(o.batch as u64),
+            context: o.context,
+            batch: o.batch,
             scratch: least.bytes,
             gates: layout.gate_bytes(),
             gate_len: format.gate_len() as u64,

@@ -315,7 +315,7 @@ fn check_model(model: &Bpe<'_>) -> Result<u32, Error> {
 }
 
 /// The steps of a component: its own, or those of a sequence, all the way down.
-fn steps_of<'a>(
+pub(super) fn steps_of<'a>(
     component: Option<&'a Value>,
     what: &str,
     steps_key: &str,
@@ -339,7 +339,7 @@ fn steps_of<'a>(
     }
 }
 
-fn kind_of(component: &Value) -> &str {
+pub(super) fn kind_of(component: &Value) -> &str {
     component.get("type").and_then(Value::as_str).unwrap_or("")
 }
 
@@ -383,7 +383,7 @@ fn check_pre_tokenizer(step: &Value) -> Result<(), Error> {
 }
 
 /// The literal text that a step searches for. An empty one matches everywhere.
-fn literal(step: &Value) -> Option<&str> {
+pub(super) fn literal(step: &Value) -> Option<&str> {
     let text = step.get("pattern")?.get("String")?.as_str()?;
     (!text.is_empty()).then_some(text)
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A byte-level tokenizer over the whole byte alphabet, with one merge.
-fn byte_level() -> Value {
+pub(super) fn byte_level() -> Value {
     let alphabet = (0x21..=0x7e)
         .chain(0xa1..=0xac)
         .chain(0xae..=0xff)
@@ -34,7 +34,7 @@ fn byte_level() -> Value {
 }
 
 /// Pieces with a visible space, byte fallback and a dropped first space.
-fn pieces() -> Value {
+pub(super) fn pieces() -> Value {
     let mut file = byte_level();
     let mut vocab = serde_json::Map::new();
     for (id, token) in ["<unk>", "▁", "a", "b", "▁a", "é"].into_iter().enumerate() {
@@ -59,7 +59,7 @@ fn pieces() -> Value {
     file
 }
 
-fn read(file: &Value) -> Tokenizer {
+pub(super) fn read(file: &Value) -> Tokenizer {
     Tokenizer::from_json(&file.to_string()).unwrap()
 }
 
@@ -400,7 +400,7 @@ fn lies_are_refused() {
     }
 }
 
-fn normalizers() -> Vec<Value> {
+pub(super) fn normalizers() -> Vec<Value> {
     ["NFC", "NFD", "NFKC", "NFKD", "Lowercase"]
         .map(|kind| json!({ "type": kind }))
         .into_iter()
@@ -412,7 +412,7 @@ fn normalizers() -> Vec<Value> {
         .collect()
 }
 
-fn splitters() -> Vec<Value> {
+pub(super) fn splitters() -> Vec<Value> {
     let split = |regex: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert});
     vec![
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::measure::{Effort, layers, measure};
-use crate::tell::tell;
 use emberflow_engine::Model;
 use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
 use emberflow_storage::profile::Machine;
@@ -54,17 +53,15 @@ pub fn command(args: &BenchDeviceArgs) -> Result<(), Failure> {
 /// same.
 fn keep(rates: &Rates) -> Option<PathBuf> {
     let Some(path) = Rates::default_path() else {
-        tell(
-            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set",
+        eprintln!(
+            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set"
         );
         return None;
     };
     match rates.save(&path) {
         Ok(()) => Some(path),
         Err(e) => {
-            tell(format_args!(
-                "emberflow: the measurement cannot be kept: {e}"
-            ));
+            eprintln!("emberflow: the measurement cannot be kept: {e}");
             None
         }
     }
@@ -79,7 +76,7 @@ pub fn know() -> Result<(), Failure> {
     if Rates::saved().is_some() {
         return Ok(());
     }
-    tell("emberflow: this machine was not measured yet; that takes a few seconds, once");
+    eprintln!("emberflow: this machine was not measured yet; that takes a few seconds, once");
     let rates = match measured_apart() {
         Ok(rates) => rates,
         Err(reason) => {

@@ -35,7 +35,7 @@ use self::rounded::{LayerRows, ROLES, StoredRows};
 use self::stream::Stream;
 use crate::pack::layout::state_of;
 use crate::pack::options::PackOptions;
-use crate::windows::{self, Amount};
+use crate::windows::{self, Amount, Source};
 use crate::{Failure, interrupt, progress};
 
 /// Changes when the same input gives other bytes.
@@ -48,7 +48,7 @@ const BATCH: usize = 1024;
 #[derive(Debug, Clone, Copy)]
 pub struct Calibration<'a> {
     /// The text.
-    pub text: &'a [u8],
+    pub text: &'a Source,
     /// Tokens to take of it.
     pub tokens: u32,
     /// Compute threads. They change no byte.

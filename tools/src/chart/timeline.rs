@@ -2,9 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{
-    Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, round_ticks, width_of, write_text,
-};
+use super::{Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, width_of, write_text};
 
 /// A lane of a timeline.
 pub struct Row {
@@ -30,9 +28,7 @@ pub struct Bar {
 
 const LANE: f64 = 46.0;
 const TIME: f64 = 1400.0;
-const UNIT: &str = " ms";
-/// About so many ticks.
-const TICKS: f64 = 10.0;
+const TICKS: u32 = 10;
 const HEADLINE: f64 = 16.0;
 
 /// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
@@ -44,10 +40,9 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let top = GAP + HEADLINE * LINE + GAP;
     let bottom = top + LANE * rows.len() as f64;
     let to_x = |at: f64| left + at / ms.max(1e-9) * TIME;
-    let ticks = round_ticks(ms, TICKS);
-    // half of the last tick may stand right of the lanes
-    let last = ticks.last().map_or(0.0, |t| width_of(&t.1, TEXT));
-    let right = left + TIME + (last + width_of(UNIT, TEXT)) / 2.0;
+    let tick = |i: u32| format!("{:.2} ms", ms * f64::from(i) / f64::from(TICKS));
+    // half of the last tick stands right of the lanes
+    let right = left + TIME + width_of(&tick(TICKS), TEXT) / 2.0;
 
     let mut body = String::new();
     let ends = legend(
@@ -65,16 +60,15 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
         Ink::black(HEADLINE),
         title,
     );
-    for (at, text) in ticks {
-        let x = to_x(at);
+    for i in 0..=TICKS {
+        let x = to_x(ms * f64::from(i) / f64::from(TICKS));
         // writing to a String cannot fail
         let _ = writeln!(
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
         );
         let place = Place::new(x, bottom + TEXT + GAP / 2.0);
-        let text = format!("{text}{UNIT}");
-        write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &text);
+        write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &tick(i));
     }
     for (i, row) in rows.iter().enumerate() {
         row.draw(&mut out, top + LANE * i as f64, to_x, kinds);

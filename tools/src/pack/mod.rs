@@ -16,6 +16,7 @@ pub(crate) mod write;
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use emberflow_engine::meta::Order;
@@ -30,6 +31,7 @@ use self::layout::{PackLayout, check_tokenizer};
 use self::write::write;
 use crate::calibrate::{self, Calibration};
 use crate::cli::{OrderArg, PackArgs, PackQuant, QuantArg, ScalesArg};
+use crate::windows::Source;
 use crate::{Failure, atomic, print_json, progress, size};
 
 /// Runs the command.
@@ -92,7 +94,7 @@ fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     options.threads = args.threads.unwrap_or(0).into();
     if let Some(path) = &args.calibrate {
         options.calibrate = Some(CalibrationText {
-            bytes: std::fs::read(path).map_err(Failure::file(path))?,
+            source: Arc::new(Source::open(path)?),
             tokens: args.calibrate_tokens,
         });
     }
@@ -184,7 +186,7 @@ fn pack_source(
     // what is wrong with the options is told before the work
     PackLayout::new(source, output, options, None)?;
     let how = Calibration {
-        text: &text.bytes,
+        text: &text.source,
         tokens: text.tokens,
         threads: options.threads(),
     };

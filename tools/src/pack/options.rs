@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use emberflow_models::names::{Role, TensorId};
@@ -9,6 +10,7 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::Prefer;
 
 use crate::cli::QuantArg;
+use crate::windows::Source;
 
 /// How to pack.
 #[derive(Debug, Clone)]
@@ -45,8 +47,8 @@ pub struct PackOptions {
 /// A text to round weights against.
 #[derive(Debug, Clone)]
 pub struct CalibrationText {
-    /// Its bytes.
-    pub bytes: Vec<u8>,
+    /// The text.
+    pub source: Arc<Source>,
     /// Tokens to take of it.
     pub tokens: u32,
 }

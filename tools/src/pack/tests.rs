@@ -134,7 +134,7 @@ fn every_calibrated_family_goes_on_too() {
     let text = "One text of some length, and then another one. ".repeat(40);
     let calibrated = PackOptions {
         calibrate: Some(CalibrationText {
-            bytes: text.into_bytes(),
+            source: Arc::new(Source::of(text.into_bytes())),
             tokens: 64,
         }),
         ..options()

@@ -22,8 +22,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::activity::original_ids;
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
-use crate::tell::tell;
-use crate::{Failure, atomic, budget, interrupt, print_json, progress, text};
+use crate::text::{self, Tokens};
+use crate::{Failure, atomic, budget, interrupt, print_json, progress};
 
 /// Tokens of a window when none is given.
 const WINDOW: u32 = 256;
@@ -76,12 +76,12 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(args: &ProfileRunArgs, model: &Model, text: String) -> Result<Self, Failure> {
+    fn new(args: &ProfileRunArgs, model: &Model, file: &Path) -> Result<Self, Failure> {
         let start = model.text().start_tokens().to_vec();
         let room = model.text().config().max_context;
         let room = room.saturating_sub(start.len() as u32);
         let window = text::window(args.window, WINDOW, room)?;
-        let ids = text::tokens(model, text, args.limit)?;
+        let ids = Tokens::open(model.text(), file, args.limit)?.rest()?;
         if ids.is_empty() {
             return Err(Failure::usage("the text has no tokens"));
         }
@@ -124,9 +124,8 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     };
     budget::may_take(&args.engine, args.force)?;
     atomic::may_write(output, args.force)?;
-    let text = std::fs::read_to_string(file).map_err(Failure::file(file))?;
     let model = open_model(&args.model)?;
-    let cut = Cut::new(args, &model, text)?;
+    let cut = Cut::new(args, &model, file)?;
     if model.text().config().mixture.is_some() {
         return experts::run(args, model, &cut, output, start);
     }
@@ -211,11 +210,11 @@ fn record(
         }
         if stopped {
             bar.finish_and_clear();
-            tell(format_args!(
+            eprintln!(
                 "stopped after {} of {} tokens; the same command goes on from here",
                 recorder.tokens(),
                 cut.ids.len()
-            ));
+            );
             return Err(Failure::Interrupted);
         }
     }

@@ -13,7 +13,8 @@ use super::format::{Header, Writer};
 use crate::activity::{activity, visits};
 use crate::cli::TraceRecordArgs;
 use crate::model::{open_model, open_observed, open_routed};
-use crate::{Failure, atomic, budget, print_json, progress, text};
+use crate::text::{self, Tokens};
+use crate::{Failure, atomic, budget, print_json, progress};
 
 /// Tokens of a sequence when none is given.
 const WINDOW: u32 = 1024;
@@ -37,11 +38,11 @@ struct Done {
 pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
     atomic::may_write(&args.output, args.force)?;
-    let text = std::fs::read_to_string(&args.file).map_err(Failure::file(&args.file))?;
     let model = open_model(&args.model)?;
     let c = model.text().config().clone();
     let window = text::window(args.window, WINDOW, c.max_context)?;
-    let ids = text::tokens(&model, text, args.limit)?;
+    let text = model.text().clone();
+    let mut source = Tokens::open(&text, &args.file, args.limit)?;
     let header = header(&model, &c)?;
     let (layers, neurons) = (header.layers, header.neurons);
     let start = model.text().start_tokens().to_vec();
@@ -56,12 +57,17 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     let file = atomic::Partial::create(&args.output)?;
     let failed = |e: super::TraceError| Failure::Fault(format!("{}: {e}", args.output.display()));
     let mut writer = Writer::new(std::io::BufWriter::new(file.get()), &header).map_err(failed)?;
-    let bar = progress::steps("recording", ids.len() as u64);
+    let bar = progress::bytes("recording", source.bytes());
     let mut sets = Sets::new(layers, chunk);
     let (mut tokens, mut needed) = (0u64, 0u64);
     let mut sequence = engine.new_sequence()?;
-    for body in ids.chunks((window as usize).saturating_sub(start.len()).max(1)) {
-        let all = [&start, body].concat();
+    loop {
+        let body = source.next((window as usize).saturating_sub(start.len()).max(1))?;
+        if body.is_empty() {
+            break;
+        }
+        bar.set_position(source.bytes_read());
+        let all = [&start[..], &body].concat();
         sequence.clear();
         let mut begins = true;
         for piece in all.chunks(chunk) {
@@ -74,7 +80,6 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
                 tokens += 1;
                 needed += set.iter().map(|ids| ids.len() as u64).sum::<u64>();
             }
-            bar.inc(piece.len() as u64);
         }
     }
     bar.finish_and_clear();

@@ -4,7 +4,7 @@ use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
 
 use super::TrainPredictorArgs;
-use crate::windows::{self, Amount};
+use crate::windows::{self, Amount, Source};
 use crate::{Failure, progress};
 
 /// Of ten windows, one is calibrated on and one is measured on.
@@ -17,12 +17,16 @@ pub struct Windows {
 
 impl Windows {
     /// About as many tokens as the arguments want, or all of a shorter text.
-    pub fn choose(text: &Text, bytes: &[u8], args: &TrainPredictorArgs) -> Result<Self, Failure> {
+    pub fn choose(
+        text: &Text,
+        source: &Source,
+        args: &TrainPredictorArgs,
+    ) -> Result<Self, Failure> {
         let amount = Amount {
             tokens: args.tokens as usize,
             least: PARTS,
         };
-        let tokens = windows::choose(text.tokenizer(), text.config(), bytes, amount)?;
+        let tokens = windows::choose(text.tokenizer(), text.config(), source, amount)?;
         Ok(Self { tokens })
     }
 

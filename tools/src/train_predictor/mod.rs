@@ -29,6 +29,7 @@ use self::report::{BankReport, Trained};
 use crate::cli::SparsityArg;
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
+use crate::windows::Source;
 use crate::{Failure, atomic, budget, progress};
 
 /// Inputs that are held at once; layers beyond wait for another pass over the text.
@@ -46,7 +47,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     let container = open_container(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let c = meta.config;
-    let text = std::fs::read(&args.file).map_err(Failure::file(&args.file))?;
+    let text = Source::open(&args.file)?;
     let job = Job::new(args, &c, &container, &text)?;
     let windows = Windows::choose(open_model(&args.model)?.text(), &text, args)?;
     drop(text);
@@ -103,7 +104,7 @@ impl Job {
         args: &TrainPredictorArgs,
         c: &ModelConfig,
         container: &Container,
-        text: &[u8],
+        text: &Source,
     ) -> Result<Self, Failure> {
         let sparse = c.has_zeros();
         let named = |bank: &Bank| fires(c, bank.layer).is_some();
@@ -113,7 +114,7 @@ impl Job {
         check_activation(args, c)?;
         let mut folder = args.output.as_os_str().to_owned();
         folder.push(".layers");
-        let mut state = xxh3_64(text).to_le_bytes().to_vec();
+        let mut state = text.hash()?.to_le_bytes().to_vec();
         state.extend(xxh3_64(container.meta()).to_le_bytes());
         state.extend(
             format!(

@@ -1,0 +1,150 @@
+//! Tokens of a text that comes piece by piece, in memory that does not grow with it.
+
+use super::Tokenizer;
+use super::cuts::Cuts;
+use super::least::Least;
+use crate::Error;
+
+/// Bytes that are tokenised at once, about: the `tokenizers` crate takes some 140 for each.
+const PIECE: usize = 8 << 10;
+
+/// Most bytes in which there is no place to cut. Prose and code have one in every line.
+const STRETCH: usize = 512 << 10;
+
+/// Tokenises a text piece by piece: gives the tokens of [`Tokenizer::encode`] without special tokens
+/// around them. It holds back what cannot be told from what has come, about 8 KiB.
+#[derive(Debug)]
+pub struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Bytes that are tokenised at once, about.
+    piece: usize,
+    held: String,
+    /// Bytes of `held` in which there is no place to cut.
+    searched: usize,
+    /// The character before `held`.
+    before: Option<char>,
+}
+
+impl<'a> Encoder<'a> {
+    fn new(tokenizer: &'a Tokenizer, piece: usize) -> Self {
+        Self {
+            tokenizer,
+            piece,
+            held: String::new(),
+            searched: 0,
+            before: None,
+        }
+    }
+
+    /// Takes `text` in, and appends the tokens that are certain to `ids`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; [`Error::Tokenizer`] for more than 512 KiB that cannot be cut.
+    pub fn push(&mut self, mut text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
+        while !text.is_empty() {
+            let (some, rest) = text.split_at(text.ceil_char_boundary(self.piece));
+            self.held.push_str(some);
+            text = rest;
+            // what no place was found in is searched once
+            if self.held.len() - self.searched >= self.piece {
+                self.cut(ids)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the last tokens.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn finish(self, ids: &mut Vec<u32>) -> Result<(), Error> {
+        self.tokenizer.encode_after(self.before, &self.held, ids)
+    }
+
+    /// Bytes that are held back.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Tokens that the text held back surely has, however it goes on. A lower bound, and none at all
+    /// for little text.
+    pub fn least(&self) -> usize {
+        match self.held.len() < 4 * self.piece {
+            true => 0,
+            false => self.tokenizer.least().tokens(&self.held),
+        }
+    }
+
+    fn cut(&mut self, ids: &mut Vec<u32>) -> Result<(), Error> {
+        let place = self.tokenizer.last_cut(&self.held, self.searched);
+        let Some(place) = place else {
+            self.searched = self.held.len();
+            return match self.searched <= STRETCH {
+                true => Ok(()),
+                false => Err(Error::Tokenizer {
+                    what: "the text".to_owned(),
+                    found: format!("{} bytes in one piece", self.searched),
+                    expected: format!(
+                        "white space, a line end or another place to cut it within {STRETCH} bytes"
+                    ),
+                }),
+            };
+        };
+        let (ready, rest) = self.held.split_at(place);
+        self.tokenizer.encode_after(self.before, ready, ids)?;
+        self.before = ready.chars().next_back();
+        self.held = rest.to_owned();
+        self.searched = 0;
+        Ok(())
+    }
+}
+
+impl Tokenizer {
+    /// Tokenises a text that comes piece by piece.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder::new(self, PIECE)
+    }
+
+    /// The tokens of a long text, without special tokens around it.
+    pub(super) fn encode_long(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = Vec::new();
+        let mut encoder = self.encoder();
+        encoder.push(text, &mut ids)?;
+        encoder.finish(&mut ids)?;
+        Ok(ids)
+    }
+
+    /// Whether a text is long enough to be tokenised piece by piece.
+    pub(super) fn is_long(text: &str) -> bool {
+        text.len() >= 2 * PIECE
+    }
+
+    /// The tokens of a part of a text that comes after `before`.
+    fn encode_after(
+        &self,
+        before: Option<char>,
+        text: &str,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let Some(before) = before else {
+            ids.extend(self.encode_whole(text, false)?);
+            return Ok(());
+        };
+        let lead = self.encode_whole(before.encode_utf8(&mut [0; 4]), false)?;
+        let all = self.encode_whole(&format!("{before}{text}"), false)?;
+        ids.extend_from_slice(all.get(lead.len()..).unwrap_or_default());
+        Ok(())
+    }
+
+    fn last_cut(&self, text: &str, from: usize) -> Option<usize> {
+        let cuts = self.cuts.get_or_init(|| Cuts::of(&self.inner, self.size));
+        cuts.as_ref()?.last(self.inner.get_model(), text, from)
+    }
+
+    fn least(&self) -> &Least {
+        self.least.get_or_init(|| Least::of(self))
+    }
+}
+
+#[cfg(test)]
+mod tests;
