@@ -127,17 +127,16 @@ impl<'a> Schemas<'a> {
             let Some(name) = name.as_str() else {
                 return false;
             };
-            let of = |parts: &[&'_ Map<String, Value>]| -> Vec<Value> {
-                parts
-                    .iter()
-                    .map(|part| property(part, name).clone())
-                    .collect()
-            };
-            let (a, b) = (of(a), of(b));
+            let (a, b) = (properties(a, name), properties(b, name));
             a.iter()
                 .any(|a| b.iter().any(|b| self.apart(a, b, depth + 1)))
         })
     }
+}
+
+/// The schemas of a property.
+fn properties<'s>(parts: &[&'s Map<String, Value>], name: &str) -> Vec<&'s Value> {
+    parts.iter().map(|&part| property(part, name)).collect()
 }
 
 /// The schema of a property.
