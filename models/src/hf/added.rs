@@ -156,8 +156,8 @@ impl Declared {
         for key in NAMED.into_iter().chain(own) {
             let expected = "a token's text, or an object with `content`";
             let token = match keys.get(key) {
-                // switches such as `add_bos_token`
-                Some(Value::Bool(_)) => None,
+                // switches such as `add_bos_token`, and numbers
+                Some(Value::Bool(_) | Value::Number(_)) => None,
                 _ => keys.read(key, expected, Token::read)?,
             };
             if let Some(token) = token {
@@ -280,7 +280,12 @@ impl List {
                 added.token = Token { special, ..token };
                 continue;
             }
-            let next = self.all.iter().map(|added| added.id + 1).max().unwrap_or(0);
+            let next = self
+                .all
+                .iter()
+                .map(|added| added.id.saturating_add(1))
+                .max()
+                .unwrap_or(0);
             let of_vocab = vocab.get(&token.content).and_then(Value::as_u64);
             let id = id.or(of_vocab).unwrap_or(next.max(size));
             self.all.push(Added { id, token });

@@ -21,7 +21,8 @@ pub(super) struct Generation {
 
 /// Keys that change texts, that are not implemented, and their value without effect beside null,
 /// `false` and 0.
-const FOREIGN: [(&str, f64); 24] = [
+const FOREIGN: [(&str, f64); 25] = [
+    ("typical_p", 1.0),
     ("num_beams", 1.0),
     ("num_beam_groups", 1.0),
     ("penalty_alpha", 0.0),
