@@ -156,8 +156,9 @@ impl Declared {
         for key in NAMED.into_iter().chain(own) {
             let expected = "a token's text, or an object with `content`";
             let token = match keys.get(key) {
-                // switches such as `add_bos_token`, and numbers
-                Some(Value::Bool(_) | Value::Number(_)) => None,
+                // switches such as `add_bos_token`, and numbers under other names
+                Some(Value::Bool(_)) => None,
+                Some(Value::Number(_)) if !NAMED.contains(&key) => None,
                 _ => keys.read(key, expected, Token::read)?,
             };
             if let Some(token) = token {
