@@ -21,6 +21,8 @@ pub struct TensorInfo {
     pub cols: usize,
     /// Element type in the checkpoint: `F32`, `F16`, `BF16`, `Q4_0` …
     pub source_dtype: String,
+    /// Its bytes in the checkpoint.
+    pub source_bytes: u64,
 }
 
 /// Sampling parameters recommended by the checkpoint's authors; `None` if not given.

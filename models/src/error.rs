@@ -33,6 +33,19 @@ pub enum Error {
         /// What it is instead.
         found: String,
     },
+    /// A pointer that git-lfs left in place of a file.
+    #[error(
+        "{path}: a git-lfs pointer, not the file itself{of}; run `git lfs pull` in its folder, or \
+         download the file",
+        path = path.display(),
+        of = bytes.map(|bytes| format!(" of {bytes} bytes")).unwrap_or_default()
+    )]
+    LfsPointer {
+        /// The pointer.
+        path: PathBuf,
+        /// Length of the file it stands for, if it says so.
+        bytes: Option<u64>,
+    },
     /// A file of the checkpoint is missing.
     #[error("{path}: file is missing: {why}", path = path.display())]
     MissingFile {

@@ -1,4 +1,6 @@
 //! Positioned file reads, with the file's name in every error.
+//!
+//! Only regular files are opened: opening a pipe would wait for its writer.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -15,21 +17,49 @@ pub(crate) struct DataFile {
     file: File,
 }
 
+/// First bytes of a pointer that git-lfs leaves in place of a file.
+const LFS_POINTER: &str = "version https://git-lfs.github.com/spec/";
+/// Length that no such pointer reaches, in bytes.
+const LFS_LIMIT: u64 = 1024;
+
+/// Opens a regular file.
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::other(
+            "it is not a regular file (a folder, pipe or device)",
+        ));
+    }
+    File::open(path)
+}
+
+/// Refuses the pointer that git-lfs leaves where a file was not downloaded.
+fn refuse_pointer(path: &Path, first: &[u8], len: u64) -> Result<(), Error> {
+    if len >= LFS_LIMIT || !first.starts_with(LFS_POINTER.as_bytes()) {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(first);
+    let size = text.lines().find_map(|line| line.strip_prefix("size "));
+    Err(Error::LfsPointer {
+        path: path.to_owned(),
+        bytes: size.and_then(|size| size.trim().parse().ok()),
+    })
+}
+
 impl DataFile {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = open_regular(path).map_err(Error::io("open", path))?;
         let meta = file.metadata().map_err(Error::io("open", path))?;
-        if !meta.is_file() {
-            return Err(Error::NotACheckpoint {
-                path: path.to_owned(),
-                found: "not a regular file".into(),
-            });
-        }
-        Ok(Self {
+        let this = Self {
             path: path.to_owned(),
             len: meta.len(),
             file,
-        })
+        };
+        if this.len < LFS_LIMIT {
+            let mut bytes = vec![0; this.len as usize];
+            this.read_at(&mut bytes, 0, &|| "the file".into())?;
+            refuse_pointer(path, &bytes, this.len)?;
+        }
+        Ok(this)
     }
 
     /// The file itself, to be read once from its start.
@@ -62,9 +92,32 @@ impl DataFile {
     }
 }
 
+/// Flushes a file or folder to disk, where its file system can: network and user-space ones may refuse,
+/// and what was written is then as durable as they make it.
+pub(crate) fn flush(file: &File, path: &Path) -> Result<(), Error> {
+    match file.sync_all() {
+        Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput) => Ok(()),
+        done => done.map_err(Error::io("flush", path)),
+    }
+}
+
+/// Flushes the folder of `path`, so that a new name in it is durable.
+pub(crate) fn flush_folder_of(path: &Path) -> Result<(), Error> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    match File::open(folder) {
+        // a folder that may not be read cannot be flushed either
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Ok(()),
+        Err(e) => Err(Error::io("open", folder)(e)),
+        Ok(open) => flush(&open, folder),
+    }
+}
+
 /// Reads a whole text file of at most `limit` bytes; `None` if it does not exist.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error> {
-    let file = match File::open(path) {
+    let file = match open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io("open", path)(error)),
@@ -82,6 +135,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
             limit,
         });
     }
+    refuse_pointer(path, &bytes, found)?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(Some(text)),
         Err(error) => Err(Error::NotUtf8 {
@@ -97,4 +151,54 @@ pub(crate) fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Er
         path: path.to_owned(),
         why: why.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the specification of git-lfs writes one (docs/spec.md there).
+    const POINTER: &str = "version https://git-lfs.github.com/spec/v1\n\
+        oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n\
+        size 12345\n";
+
+    #[test]
+    fn a_pointer_of_git_lfs_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["model.gguf", "model.safetensors", "noextension"] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, POINTER).unwrap();
+            std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+            let error = DataFile::open(&path).unwrap_err();
+            assert!(matches!(
+                error,
+                Error::LfsPointer {
+                    bytes: Some(12345),
+                    ..
+                }
+            ));
+            let message = crate::open(&path).err().unwrap().to_string();
+            // a folder's configuration is read before its tensors
+            assert!(
+                message.contains("git lfs pull") || name.ends_with("safetensors"),
+                "{message}"
+            );
+        }
+        let text = dir.path().join("tokenizer.json");
+        std::fs::write(&text, POINTER).unwrap();
+        let error = read_text(&text, 1 << 20).unwrap_err();
+        assert!(matches!(error, Error::LfsPointer { .. }), "{error}");
+        std::fs::write(&text, format!("{POINTER}{}", " ".repeat(1024))).unwrap();
+        assert!(read_text(&text, 1 << 20).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_opened() {
+        for path in ["/dev/zero", "/proc"] {
+            let error = DataFile::open(Path::new(path)).unwrap_err().to_string();
+            assert!(error.contains("not a regular file"), "{error}");
+            assert!(read_text(Path::new(path), 10).is_err());
+        }
+        assert!(read_text(Path::new("/proc/nowhere"), 10).unwrap().is_none());
+    }
 }

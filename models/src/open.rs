@@ -1,15 +1,15 @@
 //! From a path to a checkpoint, by what lies there.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::file::DataFile;
 use crate::{gguf, hf};
 
 /// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside
-/// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included).
+/// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included), which may be any part
+/// of a split one.
 ///
 /// # Errors
 /// One variant for each way the files can be wrong; see [`Error`].
@@ -24,12 +24,10 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             found: "neither a file nor a folder".into(),
         });
     }
+    let file = DataFile::open(path)?;
     let mut magic = [0u8; 4];
-    if meta.len() >= 4 {
-        File::open(path)
-            .map_err(Error::io("open", path))?
-            .read_exact_at(&mut magic, 0)
-            .map_err(Error::io("read", path))?;
+    if file.len >= 4 {
+        file.read_at(&mut magic, 0, &|| "the magic".into())?;
     }
     if gguf::is_magic(magic) {
         gguf::open_file(path)
@@ -46,4 +44,48 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             found,
         })
     }
+}
+
+/// The files that [`open`] may read for `path`: those of a folder, a `.safetensors` file and the texts
+/// beside it, all parts of a split GGUF file, or the file itself.
+#[must_use]
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    /// Endings of the texts of a Hugging Face folder.
+    const TEXTS: [&str; 4] = ["json", "jinja", "model", "txt"];
+    if path.is_dir() {
+        // templates may lie in a folder of their own
+        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
+            entries(path).into_iter().partition(|entry| entry.is_dir());
+        files.extend(folders.iter().flat_map(|folder| entries(folder)));
+        return files;
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let here = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
+    let beside: Vec<PathBuf> = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("safetensors") => (entries(here).into_iter())
+            .filter(|file| {
+                file.extension()
+                    .is_some_and(|e| TEXTS.iter().any(|text| e == *text))
+            })
+            .collect(),
+        Some("gguf") => gguf::parts_of(path),
+        _ => Vec::new(),
+    };
+    let others = beside
+        .into_iter()
+        .filter(|file| file.file_name() != path.file_name());
+    std::iter::once(path.to_owned()).chain(others).collect()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }

@@ -231,6 +231,7 @@ impl Store {
             rows,
             cols,
             source_dtype: tensor.dtype.name().to_owned(),
+            source_bytes: source_bytes(tensor.dtype, rows, cols),
         });
         Ok(())
     }
@@ -563,7 +564,25 @@ fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Re
     }
 }
 
+/// Bytes of `rows · cols` elements of a type, scales that are stored apart included.
+fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
+    let (elements, bytes) = dtype.block();
+    let apart = usize::from(dtype == DType::Mxfp4Pairs);
+    let blocks = (rows as u64).saturating_mul(cols as u64) / elements as u64;
+    blocks.saturating_mul((bytes + apart) as u64)
+}
+
 /// `[2, 3]`.
 pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("{shape:?}")
+}
+
+/// Says that a checkpoint holds tensors of images and sounds, which are not read.
+pub(crate) fn warn_of_left_out(path: &Path, tensors: u32) {
+    if tensors > 0 {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: {tensors} tensors of images and sounds are left out: the model reads text alone"
+        );
+    }
 }

@@ -31,6 +31,14 @@ impl std::fmt::Display for Part {
     }
 }
 
+/// What a file with these first bytes probably is, and what to do.
+fn hint(first: &[u8; 8]) -> &'static str {
+    match first {
+        b"version " => "; if it is a pointer of git-lfs, run `git lfs pull` in its folder",
+        _ => "",
+    }
+}
+
 /// Errors of the storage layer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -45,7 +53,7 @@ pub enum Error {
         len: u64,
     },
     /// The file does not start with the magic bytes.
-    #[error("{}: not an emberflow container: starts with {:?}, expected {:?}", path.display(), found.escape_ascii().to_string(), MAGIC.escape_ascii().to_string())]
+    #[error("{}: not an emberflow container: starts with {:?}, expected {:?}{}", path.display(), found.escape_ascii().to_string(), MAGIC.escape_ascii().to_string(), hint(found))]
     Magic {
         /// The file.
         path: PathBuf,

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod cache;
 pub mod clock;
 pub mod container;
+pub mod durable;
 mod error;
 pub mod io;
 pub mod limits;

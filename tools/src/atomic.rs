@@ -2,21 +2,38 @@
 //!
 //! Every file that a command line names obeys one rule: where it exists, the command ends before any
 //! work with exit code 2, unless `--force` is given; where it cannot be written, which is tried, with
-//! exit code 1. Devices and pipes are written to, not replaced.
+//! exit code 1. Devices and pipes are written to, not replaced. What the command reads is never
+//! written to, whatever names and links lead there.
 
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use emberflow_models::files_of;
+use emberflow_storage::durable;
 
 use crate::Failure;
 use crate::interrupt::{Unfinished, beside};
 
-/// Refuses, before any work, a file that could not be written or must not be replaced.
+/// What every command reads, and what to call it.
+const ALWAYS_READ: [(&str, &str); 4] = [
+    ("/proc/self/exe", "this program"),
+    ("/proc/self/fd/0", "standard input"),
+    ("/proc/self/fd/1", "standard output"),
+    ("/proc/self/fd/2", "standard error"),
+];
+
+/// Endings of the siblings in which a file grows until it is whole.
+const GROWING: [&str; 4] = ["", ".partial", ".partial.journal", ".checkpoint"];
+
+/// Refuses, before any work, a file that could not be written or must not be replaced. `reads` are the
+/// files and checkpoints that the command reads, as far as they are given.
 ///
 /// # Errors
-/// Wrong usage: a folder, no folder to put it in, or a file that exists without `force`. The
-/// system's, where nothing can be written there.
-pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
+/// Wrong usage: a folder, no folder to put it in, a file that is read, or one that exists without
+/// `force`. The system's, where nothing can be written there.
+pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::usage(format!(
             "{} is a folder; name a file in it",
@@ -24,8 +41,41 @@ pub fn may_write(path: &Path, force: bool) -> Result<(), Failure> {
         )));
     }
     has_folder(path)?;
+    is_not_read(path, reads)?;
     may_replace(path, force)?;
     can_write(path, folder_of(path))
+}
+
+/// Device and number of a regular file, which no two files share.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let meta = path.metadata().ok().filter(std::fs::Metadata::is_file)?;
+    Some((meta.dev(), meta.ino()))
+}
+
+/// Refuses a file that is one of `reads`, or that grows in one of them.
+fn is_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
+    for written in GROWING.map(|ending| beside(path, ending)) {
+        let Some(written_to) = identity(&written) else {
+            continue;
+        };
+        let is_it = |read: &Path| identity(read) == Some(written_to);
+        let always = ALWAYS_READ.iter().find(|(read, _)| is_it(Path::new(read)));
+        let mut given = reads.iter().flatten().flat_map(|read| files_of(read));
+        let read = match always {
+            Some((_, name)) => Some((*name).to_owned()),
+            None => given
+                .find(|read| is_it(read))
+                .map(|read| read.display().to_string()),
+        };
+        if let Some(read) = read {
+            let written = written.display();
+            return Err(Failure::usage(format!(
+                "{written} would be written, and it is the same file as {read}, which this command \
+                 uses; name another file to write"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The folder that `path` is to be in.
@@ -54,20 +104,41 @@ fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
 /// As [`may_write`], for those options that were given.
 ///
 /// # Errors
-/// As [`may_write`].
+/// As [`may_write`], and for two options that name one file.
 pub fn may_write_each<'a>(
     paths: impl IntoIterator<Item = &'a Option<PathBuf>>,
     force: bool,
+    reads: &[Option<&Path>],
 ) -> Result<(), Failure> {
-    let mut given = paths.into_iter().flatten();
-    given.try_for_each(|path| may_write(path, force))
+    let given: Vec<&PathBuf> = paths.into_iter().flatten().collect();
+    for (i, path) in given.iter().enumerate() {
+        may_write(path, force, reads)?;
+        let place = |path: &Path| {
+            Some((
+                folder_of(path).canonicalize().ok()?,
+                path.file_name()?.to_owned(),
+            ))
+        };
+        let same = |other: &&&PathBuf| {
+            let linked = identity(path).is_some_and(|it| identity(other) == Some(it));
+            !is_stream(path) && (linked || place(path).is_some_and(|it| place(other) == Some(it)))
+        };
+        if let Some(other) = given[..i].iter().find(same) {
+            let [path, other] = [path.display(), other.display()];
+            return Err(Failure::usage(format!(
+                "{path} and {other} are one file, and two results are to be written; name two files"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// As [`may_write`], where the folders above the file are made when they are missing.
 ///
 /// # Errors
 /// As [`may_write`].
-pub fn may_write_below(path: &Path, force: bool) -> Result<(), Failure> {
+pub fn may_write_below(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
+    is_not_read(path, reads)?;
     may_replace(path, force)?;
     // what is to be made first, and where
     let mut first = path;
@@ -96,14 +167,14 @@ fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`may_write`], and for a device or pipe, which such a file would displace.
-pub fn may_create(path: &Path, force: bool) -> Result<(), Failure> {
+pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
     if is_stream(path) {
         return Err(Failure::usage(format!(
             "{} is a device or a pipe; name a file",
             path.display()
         )));
     }
-    may_write(path, force)
+    may_write(path, force, reads)
 }
 
 /// As [`may_create`], for a folder. Nothing replaces one: whatever else is in it would be lost.
@@ -184,7 +255,7 @@ impl Partial {
         let Some(partial) = &self.partial else {
             return Ok(());
         };
-        let named = self.file.sync_all();
+        let named = durable::sync_all(&self.file, partial);
         named
             .and_then(|()| std::fs::rename(partial, &self.path))
             .map_err(Failure::file(&self.path))?;
@@ -213,17 +284,83 @@ mod tests {
         std::fs::write(at("file"), "precious").unwrap();
         std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
         for name in ["file", "link"] {
-            assert!(may_write(&at(name), false).is_err(), "{name}");
-            assert!(may_write(&at(name), true).is_ok(), "{name}");
+            assert!(may_write(&at(name), false, &[]).is_err(), "{name}");
+            assert!(may_write(&at(name), true, &[]).is_ok(), "{name}");
         }
         // neither of these gets better by force
         for path in [dir.path().to_owned(), at("no/file"), at("file/file")] {
-            assert!(may_write(&path, true).is_err(), "{}", path.display());
+            assert!(may_write(&path, true, &[]).is_err(), "{}", path.display());
         }
         assert!(may_create_folder(&at("file")).is_err());
         assert!(may_create_folder(&at("new")).is_ok());
-        assert!(may_write_each([&None, &Some(at("new"))], false).is_ok());
-        assert!(may_write_each([&None, &Some(at("file"))], false).is_err());
+        assert!(may_write_each([&None, &Some(at("new"))], false, &[]).is_ok());
+        assert!(may_write_each([&None, &Some(at("file"))], false, &[]).is_err());
+    }
+
+    #[test]
+    fn what_is_read_is_never_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("folder")).unwrap();
+        std::fs::write(at("folder/config.json"), "read").unwrap();
+        std::fs::write(at("folder/model.safetensors"), "read").unwrap();
+        std::fs::write(at("m-00001-of-00002.gguf"), "read").unwrap();
+        std::fs::write(at("m-00002-of-00002.gguf"), "read").unwrap();
+        std::fs::write(at("out.partial"), "read").unwrap();
+        std::os::unix::fs::symlink(at("folder"), at("link")).unwrap();
+        std::fs::hard_link(at("folder/config.json"), at("hard")).unwrap();
+        let folder = at("folder");
+        let (single, part) = (at("folder/model.safetensors"), at("m-00002-of-00002.gguf"));
+        let refused = |written: &str, read: &Path| {
+            let tried = may_write(&at(written), true, &[None, Some(read)]);
+            let below = may_write_below(&at(written), true, &[Some(read)]);
+            let (message, below) = (
+                tried.unwrap_err().to_string(),
+                below.unwrap_err().to_string(),
+            );
+            assert!(message.contains("the same file as"), "{message}");
+            assert_eq!(message, below);
+        };
+        for name in [
+            "folder/config.json",
+            "folder/model.safetensors",
+            "link/config.json",
+            "hard",
+        ] {
+            refused(name, &folder);
+            refused(name, &single);
+        }
+        for name in [
+            "m-00001-of-00002.gguf",
+            "m-00002-of-00002.gguf",
+            "link/../m-00001-of-00002.gguf",
+        ] {
+            refused(name, &part);
+        }
+        refused("out", &at("out.partial"));
+        may_write(&at("folder/new"), true, &[Some(&folder)]).unwrap();
+        may_write(&at("hard"), true, &[Some(&part)]).unwrap();
+        may_write(
+            Path::new("/dev/null"),
+            true,
+            &[Some(Path::new("/dev/null"))],
+        )
+        .unwrap();
+
+        let program = std::env::current_exe().unwrap();
+        let message = may_write(&program, true, &[]).unwrap_err().to_string();
+        assert!(message.contains("this program"), "{message}");
+        for [a, b] in [
+            ["new", "new"],
+            ["new", "link/../new"],
+            ["hard", "folder/config.json"],
+        ] {
+            let both = [&Some(at(a)), &Some(at(b))];
+            let message = may_write_each(both, true, &[]).unwrap_err().to_string();
+            assert!(message.contains("are one file"), "{message}");
+        }
+        let null = Some(PathBuf::from("/dev/null"));
+        may_write_each([&null, &null], true, &[]).unwrap();
     }
 
     /// Nobody may write everywhere, not even root.
@@ -233,11 +370,11 @@ mod tests {
         let long = dir.path().join("x".repeat(300));
         for path in [Path::new("/proc/file"), &long] {
             for tried in [
-                may_write(path, true),
-                may_create(path, true),
+                may_write(path, true, &[]),
+                may_create(path, true, &[]),
                 may_create_folder(path),
-                may_write_below(path, true),
-                may_write_below(&path.join("in/folders"), true),
+                may_write_below(path, true, &[]),
+                may_write_below(&path.join("in/folders"), true, &[]),
             ] {
                 let error = tried.unwrap_err();
                 assert!(matches!(error, Failure::File { .. }), "{error}");
@@ -245,7 +382,7 @@ mod tests {
             }
         }
         for path in ["new", "folders/on/the/way/new"] {
-            may_write_below(&dir.path().join(path), false).unwrap();
+            may_write_below(&dir.path().join(path), false, &[]).unwrap();
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -253,8 +390,8 @@ mod tests {
     #[test]
     fn a_device_is_written_to_and_stays_one() {
         let null = Path::new("/dev/null");
-        assert!(may_write(null, false).is_ok());
-        assert!(may_create(null, true).is_err());
+        assert!(may_write(null, false, &[]).is_ok());
+        assert!(may_create(null, true, &[]).is_err());
         write(null, b"gone").unwrap();
         assert!(is_stream(null), "/dev/null was replaced");
         let full = write(Path::new("/dev/full"), b"too much").unwrap_err();

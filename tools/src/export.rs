@@ -22,7 +22,7 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
     let start = Instant::now();
     let to_file = args.output.extension().is_some_and(|e| e == "gguf");
     if to_file {
-        atomic::may_create(&args.output, args.force)?;
+        atomic::may_create(&args.output, args.force, &[args.model.file()])?;
     } else {
         atomic::may_create_folder(&args.output)?;
     }

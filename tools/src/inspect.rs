@@ -114,7 +114,7 @@ pub struct TensorReport {
 
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<(), Failure> {
-    atomic::may_write_each([&args.svg], args.force)?;
+    atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
     let container = open_container(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let stats = activity(&container, &meta.config)?;

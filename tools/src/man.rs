@@ -15,7 +15,7 @@ pub fn command(args: &ManArgs) -> Result<(), Failure> {
         return Ok(clap_mangen::Man::new(Cli::command()).render(&mut out)?);
     };
     // the first of the pages stands for all
-    atomic::may_write_below(&folder.join("emberflow.1"), args.force)?;
+    atomic::may_write_below(&folder.join("emberflow.1"), args.force, &[])?;
     std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
     clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::file(folder))?;
     Ok(writeln!(

@@ -34,9 +34,11 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
 
 fn looks_like_checkpoint(path: &Path) -> bool {
     let mut magic = [0; 4];
-    let gguf = std::fs::File::open(path)
-        .and_then(|mut f| f.read_exact(&mut magic))
-        .is_ok_and(|()| &magic == b"GGUF" || &magic == b"PWRI");
+    // opening a pipe would wait for its writer
+    let gguf = path.is_file()
+        && std::fs::File::open(path)
+            .and_then(|mut f| f.read_exact(&mut magic))
+            .is_ok_and(|()| &magic == b"GGUF" || &magic == b"PWRI");
     gguf || path.join("config.json").is_file()
         || path.extension().is_some_and(|e| e == "safetensors")
 }

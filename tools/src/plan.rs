@@ -28,7 +28,7 @@ struct Report {
 
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
-    atomic::may_write_each([&args.svg], args.force)?;
+    atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
     bench::device::know()?;
     let model = open_model(&args.model)?;
     // As `run` does before it plans: what the tokenizer comes to hold is a part of the process.

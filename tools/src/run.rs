@@ -35,7 +35,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if args.chat {
         return chat(args);
     }
-    atomic::may_write_each([&args.trace], args.force)?;
+    let reads = [args.model.file(), args.file.as_deref()];
+    atomic::may_write_each([&args.trace], args.force, &reads)?;
     // before the prompt: a model that is not there is what is wrong
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;

@@ -133,3 +133,46 @@ fn ctrl_c_ends_cleanly() {
     let message = started.ends_with(130);
     assert!(message.contains("tok/s"), "no summary: {message}");
 }
+
+/// Network and user-space file systems without locks and flushing, played by a library that is loaded
+/// before the C library: `pack` was refused there, and left its journal.
+#[test]
+fn a_file_system_without_locks_and_flushing_is_good_enough() {
+    const SOURCE: &str = "\
+#include <errno.h>
+int flock(int fd, int how) { errno = NUMBER; return -1; }
+int fsync(int fd) { errno = NUMBER; return -1; }
+int fdatasync(int fd) { errno = NUMBER; return -1; }
+";
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let folder = common::exported(dir.path());
+    for number in ["ENOSYS", "EOPNOTSUPP", "EINVAL"] {
+        let (source, library) = (path("none.c"), path("none.so"));
+        std::fs::write(&source, SOURCE.replace("NUMBER", number)).unwrap();
+        let cc = ["-shared", "-fPIC", "-o", &library, &source];
+        common::succeed(Command::new("cc").args(cc));
+        let out = dir.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        let at = |name: &str| out.join(name).display().to_string();
+        for line in [
+            &["pack", &folder, "-o", &at("m.ember")][..],
+            &["export", "-o", &at("demo-hf")],
+            &["export", "-o", &at("demo.gguf")],
+            &["inspect", "--svg", &at("picture.svg")],
+        ] {
+            let mut command = common::emberflow();
+            let output = common::succeed(command.args(line).env("LD_PRELOAD", &library));
+            let message = String::from_utf8_lossy(&output.stderr);
+            let told = message.contains("has no locks") && message.contains("does not flush");
+            assert!(told || line[0] != "pack", "{number}: {message}");
+        }
+        let verified = call(&["verify", &at("m.ember"), "--source", &folder]);
+        assert!(verified.status.success());
+        let left = std::fs::read_dir(&out).unwrap();
+        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["demo-hf", "demo.gguf", "m.ember", "picture.svg"]);
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+}

@@ -124,6 +124,89 @@ fn what_may_be_replaced_is() {
     }
 }
 
+/// `pack X -o X --force` and others replaced what they had read, and ended with exit code 0.
+#[test]
+fn what_is_read_is_never_written_to() {
+    use std::os::unix::fs::{MetadataExt, symlink};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    json(&["export", "-o", &at("source.gguf"), "--json"]);
+    let folder = common::exported(dir.path());
+    let (source, shard) = (at("source.gguf"), format!("{folder}/model.safetensors"));
+    let container = at("m.ember");
+    json(&["pack", &source, "-o", &container, "--json"]);
+    // links to each, in a folder that is a link itself
+    std::fs::create_dir(dir.path().join("links")).unwrap();
+    symlink(dir.path().join("links"), dir.path().join("way")).unwrap();
+    let lines = [
+        ("pack FILE -o", &source),
+        ("pack SOURCE --calibrate FILE -o", &container),
+        ("pack SOURCE --stats FILE -o", &container),
+        ("pack demo-hf -o", &shard),
+        ("pack demo-hf/model.safetensors -o", &shard),
+        ("export FILE -o", &source),
+        ("inspect FILE --svg", &container),
+        ("plan FILE --svg", &container),
+        ("run FILE -p x --trace", &container),
+        ("run -f FILE --trace", &container),
+        ("profile FILE -f x -o", &container),
+        ("profile -f FILE -o", &container),
+        ("profile merge x FILE -o", &container),
+        ("profile show FILE --svg", &container),
+        ("trace record FILE -f x -o", &container),
+        ("trace record -f FILE -o", &container),
+        ("trace simulate FILE --svg", &container),
+        ("train-predictor FILE -f x -o", &container),
+        ("train-predictor -f FILE -o", &container),
+        ("bench sweep FILE --csv", &container),
+        ("bench sweep --beside FILE --svg", &container),
+        ("bench decode FILE --svg", &container),
+        ("bench predictor FILE --csv", &container),
+        ("bench serve FILE --csv", &container),
+        ("bench timeline FILE --svg", &container),
+        ("bench io FILE --csv", &container),
+    ];
+    for (line, file) in lines {
+        let before = std::fs::metadata(file).unwrap();
+        let [hard, soft] = ["hard.gguf", "soft.gguf"].map(|n| dir.path().join("links").join(n));
+        std::fs::hard_link(file, &hard).unwrap();
+        symlink(file, &soft).unwrap();
+        for place in [file, &at("way/hard.gguf"), &at("links/soft.gguf")] {
+            let words = line.split(' ').map(|w| match w {
+                "FILE" => file,
+                "SOURCE" => &*source,
+                word => word,
+            });
+            let args: Vec<&str> = words.chain([&**place, "--force"]).collect();
+            let output = common::emberflow()
+                .args(&args)
+                .current_dir(dir.path())
+                .output()
+                .unwrap();
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+            assert!(message.contains("the same file as"), "{args:?}: {message}");
+        }
+        let after = std::fs::metadata(file).unwrap();
+        let facts = |m: &std::fs::Metadata| (m.ino(), m.len(), m.modified().unwrap());
+        assert_eq!(facts(&before), facts(&after), "{line}");
+        std::fs::remove_file(hard).unwrap();
+        std::fs::remove_file(soft).unwrap();
+    }
+    // neither two results in one file, nor one where the text comes from
+    let [csv, text] = ["both.csv", "text.txt"].map(at);
+    let output = call(&["bench", "decode", "--quick", "--csv", &csv, "--svg", &csv]);
+    assert_eq!(output.status.code(), Some(2));
+    std::fs::write(&text, "some text").unwrap();
+    let mut command = common::emberflow();
+    command.args(["run", "--trace", &text, "--force"]);
+    command.stdin(std::fs::File::open(&text).unwrap());
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("standard input"), "{message}");
+    assert_eq!(std::fs::read(&text).unwrap(), b"some text");
+}
+
 /// A folder may hold more than what was once written there.
 #[test]
 fn no_folder_is_replaced() {

@@ -23,7 +23,8 @@ fn compare(dir: &Path, script: &str) -> Option<(String, String, String)> {
         return None;
     };
     assert!(call(&["export", "-o", &gguf]).status.success());
-    assert!(call(&["pack", &gguf, "-o", &ember]).status.success());
+    let pack = ["pack", &gguf, "-o", &ember, "--quant", "q4"];
+    assert!(call(&pack).status.success());
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../benches/peers");
     let script = root.join(script).display().to_string();
     let program = env!("CARGO_BIN_EXE_emberflow");

@@ -282,3 +282,49 @@ fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
         assert!(output.status.success(), "{line}: {message}");
     }
 }
+
+/// Opening a pipe waits for its writer: `run PIPE` hung.
+#[test]
+fn a_pipe_in_place_of_a_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe").display().to_string();
+    common::succeed(std::process::Command::new("mkfifo").arg(&pipe));
+    let out = dir.path().join("out").display().to_string();
+    for args in [
+        &["run", &pipe, "-p", "x"][..],
+        &["inspect", &pipe],
+        &["verify", &pipe],
+        &["verify", "--source", &pipe],
+        &["plan", &pipe],
+        &["perplexity", &pipe, "-f", TEXT],
+        &["pack", &pipe, "-o", &out],
+        &["export", &pipe, "-o", &out],
+        &["doctor", &pipe],
+        &["bench", "io", &pipe, "--quick"],
+    ] {
+        let mut child = emberflow()
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let start = std::time::Instant::now();
+        let ended = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if start.elapsed() > std::time::Duration::from_secs(60) {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        let ended = ended.unwrap_or_else(|| panic!("{args:?} waits for the pipe"));
+        assert!(
+            ended.code().is_some_and(|code| code != 101),
+            "{args:?}: {ended}"
+        );
+        assert_eq!(ended.success(), args[0] == "doctor", "{args:?}");
+    }
+}

@@ -154,7 +154,8 @@ impl DenseShape {
                 self.kind.activation
             )),
             (_, dtype) if !multiplies(dtype) => Some(format!(
-                "devices do not know {dtype}: pack the model with --quant q4"
+                "devices do not know {dtype}: pack the model with --quant q8, or with --quant q4 for the size \
+                 of {dtype}"
             )),
             _ => None,
         }

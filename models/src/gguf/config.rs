@@ -255,17 +255,18 @@ const KNOWN: [&str; 31] = [
     "pooling_type",
 ];
 
-/// Rejects a part of several files, and an unknown hyperparameter, because the computation would
-/// lack whatever it enables. One that is 0 or `false` enables nothing.
+/// Beginnings of the keys of the parts that read images and sounds. Text does not pass through them.
+const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
+
+/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
+/// that is 0 or `false` enables nothing.
 fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(), Error> {
-    if metadata.u32("split.count")?.is_some_and(|files| files > 1) {
-        return Err(metadata.unsupported("split.count", "merge the parts into one file"));
-    }
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
             _ if style.reads.contains(&rest) => true,
+            _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)

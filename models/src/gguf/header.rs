@@ -54,6 +54,8 @@ pub(super) struct Raw {
     /// Outermost dimension first.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
+    /// Index into the files of the set; 0 for a model in one file.
+    pub(super) file: usize,
     /// From the start of the file.
     pub(super) offset: u64,
     bytes: u64,
@@ -174,13 +176,50 @@ fn dtype(id: u32) -> Result<DType, String> {
         14 => DType::Q6K,
         30 => DType::Bf16,
         39 => DType::Mxfp4,
-        10 => return Err("Q2_K".into()),
-        11 => return Err("Q3_K".into()),
-        24..=27 => return Err(format!("I{}", 8 << (id - 24))),
-        28 => return Err("F64".into()),
-        _ => return Err(format!("number {id}")),
+        _ => {
+            let name = OTHER_TYPES.iter().find(|(number, _)| *number == id);
+            return Err(name.map_or_else(
+                || format!("number {id}, which ggml does not use"),
+                |(_, name)| (*name).to_owned(),
+            ));
+        }
     })
 }
+
+/// ggml's other types by number (`enum ggml_type` in ggml.h), those included that it has removed.
+const OTHER_TYPES: [(u32, &str); 31] = [
+    (4, "Q4_2 (removed from ggml)"),
+    (5, "Q4_3 (removed from ggml)"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (31, "Q4_0_4_4 (removed from ggml)"),
+    (32, "Q4_0_4_8 (removed from ggml)"),
+    (33, "Q4_0_8_8 (removed from ggml)"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (36, "IQ4_NL_4_4 (removed from ggml)"),
+    (37, "IQ4_NL_4_8 (removed from ggml)"),
+    (38, "IQ4_NL_8_8 (removed from ggml)"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (42, "Q2_0"),
+];
 
 /// Reads the header sequentially, never past the end of the file.
 struct Cursor<'a> {
@@ -378,6 +417,7 @@ impl Cursor<'_> {
                 name,
                 shape,
                 dtype,
+                file: 0,
                 offset,
                 bytes,
             }),

@@ -12,6 +12,7 @@ mod header;
 mod names;
 mod rope;
 mod sampling;
+mod split;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -19,13 +20,14 @@ mod value;
 pub(crate) mod write;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use self::arch::Arch;
 use self::config::Facts;
 use self::header::{Header, Raw};
 use self::names::{DOWN_T, DOWN_T_BIAS, POSITIONS, names_of};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
+use self::split::Set;
 use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -36,7 +38,7 @@ use crate::gguf_vocab::GgufVocab;
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store};
+use crate::store::{About, Found, Layout, Store, warn_of_left_out};
 
 /// Magic of a PowerInfer file for sparse inference.
 const POWERINFER: &[u8; 4] = b"PWRI";
@@ -46,23 +48,29 @@ pub(crate) fn is_magic(first: [u8; 4]) -> bool {
     matches!(&first, b"GGUF" | POWERINFER)
 }
 
-/// Opens a GGUF file.
+/// The parts of the split GGUF file that `path` names; none for a whole one.
+pub(crate) fn parts_of(path: &Path) -> Vec<PathBuf> {
+    split::parts_of(path)
+}
+
+/// Opens a GGUF file, or all parts of a split one of which `path` is any.
 pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
-    let file = DataFile::open(path)?;
+    let Set {
+        name,
+        files,
+        header,
+    } = split::open(path)?;
     let Header {
         magic,
         mut metadata,
         tensors,
-    } = header::read(&file)?;
+    } = header;
+    let path: &Path = &files[0].path;
     let powerinfer = magic == *POWERINFER;
     let arch = arch::arch(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
     let facts = facts(powerinfer, &vocab, &tensors);
     let names = names_of(arch.name, facts.two_norms);
-    let name = path.file_stem().map_or_else(
-        || "model".into(),
-        |stem| stem.to_string_lossy().into_owned(),
-    );
     let mut config = config::model_config(&metadata, arch, &facts, name)?;
     let further = vocab.ends();
     let known = config.eos.clone();
@@ -80,15 +88,20 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let spelled = config.clone();
     let mut long_factors = [None, None];
     let mut found = Vec::with_capacity(tensors.len());
+    let mut left_out = 0;
     for raw in tensors {
+        let file = &files[raw.file];
         if raw.name == ROPE_FACTORS {
-            scale_rope(&mut config, &file, &raw)?;
+            scale_rope(&mut config, file, &raw)?;
         } else if let Some(long) = LONG_FACTORS.iter().position(|name| raw.name == *name) {
-            long_factors[long] = Some(read_factors(&config, &file, &raw)?);
+            long_factors[long] = Some(read_factors(&config, file, &raw)?);
+        } else if is_of_other_inputs(&raw.name) {
+            left_out += 1;
         } else if !is_ignorable(&raw.name) {
-            found.append(&mut identify(raw, &file, arch, names, &config)?);
+            found.append(&mut identify(raw, file, arch, names, &config)?);
         }
     }
+    warn_of_left_out(path, left_out);
     long_rope(&mut config, &metadata, arch, long_factors)?;
     let about = About {
         path: path.to_owned(),
@@ -106,7 +119,14 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         Role::DownBias if powerinfer => format!("blk.{}.{DOWN_T_BIAS}", id.layer),
         _ => names.spell(id, &spelled),
     };
-    Ok(Box::new(Store::new(about, vec![file], found, &spell)?))
+    Ok(Box::new(Store::new(about, files, found, &spell)?))
+}
+
+/// Tensors of the parts that read images and sounds, in files that hold those too.
+fn is_of_other_inputs(name: &str) -> bool {
+    ["v.", "a.", "mm."]
+        .iter()
+        .any(|part| name.starts_with(part))
 }
 
 /// What the tensors and the vocabulary say of the configuration.
@@ -233,13 +253,18 @@ fn identify(
         },
         _ => Layout::AsIs,
     };
+    let shape = match &raw.shape[..] {
+        // outer dimensions of 1 mean nothing to ggml
+        &[1, n] if id.role.is_vector() => vec![n],
+        _ => raw.shape,
+    };
     let whole = Found {
         id,
         name: raw.name,
-        shape: raw.shape,
+        shape,
         dtype: raw.dtype,
         layout,
-        file: 0,
+        file: raw.file,
         offset: raw.offset,
         scales: None,
     };

@@ -20,6 +20,7 @@ use super::names::names_of;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::file::{flush, flush_folder_of};
 use crate::names::{Required, Role, TensorId, required};
 
 /// Alignment of tensor data, the format's default.
@@ -214,18 +215,11 @@ impl GgufWriter {
             let reason = format!("tensor {} lacks {} bytes", tensor.id, self.left[self.at]);
             return Err(Error::export(&self.path, reason));
         }
-        self.file
-            .sync_all()
-            .map_err(Error::io("flush", &self.partial))?;
+        flush(&self.file, &self.partial)?;
         self.check_reads_back()?;
         std::fs::rename(&self.partial, &self.path).map_err(Error::io("rename", &self.partial))?;
         self.finished = true;
-        let folder = match self.path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let handle = File::open(folder).map_err(Error::io("open", folder))?;
-        handle.sync_all().map_err(Error::io("flush", folder))
+        flush_folder_of(&self.path)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {

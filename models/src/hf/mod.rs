@@ -35,7 +35,7 @@ use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
-use crate::store::{About, Found, Layout, Scales, Store, shape_text};
+use crate::store::{About, Found, Layout, Scales, Store, shape_text, warn_of_left_out};
 
 /// Ends of the names of blocks, and of their scales.
 const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
@@ -126,12 +126,7 @@ fn open_with(
         }
         files.push(file);
     }
-    if left_out > 0 {
-        let path = path.display();
-        tracing::warn!(
-            "{path}: {left_out} tensors of images and sounds are left out: the model reads text alone"
-        );
-    }
+    warn_of_left_out(path, left_out);
     if let Some((tensor, (scales, _))) = scales.into_iter().next() {
         return Err(Error::UnexpectedTensor {
             path: files[scales.file].path.clone(),

@@ -21,6 +21,7 @@ use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
 use crate::config::ModelConfig;
 use crate::error::Error;
+use crate::file::{flush, flush_folder_of};
 use crate::names::{Fused, Required, Role, TensorId};
 use crate::rules::TextRules;
 use crate::tokenizer::Tokenizer;
@@ -80,7 +81,7 @@ pub fn write_folder<E: From<Error>>(
         let file = File::create_new(&path).map_err(Error::io("create", &path))?;
         file.write_all_at(text.as_bytes(), 0)
             .map_err(Error::io("write", &path))?;
-        file.sync_all().map_err(Error::io("flush", &path))?;
+        flush(&file, &path)?;
     }
     check_reads_back(dir, &partial.path, &config, folder.config)?;
     let mut file = Weights::create(
@@ -123,14 +124,11 @@ impl Partial {
 
     /// Renames the folder to its final name.
     fn publish(self, dir: &Path) -> Result<(), Error> {
-        sync_folder(&self.path)?;
+        flush_folder_of(&self.path.join("config.json"))?;
         std::fs::rename(&self.path, dir).map_err(Error::io("rename", &self.path))?;
         // nothing is left under the old name
         std::mem::forget(self);
-        match dir.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
-            _ => sync_folder(Path::new(".")),
-        }
+        flush_folder_of(dir)
     }
 }
 
@@ -139,11 +137,6 @@ impl Drop for Partial {
         // report the original error, not this one
         let _ = std::fs::remove_dir_all(&self.path);
     }
-}
-
-fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = File::open(path).map_err(Error::io("open", path))?;
-    folder.sync_all().map_err(Error::io("flush", path))
 }
 
 /// Reads the written texts as a checkpoint and compares: anything a family's keys cannot express
@@ -363,7 +356,7 @@ impl Weights {
             let reason = format!("tensor {id} got {} of its {rows} rows", slot.rows);
             return Err(Error::export(&self.path, reason));
         }
-        self.file.sync_all().map_err(Error::io("flush", &self.path))
+        flush(&self.file, &self.path)
     }
 }
 

@@ -3,7 +3,7 @@
 //! One line per entry. A line truncated by a crash lacks its newline and is dropped; other damage
 //! shows when the units are read back and compared. The first line identifies the specification.
 //! The journal is also the lock: the writer of the container holds an exclusive lock on it until it
-//! deletes it.
+//! deletes it. Where the file system has no locks, nothing keeps a second writer away, which is said.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::unit::Unit;
+use crate::durable;
 use crate::error::{Error, Result};
 
 /// A journal has a few bytes per unit; a larger file is not a journal.
@@ -115,7 +116,7 @@ impl Journal {
             })
             .collect();
         self.append(&text)?;
-        self.file.sync_data().map_err(|source| Error::File {
+        durable::sync_data(&self.file, &self.path).map_err(|source| Error::File {
             path: self.path.clone(),
             what: "flush it to disk",
             source,
@@ -155,6 +156,12 @@ fn lock(path: &Path, target: &Path) -> Result<File> {
                     path: target.to_path_buf(),
                     pid: holder(path),
                 });
+            }
+            Err(TryLockError::Error(reason)) if durable::is_unsupported(&reason) => {
+                tracing::warn!(
+                    path = %target.display(), %reason,
+                    "this file system has no locks; do not write this container twice at the same time"
+                );
             }
             Err(TryLockError::Error(e)) => return Err(failed("lock it", e)),
         }

@@ -60,6 +60,12 @@ impl Container {
             what,
             source,
         };
+        // opening a pipe would wait for its writer
+        let facts = std::fs::metadata(path).map_err(|e| failed("open it", e))?;
+        if !facts.is_file() {
+            let reason = "it is not a regular file (a folder, pipe or device)";
+            return Err(failed("open it", std::io::Error::other(reason)));
+        }
         let file = File::open(path).map_err(|e| failed("open it", e))?;
         let facts = file.metadata().map_err(|e| failed("inspect it", e))?;
         Self::open_at(file, path, 0, facts.len())

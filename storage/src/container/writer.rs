@@ -25,6 +25,7 @@ use super::journal::{Journal, Sums};
 use super::layout::{Extent, Layout, Spec};
 use super::source::Source;
 use super::unit::Unit;
+use crate::durable;
 use crate::error::{Error, Result};
 
 /// How to write.
@@ -85,16 +86,17 @@ impl Writer {
         let partial = sibling(&target, ".partial")?;
         let id = fingerprint(&spec);
         let (journal, units) = Journal::open(sibling(&target, ".partial.journal")?, &target, id)?;
-        let failed = |e| write_error(&partial, layout.file_len, "create it", e);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(units.is_empty())
-            .open(&partial)
-            .map_err(failed)?;
-        // Gaps are never written: a new file reads as zeros.
-        file.set_len(layout.file_len).map_err(failed)?;
+        let file = match open_partial(&partial, layout.file_len, units.is_empty()) {
+            Ok(file) => file,
+            Err(e) => {
+                // nothing to go on with
+                if units.is_empty() {
+                    let _ = std::fs::remove_file(&partial);
+                    journal.remove()?;
+                }
+                return Err(write_error(&partial, layout.file_len, "create it", e));
+            }
+        };
         let neurons = layout.section(Section::Checksums).len as usize;
         let mut writer = Self {
             predictor: None,
@@ -277,8 +279,7 @@ impl Writer {
     /// # Errors
     /// If the system refuses.
     pub fn checkpoint(&mut self) -> Result<()> {
-        self.file
-            .sync_data()
+        durable::sync_data(&self.file, &self.partial)
             .map_err(|e| self.failed("flush it to disk", e))?;
         self.journal.record(&self.pending)?;
         self.pending.clear();
@@ -316,8 +317,7 @@ impl Writer {
         }
         sections[Section::Predictor as usize].xxh3 = self.predictor.map_or(0, |s| s.data);
         // Write the superblock last: without it the file is not a container.
-        self.file
-            .sync_data()
+        durable::sync_data(&self.file, &self.partial)
             .map_err(|e| self.failed("flush it to disk", e))?;
         let superblock = Superblock {
             file_len: self.layout.file_len,
@@ -326,13 +326,18 @@ impl Writer {
             sections,
         };
         self.write(0, &superblock.encode())?;
-        self.file
-            .sync_all()
+        durable::sync_all(&self.file, &self.partial)
             .map_err(|e| self.failed("flush it to disk", e))?;
         std::fs::rename(&self.partial, &self.target)
             .map_err(|e| self.failed("give it its final name", e))?;
-        sync_folder(&self.target)?;
-        self.journal.remove()
+        let flushed = durable::sync_folder_of(&self.target);
+        // the container is whole, whatever became of that
+        self.journal.remove()?;
+        flushed.map_err(|source| Error::File {
+            path: self.target,
+            what: "flush its folder to disk",
+            source,
+        })
     }
 
     fn tensor_table(&self) -> Vec<u8> {
@@ -376,7 +381,6 @@ impl Writer {
     }
 }
 
-/// Identifies what is being packed: a pack is resumed only for the same.
 /// Sets row `row` of the checksum table to the two crc32 of a bundle.
 pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_span: usize) {
     let (gate, rest) = bundle.split_at(gate_span);
@@ -387,6 +391,7 @@ pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_sp
     }
 }
 
+/// Identifies what is being packed: a pack is resumed only for the same.
 fn fingerprint(spec: &Spec) -> u128 {
     let Spec {
         geometry,
@@ -417,19 +422,17 @@ fn sibling(path: &Path, suffix: &str) -> Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-/// Makes a rename durable.
-fn sync_folder(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
-    File::open(folder)
-        .and_then(|f| f.sync_all())
-        .map_err(|source| Error::File {
-            path: folder.to_path_buf(),
-            what: "flush the folder to disk",
-            source,
-        })
+/// Opens the partial file with its final length; its bytes are kept unless it is `new`.
+fn open_partial(path: &Path, len: u64, new: bool) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(new)
+        .open(path)?;
+    // Gaps are never written: a new file reads as zeros.
+    file.set_len(len)?;
+    Ok(file)
 }
 
 fn write_error(path: &Path, needed: u64, what: &'static str, source: io::Error) -> Error {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::error::IoError;
 use super::sys::{self, DioAlign, DioAnswer, Piece};
 
-/// Alignment to try if the kernel does not report one (before 6.1, which includes most phones): the
-/// largest logical block size in use, so it satisfies smaller ones. A trial read decides.
-const FALLBACK_ALIGN: u32 = 4096;
+/// Alignments to try if the kernel does not report one (before 6.1, which includes most phones, and for
+/// file systems on top of others): the logical block sizes in use. Trial reads decide.
+const FALLBACK_ALIGNS: [u32; 2] = [512, 4096];
 
 /// A file, or the part of one from a base offset on.
 ///
@@ -100,6 +100,16 @@ impl FileSource {
         self.base
     }
 
+    /// What the file system says that direct reads of `file` need; `None` where it does not say, or has
+    /// none.
+    #[must_use]
+    pub fn reported_align(file: &File) -> Option<DioAlign> {
+        match sys::dio_align(file) {
+            DioAnswer::Yes(align) => Some(align),
+            _ => None,
+        }
+    }
+
     /// Alignments for direct I/O, or `None` if every read is buffered.
     #[must_use]
     pub fn dio_align(&self) -> Option<DioAlign> {
@@ -150,15 +160,25 @@ fn open_direct(file: &File) -> Result<(File, DioAlign), String> {
         .custom_flags(libc::O_DIRECT)
         .open(path)
         .map_err(|e| format!("opening with O_DIRECT: {e}"))?;
-    let align = match answer {
-        DioAnswer::Yes(align) => align,
-        _ => DioAlign {
-            mem: FALLBACK_ALIGN,
-            offset: FALLBACK_ALIGN,
-        },
+    let trial = |align: DioAlign| {
+        let unit = align.mem.max(align.offset) as usize;
+        let read = sys::probe_direct(&direct, unit);
+        read.map_err(|e| format!("a direct read of {unit} bytes: {e}"))
     };
-    let unit = align.mem.max(align.offset) as usize;
-    sys::probe_direct(&direct, unit).map_err(|e| format!("a direct read of {unit} bytes: {e}"))?;
+    let align = match answer {
+        DioAnswer::Yes(align) => trial(align).map(|()| align)?,
+        _ => {
+            let both = |unit| DioAlign {
+                mem: unit,
+                offset: unit,
+            };
+            let [small, large] = FALLBACK_ALIGNS.map(both);
+            match trial(small) {
+                Ok(()) => small,
+                Err(_) => trial(large).map(|()| large)?,
+            }
+        }
+    };
     Ok((direct, align))
 }
 

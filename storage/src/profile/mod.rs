@@ -327,7 +327,7 @@ pub fn save_json(path: &Path, profile: &impl Serialize) -> Result<(), ProfileErr
         let mut file = std::fs::File::create(&partial)?;
         serde_json::to_writer_pretty(&mut file, profile)?;
         file.write_all(b"\n")?;
-        file.sync_all()?;
+        crate::durable::sync_all(&file, &partial)?;
         std::fs::rename(&partial, path)
     };
     write().map_err(|e| {

@@ -1,7 +1,7 @@
 //! The file that a measurement reads, and the proof that its device was read.
 
 use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::machine::numbers;
@@ -37,6 +37,12 @@ impl Target {
     /// # Errors
     /// [`ProfileError::File`] if it cannot be opened, [`ProfileError::Small`] below 4 KiB.
     pub fn open(path: &Path) -> Result<Self, ProfileError> {
+        // opening a pipe would wait for its writer
+        let meta = std::fs::metadata(path).map_err(ProfileError::file(path))?;
+        if meta.file_type().is_fifo() {
+            let reason = std::io::Error::other("it is a pipe, which has no device");
+            return Err(ProfileError::file(path)(reason));
+        }
         let file = File::open(path).map_err(ProfileError::file(path))?;
         let facts = FileFacts::of(path)?;
         Self::with(file, facts)

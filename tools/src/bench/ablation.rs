@@ -49,7 +49,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let bench = &args.bench;
-    may_write(&bench.output, "ablation", Some(&bench.model))?;
+    may_write(&bench.output, "ablation", Some(&bench.model), None)?;
     let (tokens, rounds) = (bench.tokens_or(16), bench.rounds_or(3));
     let facts = Facts::of(&bench.model)?;
     let child = Child::new(bench)?;

@@ -41,7 +41,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchBatchArgs) -> Result<(), Failure> {
     let bench = &args.bench;
-    may_write(&bench.output, "batch", Some(&bench.model))?;
+    may_write(&bench.output, "batch", Some(&bench.model), None)?;
     let points = each(&args.shares, &args.sizes);
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
     let mut setup = Setup::new(bench, &args.io)?;

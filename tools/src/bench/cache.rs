@@ -42,7 +42,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchCacheArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
-    may_write(&repeat.output, "cache", None)?;
+    may_write(&repeat.output, "cache", None, None)?;
     let time = Duration::from_millis(if repeat.quick { 2 } else { 50 });
     let sizes = match repeat.quick {
         true => &args.slots[..args.slots.len().min(1)],

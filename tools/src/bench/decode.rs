@@ -80,7 +80,7 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.output.force)?;
-    may_write(&args.output, "decode", Some(&args.model))?;
+    may_write(&args.output, "decode", Some(&args.model), None)?;
     let model = open_model(&args.model)?;
     let tokens = args.tokens.unwrap_or(if args.quick { 8 } else { 32 }) as usize;
     let facts = Facts::of(&args.model)?;

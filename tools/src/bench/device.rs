@@ -25,7 +25,7 @@ struct Report<'a> {
 /// Runs the command.
 pub fn command(args: &BenchDeviceArgs) -> Result<(), Failure> {
     if let Some(path) = &args.save {
-        atomic::may_write_below(path, args.force)?;
+        atomic::may_write_below(path, args.force, &[])?;
     }
     let rates = measure_here()?;
     let path = match &args.save {

@@ -6,6 +6,7 @@ use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use emberflow_storage::durable;
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
     Best, Conditions, DeviceProfile, FileFacts, Machine, MeasurePlan, Pattern, Point, ReadCost,
@@ -62,9 +63,9 @@ struct Row<'a> {
 
 /// Runs the command.
 pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
-    may_write(&args.output, "io", None)?;
+    may_write(&args.output, "io", None, args.file.as_deref())?;
     if let Some(Some(path)) = &args.save {
-        atomic::may_write_below(path, args.output.force)?;
+        atomic::may_write_below(path, args.output.force, &[args.file.as_deref()])?;
     }
     // Before a gigabyte is written for nothing.
     let choice: IoChoice = args.io.parse().map_err(Failure::usage)?;
@@ -353,7 +354,7 @@ fn temporary(len: u64) -> Result<Target, Failure> {
         left -= n;
         bar.inc(n);
     }
-    file.sync_all().map_err(Failure::file(&path))?;
+    durable::sync_all(&file, &path).map_err(Failure::file(&path))?;
     file.rewind().map_err(Failure::file(&path))?;
     bar.finish_and_clear();
     Ok(Target::unnamed(file, dir)?)

@@ -51,7 +51,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchKernelsArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
-    may_write(&repeat.output, "kernels", None)?;
+    may_write(&repeat.output, "kernels", None, None)?;
     let effort = if repeat.quick { QUICK } else { FULL };
     let steps = repeat.rounds() as usize * counts(facts.machine.cores).len() * FORMATS.len();
     let bar = progress::steps("measuring", steps as u64);

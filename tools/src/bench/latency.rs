@@ -61,7 +61,7 @@ struct Class {
 /// Runs the command.
 pub fn command(args: &BenchLatencyArgs) -> Result<(), Failure> {
     let bench = &args.bench;
-    may_write(&bench.output, "latency", Some(&bench.model))?;
+    may_write(&bench.output, "latency", Some(&bench.model), None)?;
     let points = points::each(&args.shares, &args.policies);
     let (tokens, rounds) = (bench.tokens_or(512), bench.rounds_or(1));
     let mut setup = Setup::new(bench, &args.io)?;

@@ -13,12 +13,19 @@ use crate::model::open_container;
 use crate::{Failure, atomic, print_json};
 
 /// Refuses, before anything is measured, files that could not be written or must not be replaced.
-/// `bench` is the benchmark's name; `model` is `None` where only the machine is measured.
+/// `bench` is the benchmark's name; `model` is `None` where only the machine is measured; `also` is
+/// another file that is read.
 ///
 /// # Errors
 /// Wrong usage; a model that cannot be opened, where files are named for it.
-pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Result<(), Failure> {
-    atomic::may_write_each([&args.csv, &args.svg], args.force)?;
+pub fn may_write(
+    args: &OutputArgs,
+    bench: &str,
+    model: Option<&ModelArg>,
+    also: Option<&Path>,
+) -> Result<(), Failure> {
+    let reads = [model.and_then(ModelArg::file), also];
+    atomic::may_write_each([&args.csv, &args.svg], args.force, &reads)?;
     if args.out.is_some() {
         let name = model.map(|model| -> Result<String, Failure> {
             let container = open_container(model)?;
@@ -31,7 +38,7 @@ pub fn may_write(args: &OutputArgs, bench: &str, model: Option<&ModelArg>) -> Re
             .iter()
             .flatten()
         {
-            atomic::may_write_below(path, args.force)?;
+            atomic::may_write_below(path, args.force, &reads)?;
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ struct Lab {
 /// Runs the command.
 pub fn command(args: &BenchPredictorArgs) -> Result<(), Failure> {
     let repeat = &args.repeat;
-    may_write(&repeat.output, "predictor", Some(&args.model))?;
+    may_write(&repeat.output, "predictor", Some(&args.model), None)?;
     let (container, facts) = (open_container(&args.model)?, Facts::of(&args.model)?);
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let threads = match args.threads {

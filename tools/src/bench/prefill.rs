@@ -109,7 +109,7 @@ fn points(args: &BenchPrefillArgs, prompts: usize) -> Vec<Point<Chunked>> {
 /// Runs the command.
 pub fn command(args: &BenchPrefillArgs) -> Result<(), Failure> {
     let bench = &args.bench;
-    may_write(&bench.output, "prefill", Some(&bench.model))?;
+    may_write(&bench.output, "prefill", Some(&bench.model), None)?;
     let prompts = Prompts::new(args)?;
     let points = points(args, prompts.texts.len());
     let names = names(&points, |run| prompts.name(run));

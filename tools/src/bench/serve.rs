@@ -58,7 +58,7 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchServeArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
-    may_write(&repeat.output, "serve", Some(&args.model))?;
+    may_write(&repeat.output, "serve", Some(&args.model), None)?;
     let model = open_model(&args.model)?;
     let name = model.text().config().name.clone();
     let wanted = Use {

@@ -50,7 +50,12 @@ struct Row {
 /// Runs the command.
 pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     let bench = &args.bench;
-    may_write(&bench.output, "sweep", Some(&bench.model))?;
+    may_write(
+        &bench.output,
+        "sweep",
+        Some(&bench.model),
+        args.beside.as_deref(),
+    )?;
     let beside = args.beside.as_deref().map(beside).transpose()?;
     let shares: &[f64] = match args.shares.as_slice() {
         [] if bench.quick => &[0.45, 1.0],

@@ -77,7 +77,7 @@ impl Shot {
 /// Runs the command.
 pub fn command(args: &BenchTimelineArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
-    atomic::may_write_each([&args.svg], args.force)?;
+    atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
     let model = open_model(&args.model)?;
     let prompt = model
         .text()

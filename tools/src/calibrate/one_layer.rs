@@ -76,6 +76,7 @@ impl<'a> OneLayer<'a> {
             rows: t.rows,
             cols: t.cols,
             source_dtype: "F32".into(),
+            source_bytes: (4 * t.rows * t.cols) as u64,
         });
         Self {
             at,

@@ -27,6 +27,8 @@ pub enum QuantArg {
 /// What `pack` quantises to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackQuant {
+    /// Formats of at least as many bits as the source has.
+    AsSource,
     /// One format.
     One(QuantArg),
     /// Whatever makes a container of about so many bytes.
@@ -34,13 +36,16 @@ pub enum PackQuant {
 }
 
 fn parse_quant(text: &str) -> Result<PackQuant, String> {
+    if text == "auto" {
+        return Ok(PackQuant::AsSource);
+    }
     if let Some(size) = text.strip_prefix("auto:") {
         return size::parse(size).map(PackQuant::Size);
     }
     let one = QuantArg::from_str(text, true);
     one.map(PackQuant::One).map_err(|_| {
-        let near = did_you_mean(text, ["q4", "q4k", "q8", "f16", "f32"]);
-        format!("{text:?} is not q4, q4k, q8, f16, f32 or auto:SIZE, such as auto:2GiB{near}")
+        let near = did_you_mean(text, ["auto", "q4", "q4k", "q8", "f16", "f32"]);
+        format!("{text:?} is not auto, q4, q4k, q8, f16, f32 or auto:SIZE, such as auto:2GiB{near}")
     })
 }
 
@@ -49,6 +54,7 @@ fn parse_quant(text: &str) -> Result<PackQuant, String> {
 #[command(after_help = "\
 Examples:
   emberflow pack ~/models/ReluLLaMA-7B -o relullama.ember
+  emberflow pack model-00001-of-00003.gguf -o model.ember
   emberflow pack bamboo-7b.powerinfer.gguf -o bamboo.ember --quant q4 --stats stats.json
 
 A killed pack goes on where it stopped when the same command is given again.")]
@@ -59,15 +65,18 @@ pub struct PackArgs {
     /// The container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of the neuron bundles and attention matrices: q4, q4k, q8, f16, f32, or auto:SIZE
-    /// for a container of that size, with more bits where they take away more error. With q4 and q4k,
-    /// neurons that the checkpoint has in MXFP4 stay as they are.
-    #[arg(long, value_name = "QUANT", default_value = "q4", value_parser = parse_quant)]
+    /// Format of the neuron bundles and attention matrices. auto gives each matrix as many bits as the
+    /// checkpoint has: q4k for Q4_0 and Q4_K, q8 for what has more, and q4k for a checkpoint of floats.
+    /// q4, q4k, q8, f16, f32: this one for all (of four bits, graphics processors know q4 alone).
+    /// auto:SIZE: a container of that size, with more bits where they take away more error. With auto, q4
+    /// and q4k, neurons that the checkpoint has in MXFP4 stay as they are.
+    #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,
     /// Format of the attention matrices, if another one.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub attention_quant: Option<QuantArg>,
-    /// Format of embedding and head; default: q8 for q4, q4k and q8, else the same.
+    /// Format of embedding and head; default: with auto as the checkpoint has them, q8 for floats; q8 for
+    /// q4, q4k and q8, else the same.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,
     /// Activation statistics (from profile); orders neurons by temperature, and those that fire
@@ -87,7 +96,8 @@ pub struct PackArgs {
     /// How statistics order neurons.
     #[arg(long, value_enum, default_value = "coactivation")]
     pub order: OrderArg,
-    /// Bundle alignment; default: what direct I/O on the output's file system needs.
+    /// Bundle alignment, 512 to 4096: the unit of direct reads of the device that will serve the file;
+    /// default: what the output's file system says, or what pads little where it does not say.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
     /// Where quantisation scales live.
@@ -173,7 +183,8 @@ Examples:
   emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4
   emberflow export -o demo.gguf && emberflow pack demo.gguf -o demo-q8.ember --quant q8
 
-Weights are written in f32. llama.cpp loads the GGUF files too, and computes SiLU where another
+Weights are written in f32, but for matrices in q4k of a GGUF file, which become Q4_K with the same
+numbers. llama.cpp loads the GGUF files too, and computes SiLU where another
 activation is asked for (see synth --help). Only byte-level tokenizers go into GGUF.")]
 pub struct ExportArgs {
     #[command(flatten)]

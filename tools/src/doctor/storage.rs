@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use emberflow_storage::durable;
 use emberflow_storage::io::UringFacts;
 use emberflow_storage::profile::{DeviceProfile, FileFacts, Machine, ProfileError, Target};
 use serde_json::Value;
@@ -21,7 +22,7 @@ pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
         let file = (File::options().read(true).write(true).create_new(true)).open(&name)?;
         std::fs::remove_file(&name)?;
         file.set_len(64 << 10)?;
-        file.sync_all()?;
+        durable::sync_all(&file, &name)?;
         Ok(file)
     };
     let file =

@@ -10,20 +10,17 @@ use emberflow_engine::meta::{
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::bundled;
 use emberflow_models::tokenizer::Tokenizer;
-use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_models::{Checkpoint, TensorInfo, files_of};
 use emberflow_predictor::order;
 use emberflow_predictor::stats::ActivationStats;
 use emberflow_storage::container::{BankSpec, BundleGeometry, Placement, Spec, TensorSpec};
-use emberflow_storage::io::FileSource;
 use serde::Serialize;
 
 use super::options::PackOptions;
+use super::sector::{self, Sector};
 use crate::Failure;
 use crate::activity::parse;
 use crate::calibrate::rounded::Rounded;
-
-/// Sector when the file system does not say what direct I/O needs.
-const DEFAULT_SECTOR: u32 = 4096;
 
 /// Everything that is decided before the first weight is read.
 pub(super) struct PackLayout {
@@ -31,6 +28,7 @@ pub(super) struct PackLayout {
     /// Source tensors in file order, beside `spec.tensors`.
     pub tensors: Vec<TensorInfo>,
     pub format: NeuronFormat,
+    pub sector: Sector,
     /// Packed id → original id, one entry per bank; empty = original order.
     pub order: Vec<Vec<u32>>,
     kind: Order,
@@ -49,7 +47,7 @@ impl PackLayout {
         let order = orders(c, stats.as_ref(), options.coactivation);
         let d = c.d_model as usize;
         let ungated = c.ffn_kind.ungated;
-        let geometry = geometry_for(c, output, options)?;
+        let (sector, geometry) = geometry_for(c, output, options)?;
         let format = NeuronFormat {
             dtype: options.ffn,
             d,
@@ -95,6 +93,7 @@ impl PackLayout {
             },
             tensors,
             format,
+            sector,
             order,
             kind,
         })
@@ -108,6 +107,14 @@ impl PackLayout {
         let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
         let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
         tensors + neurons * u64::from(self.spec.geometry.stride)
+    }
+
+    /// Bytes of all weights and their scales, without padding.
+    pub fn payload_bytes(&self) -> u64 {
+        let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
+        let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
+        let g = self.spec.geometry;
+        tensors + neurons * u64::from(g.payload() + g.scales_per_neuron)
     }
 
     /// Original id of a packed neuron.
@@ -143,19 +150,19 @@ fn geometry_for(
     c: &ModelConfig,
     output: &Path,
     options: &PackOptions,
-) -> Result<BundleGeometry, Failure> {
+) -> Result<(Sector, BundleGeometry), Failure> {
     let (d, rest) = (c.d_model as usize, bundled(c).len() as u32 - 1);
-    let sector = options.sector.unwrap_or_else(|| sector_for(output));
     let (q, s) = (
         options.ffn.quants_bytes(d) as u32,
         options.ffn.scales_bytes(d) as u32,
     );
-    let geometry = BundleGeometry::choose(q, s, rest * q, rest * s, sector, options.scales);
+    let geometry =
+        |sector| BundleGeometry::choose(q, s, rest * q, rest * s, sector, options.scales);
     let refused = |source| emberflow_storage::Error::Layout {
         path: output.to_path_buf(),
         source,
     };
-    Ok(geometry.map_err(refused)?)
+    Ok(sector::choose(output, options.sector, geometry).map_err(refused)?)
 }
 
 /// A tensor beside the FFN as it will be stored.
@@ -238,10 +245,7 @@ fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bo
 /// Names, lengths and times of change of the source's files: a pack is resumed
 /// only where none of them differ. Not stored.
 pub(crate) fn state_of(path: &Path) -> u64 {
-    let mut files: Vec<std::path::PathBuf> = match std::fs::read_dir(path) {
-        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
-        Err(_) => vec![path.to_path_buf()],
-    };
+    let mut files = files_of(path);
     files.sort();
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     for file in files {
@@ -277,21 +281,6 @@ pub(super) fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
         );
     }
     Ok(())
-}
-
-/// What direct I/O needs where `output` will lie, asked from a file made there,
-/// whose name is taken away again at once.
-fn sector_for(output: &Path) -> u32 {
-    let mut probe = output.as_os_str().to_owned();
-    probe.push(format!(".{}.probe", std::process::id()));
-    let Ok(file) = std::fs::File::create_new(&probe) else {
-        return DEFAULT_SECTOR;
-    };
-    // left over, it would only be an empty file
-    let _ = std::fs::remove_file(&probe);
-    FileSource::from_file(file, "probe", 0)
-        .dio_align()
-        .map_or(DEFAULT_SECTOR, |a| a.offset.clamp(512, DEFAULT_SECTOR))
 }
 
 fn meta_of(

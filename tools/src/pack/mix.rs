@@ -15,7 +15,7 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::Layout;
 
 use super::layout::PackLayout;
-use super::options::PackOptions;
+use super::options::{PackOptions, is_float};
 use super::write::{MixedReport, Share};
 use crate::{Failure, q4_k, size};
 
@@ -107,7 +107,11 @@ pub(super) fn mixed(
 }
 
 /// What was chosen.
-pub(super) fn report(source: &dyn Checkpoint, options: &PackOptions, size: u64) -> MixedReport {
+pub(super) fn report(
+    source: &dyn Checkpoint,
+    options: &PackOptions,
+    asked_bytes: Option<u64>,
+) -> MixedReport {
     let others = source.tensors().iter().filter(|t| is_chosen(t.id.role));
     let mut shares = FORMATS.map(|format| Share {
         format: format.name().into(),
@@ -122,20 +126,21 @@ pub(super) fn report(source: &dyn Checkpoint, options: &PackOptions, size: u64) 
         }
     }
     MixedReport {
-        asked_bytes: size,
+        asked_bytes,
+        source_is_float: is_float(source),
         ffn: options.ffn.name().into(),
         others: shares.into_iter().filter(|s| s.matrices > 0).collect(),
     }
 }
 
 /// Whether the format of a role's tensors is chosen: those of attention, embedding and head.
-fn is_chosen(role: Role) -> bool {
+pub(super) fn is_chosen(role: Role) -> bool {
     let of = |dtype| PackOptions::new(dtype).dtype(role);
     !role.is_bundled() && of(DType::Q8) != of(DType::F32)
 }
 
 /// Whether the tensors of a role are stored as the embedding is.
-fn is_embedding(role: Role) -> bool {
+pub(super) fn is_embedding(role: Role) -> bool {
     let options = PackOptions {
         attention: DType::F32,
         ..PackOptions::new(DType::F32)
@@ -148,7 +153,7 @@ fn is_embedding(role: Role) -> bool {
 }
 
 /// Options with these formats: of the neurons, and of the other matrices in their order.
-fn with(
+pub(super) fn with(
     source: &dyn Checkpoint,
     options: &PackOptions,
     ffn: DType,
@@ -174,7 +179,7 @@ fn with(
         mix: ids.zip(formats.iter().copied()).collect(),
         ..options.clone()
     };
-    let chosen = chosen.for_source(source);
+    let chosen = chosen.keeping_mxfp4(source);
     let mut mix: BTreeMap<TensorId, DType> = chosen.mix.clone();
     mix.retain(|id, dtype| chosen.dtype(id.role) != *dtype);
     PackOptions { mix, ..chosen }

@@ -3,13 +3,15 @@
 //! Everything streams: rows are read, quantised and written a batch at a time;
 //! only the transposition of one Down matrix is ever held whole. What is written
 //! depends on the checkpoint, the options and the sector alone. Without `--sector`
-//! the sector is what direct I/O needs on the output's file system, so the same
-//! command gives the same bytes on file systems that need the same; with it,
+//! the sector is what direct I/O needs on the output's file system (`sector.rs`), so
+//! the same command gives the same bytes on file systems that need the same; with it,
 //! anywhere. A killed pack can go on where it stopped.
 
+mod by_source;
 pub(crate) mod layout;
 mod mix;
 pub(crate) mod options;
+mod sector;
 #[cfg(test)]
 mod tests;
 pub(crate) mod write;
@@ -24,7 +26,7 @@ use emberflow_models::Checkpoint;
 use emberflow_storage::container::Prefer;
 use emberflow_storage::mem;
 
-pub use self::options::{CalibrationText, PackOptions};
+pub use self::options::{BySource, CalibrationText, PackOptions};
 pub use self::write::{CalibratedReport, MixedReport, PackReport, Share};
 
 use self::layout::{PackLayout, check_tokenizer};
@@ -36,6 +38,12 @@ use crate::{Failure, atomic, print_json, progress, size};
 
 /// Runs the command.
 pub fn command(args: &PackArgs) -> Result<(), Failure> {
+    let reads = [
+        Some(args.checkpoint.as_path()),
+        args.stats.as_deref(),
+        args.calibrate.as_deref(),
+    ];
+    atomic::may_create(&args.output, args.force, &reads)?;
     let options = options_of(args)?;
     let bar = progress::bytes("packing", 0);
     let report = pack(
@@ -58,6 +66,7 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
 /// What the arguments ask for.
 fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     let mut options = match args.quant {
+        PackQuant::AsSource => PackOptions::as_source(),
         PackQuant::One(quant) => PackOptions::new(quant.into()),
         PackQuant::Size(_) if args.attention_quant.or(args.embedding_quant).is_some() => {
             return Err(Failure::usage(
@@ -72,9 +81,11 @@ fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     };
     if let Some(attention) = args.attention_quant {
         options.attention = attention.into();
+        options.by_source.attention = false;
     }
     if let Some(embedding) = args.embedding_quant {
         options.embedding = embedding.into();
+        options.by_source.embedding = false;
     }
     options.stats = match &args.stats {
         Some(path) => {
@@ -119,6 +130,11 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
         },
         report.seconds
     )?;
+    writeln!(
+        out,
+        "{:.2} bits per weight, {:.2} in the source; sectors of {} bytes, {}",
+        report.bits_per_weight, report.source_bits_per_weight, report.sector, report.sector_why
+    )?;
     if let Some(mixed) = &report.mixed {
         let others = mixed.others.iter();
         let others: Vec<_> = others
@@ -126,6 +142,13 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             .collect();
         let (ffn, others) = (&mixed.ffn, others.join(", "));
         writeln!(out, "neurons in {ffn}; matrices beside them: {others}")?;
+        if mixed.asked_bytes.is_none() && mixed.source_is_float {
+            writeln!(
+                out,
+                "the source has floats: --quant q8 keeps more of them, --quant auto:SIZE makes a \
+                 container of any size between, --calibrate TEXT loses less at the same size"
+            )?;
+        }
     }
     if let Some(c) = &report.calibrated {
         writeln!(out, "rounded against {} tokens", c.tokens)?;
@@ -157,7 +180,8 @@ pub fn pack(
     options: &PackOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
-    atomic::may_create(output, options.force)?;
+    let stats = options.stats.as_ref().map(|(path, _)| path.as_path());
+    atomic::may_create(output, options.force, &[Some(checkpoint), stats])?;
     let source = emberflow_models::open(checkpoint)?;
     pack_source(source.as_ref(), output, options, progress)
 }
@@ -173,9 +197,14 @@ fn pack_source(
     let (mixed, options) = match options.size {
         Some(size) => {
             let mixed = mix::mixed(source, output, options, size)?;
-            (Some(mix::report(source, &mixed, size)), mixed)
+            (Some(mix::report(source, &mixed, Some(size))), mixed)
         }
-        None => (None, options.for_source(source)),
+        None => {
+            let decided = by_source::decided(source, options);
+            let chosen = options.by_source != BySource::default();
+            let told = chosen.then(|| mix::report(source, &decided, None));
+            (told, decided)
+        }
     };
     let options = &options;
     let Some(text) = &options.calibrate else {

@@ -38,10 +38,32 @@ pub struct PackOptions {
     pub threads: usize,
     /// Bytes of the container: formats are chosen so that it has about as many.
     pub size: Option<u64>,
+    /// Formats that follow those of the source.
+    pub by_source: BySource,
     /// Matrices beside the neurons in another format than their role's.
     pub mix: BTreeMap<TensorId, DType>,
     /// Bytes after which finished parts are flushed to disk and count as done.
     pub durable_bytes: u64,
+}
+
+/// Which formats follow those of the source; the others are as the options say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BySource {
+    /// Of the neurons.
+    pub ffn: bool,
+    /// Of the attention matrices.
+    pub attention: bool,
+    /// Of embedding and head.
+    pub embedding: bool,
+}
+
+impl BySource {
+    /// Every format.
+    pub const ALL: Self = Self {
+        ffn: true,
+        attention: true,
+        embedding: true,
+    };
 }
 
 /// A text to round weights against.
@@ -72,8 +94,17 @@ impl PackOptions {
             calibrate: None,
             threads: 0,
             size: None,
+            by_source: BySource::default(),
             mix: BTreeMap::new(),
             durable_bytes: 8 << 20,
+        }
+    }
+
+    /// Formats with as many bits as the source has, and four to five where it has floats.
+    pub fn as_source() -> Self {
+        Self {
+            by_source: BySource::ALL,
+            ..Self::new(DType::Q4k)
         }
     }
 
@@ -87,7 +118,7 @@ impl PackOptions {
 
     /// These options for `source`: neurons that are in mxfp4 already stay so, bit for bit, where four
     /// bits are asked for.
-    pub(super) fn for_source(&self, source: &dyn Checkpoint) -> Self {
+    pub(super) fn keeping_mxfp4(&self, source: &dyn Checkpoint) -> Self {
         let is_neuron = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
         let mut neurons = source.tensors().iter().filter(is_neuron);
         let (c, whole) = (source.config(), |n: u32| n.is_multiple_of(32));
@@ -126,6 +157,12 @@ impl PackOptions {
             _ => DType::F32,
         }
     }
+}
+
+/// Whether all tensors of the source are floats.
+pub(super) fn is_float(source: &dyn Checkpoint) -> bool {
+    let mut types = source.tensors().iter().map(|t| t.source_dtype.as_str());
+    types.all(|name| matches!(name, "F32" | "F16" | "BF16"))
 }
 
 /// Whether weights are rounded to four bits in a format.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::TensorId;
+use emberflow_models::names::{Role, TensorId};
 use emberflow_models::{Checkpoint, SamplingDefaults, TensorInfo};
 
 use super::*;
@@ -64,6 +64,61 @@ impl Checkpoint for Failing<'_> {
                 source: std::io::Error::other("stopped"),
             }),
         }
+    }
+    fn fingerprint(&self) -> u64 {
+        self.source.fingerprint()
+    }
+}
+
+/// A checkpoint whose matrices say that they are of other types.
+struct Labelled<'a> {
+    source: &'a dyn Checkpoint,
+    tensors: Vec<TensorInfo>,
+}
+
+impl<'a> Labelled<'a> {
+    fn new(source: &'a dyn Checkpoint, name: impl Fn(&TensorInfo) -> &'static str) -> Self {
+        let label = |t: &TensorInfo| TensorInfo {
+            source_dtype: match t.rows {
+                1 => "F32".into(),
+                _ => name(t).into(),
+            },
+            ..t.clone()
+        };
+        Self {
+            source,
+            tensors: source.tensors().iter().map(label).collect(),
+        }
+    }
+}
+
+impl Checkpoint for Labelled<'_> {
+    fn path(&self) -> &Path {
+        self.source.path()
+    }
+    fn config(&self) -> &ModelConfig {
+        self.source.config()
+    }
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        self.source.sampling_defaults()
+    }
+    fn tokenizer_json(&self) -> &str {
+        self.source.tokenizer_json()
+    }
+    fn chat_template(&self) -> Option<&str> {
+        self.source.chat_template()
+    }
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+    fn read_rows(
+        &self,
+        id: TensorId,
+        first: usize,
+        count: usize,
+        out: &mut [f32],
+    ) -> Result<(), emberflow_models::Error> {
+        self.source.read_rows(id, first, count, out)
     }
     fn fingerprint(&self) -> u64 {
         self.source.fingerprint()
@@ -182,7 +237,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
         let share = report.bytes as f64 / size as f64;
         assert!((0.98..=1.0).contains(&share), "{size}: {report:?}");
         assert_eq!(report.bytes, std::fs::metadata(&output).unwrap().len());
-        assert_eq!(report.mixed.unwrap().asked_bytes, size);
+        assert_eq!(report.mixed.unwrap().asked_bytes, Some(size));
     }
     // neurons in q8 would leave the others less than they need
     let report = packed(10_500_000).unwrap();
@@ -194,4 +249,98 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
         "{small}"
     );
     assert_eq!(packed(1 << 30).unwrap().bytes, most);
+}
+
+/// Bits of ggml's block formats (`ggml-common.h` of llama.cpp: bytes of a block by its weights).
+const BITS: [(&str, f64); 12] = [
+    ("Q4_0", 4.5),
+    ("Q4_1", 5.0),
+    ("Q5_0", 5.5),
+    ("Q5_1", 6.0),
+    ("Q8_0", 8.5),
+    ("Q4_K", 4.5),
+    ("Q5_K", 5.5),
+    ("Q6_K", 6.5625),
+    ("MXFP4", 4.25),
+    ("F16", 16.0),
+    ("BF16", 16.0),
+    ("F32", 32.0),
+];
+
+/// `--quant auto`, the default: no matrix of a quantised source loses bits (q4k has 4.5, q8 8.5).
+#[test]
+fn no_matrix_gets_fewer_bits_than_the_source_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = dir.path().join("demo");
+    let model = emberflow_engine::demo_container(emberflow_models::demo::Demo::Dense).unwrap();
+    crate::export::export(&model, &demo, &mut |_, _| {}).unwrap();
+    let source = emberflow_models::open(&demo).unwrap();
+    let decided = |name: &dyn Fn(&TensorInfo) -> &'static str| {
+        let labelled = Labelled::new(source.as_ref(), name);
+        by_source::decided(&labelled, &PackOptions::as_source())
+    };
+    let matrices = || source.tensors().iter().filter(|t| t.rows > 1);
+    for (name, bits) in BITS {
+        let options = decided(&|_| name);
+        for tensor in matrices() {
+            let dtype = options.dtype_of(tensor.id);
+            let has = 8.0 * dtype.row_bytes(256) as f64 / 256.0;
+            let float = bits >= 16.0;
+            let expected = match (name, mix::is_embedding(tensor.id.role)) {
+                ("Q4_0" | "Q4_K", _) => DType::Q4k,
+                (_, false) if float => DType::Q4k,
+                _ => DType::Q8,
+            };
+            assert_eq!(dtype, expected, "{name}: {}", tensor.id);
+            assert!(float || has >= bits, "{name}: {}: {has}", tensor.id);
+        }
+    }
+    // as llama.cpp's Q4_K_M: values and Down in Q6_K, the others in Q4_K
+    let options = decided(&|t| match t.id.role {
+        Role::V | Role::Down | Role::Embed => "Q6_K",
+        _ => "Q4_K",
+    });
+    for tensor in matrices() {
+        let expected = match tensor.id.role {
+            Role::Q | Role::K | Role::O => DType::Q4k,
+            _ => DType::Q8,
+        };
+        assert_eq!(options.dtype_of(tensor.id), expected, "{}", tensor.id);
+    }
+    // what is asked for decides
+    let asked = PackOptions {
+        attention: DType::F16,
+        by_source: BySource {
+            attention: false,
+            ..BySource::ALL
+        },
+        ..PackOptions::as_source()
+    };
+    let labelled = Labelled::new(source.as_ref(), |_| "Q8_0");
+    let options = by_source::decided(&labelled, &asked);
+    assert_eq!((options.ffn, options.attention), (DType::Q8, DType::F16));
+    assert_eq!(PackOptions::new(DType::Q4).ffn, DType::Q4);
+}
+
+#[test]
+fn the_report_tells_bits_and_formats() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models");
+    let packed = |name: &str| {
+        let (source, output) = (Path::new(models).join(name), dir.path().join("m.ember"));
+        let options = PackOptions {
+            force: true,
+            ..PackOptions::as_source()
+        };
+        pack(&source, &output, &options, &mut |_, _| {}).unwrap()
+    };
+    let report = packed("llama2");
+    assert_eq!(report.source_bits_per_weight, 32.0);
+    assert!(report.bits_per_weight < 10.0, "{report:?}");
+    let mixed = report.mixed.unwrap();
+    assert!(mixed.source_is_float && mixed.asked_bytes.is_none());
+    assert_eq!(mixed.ffn, "q4k");
+    let moe = packed("gpt_oss");
+    assert_eq!(moe.mixed.unwrap().ffn, "mxfp4");
+    assert!(moe.source_bits_per_weight < 32.0);
 }

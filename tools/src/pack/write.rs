@@ -33,6 +33,14 @@ pub struct PackReport {
     pub bundle_bytes: u32,
     /// Share of the bundles that is padding.
     pub padding_share: f64,
+    /// Unit of reads that bundles fill.
+    pub sector: u32,
+    /// Why it is this one.
+    pub sector_why: String,
+    /// Bits of a weight in the source, scales included, over all tensors.
+    pub source_bits_per_weight: f64,
+    /// The same in the container, without padding.
+    pub bits_per_weight: f64,
     /// Whether neurons were sorted by temperature.
     pub order: Order,
     /// Units (tensors and banks) taken over from an interrupted pack.
@@ -40,18 +48,21 @@ pub struct PackReport {
     /// What weights were rounded against, where they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibrated: Option<CalibratedReport>,
-    /// Formats that were chosen to make a size.
+    /// Formats that were chosen, to make a size or for the source's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mixed: Option<MixedReport>,
     /// How long it took.
     pub seconds: f64,
 }
 
-/// Formats that were chosen to make a size. Keys are a contract.
+/// Formats that were chosen. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct MixedReport {
-    /// The size that was asked for.
-    pub asked_bytes: u64,
+    /// The size that was asked for, if one was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked_bytes: Option<u64>,
+    /// Whether all weights of the source are floats.
+    pub source_is_float: bool,
     /// The neurons' format.
     pub ffn: String,
     /// The formats of the matrices beside them, smallest first.
@@ -125,6 +136,10 @@ pub(crate) fn write(
     }
     let bytes = writer.layout().file_len;
     writer.finish()?;
+    let weights: u64 = (source.tensors().iter())
+        .map(|t| t.rows as u64 * t.cols as u64)
+        .sum();
+    let bits = |bytes: u64| 8.0 * bytes as f64 / weights.max(1) as f64;
     let g = layout.spec.geometry;
     Ok(PackReport {
         output: output.display().to_string(),
@@ -132,6 +147,10 @@ pub(crate) fn write(
         neurons: layout.spec.banks.iter().map(|b| u64::from(b.neurons)).sum(),
         bundle_bytes: g.stride,
         padding_share: 1.0 - f64::from(g.payload()) / f64::from(g.stride),
+        sector: layout.sector.bytes,
+        sector_why: layout.sector.why.clone(),
+        source_bits_per_weight: bits(source.tensors().iter().map(|t| t.source_bytes).sum()),
+        bits_per_weight: bits(layout.payload_bytes()),
         order: layout.order_kind(),
         resumed_units,
         calibrated: None,

@@ -21,7 +21,8 @@ struct Merged {
 
 /// Runs the command.
 pub fn command(args: &ProfileMergeArgs) -> Result<(), Failure> {
-    atomic::may_write(&args.output, args.force)?;
+    let reads: Vec<_> = args.stats.iter().map(|path| Some(path.as_path())).collect();
+    atomic::may_write(&args.output, args.force, &reads)?;
     let mut sum: Option<ActivationStats> = None;
     for path in &args.stats {
         let bytes = std::fs::read(path).map_err(Failure::file(path))?;

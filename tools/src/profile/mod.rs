@@ -123,7 +123,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         return Err(Failure::usage("profile needs -f TEXT and -o STATS"));
     };
     budget::may_take(&args.engine, args.force)?;
-    atomic::may_write(output, args.force)?;
+    atomic::may_write(output, args.force, &[args.model.file(), Some(file)])?;
     let model = open_model(&args.model)?;
     let cut = Cut::new(args, &model, file)?;
     if model.text().config().mixture.is_some() {

@@ -85,7 +85,7 @@ struct Batch {
 
 /// Runs the command.
 pub fn command(args: &ProfileShowArgs) -> Result<(), Failure> {
-    atomic::may_write_each([&args.svg], args.force)?;
+    atomic::may_write_each([&args.svg], args.force, &[Some(&args.stats)])?;
     let bytes = std::fs::read(&args.stats).map_err(Failure::file(&args.stats))?;
     let stats = ActivationStats::read(&bytes).map_err(Failure::stats(&args.stats))?;
     let file = args.stats.display().to_string();

@@ -183,7 +183,7 @@ fn check(args: &SynthArgs, gguf: bool, config: &ModelConfig, act: &str) -> Resul
         )));
     }
     if gguf {
-        atomic::may_create(&args.output, args.force)
+        atomic::may_create(&args.output, args.force, &[])
     } else {
         atomic::may_create_folder(&args.output)
     }

@@ -37,7 +37,8 @@ struct Done {
 /// Runs the command.
 pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
-    atomic::may_write(&args.output, args.force)?;
+    let reads = [args.model.file(), Some(args.file.as_path())];
+    atomic::may_write(&args.output, args.force, &reads)?;
     let model = open_model(&args.model)?;
     let c = model.text().config().clone();
     let window = text::window(args.window, WINDOW, c.max_context)?;

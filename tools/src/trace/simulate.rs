@@ -70,7 +70,7 @@ impl EvictionArg {
 
 /// Runs the command.
 pub fn command(args: &TraceSimulateArgs) -> Result<(), Failure> {
-    atomic::may_write_each([&args.svg], args.force)?;
+    atomic::may_write_each([&args.svg], args.force, &[Some(&args.trace)])?;
     let trace = Trace::load(&args.trace)?;
     let warm_up = match args.warm_up {
         Some(n) => usize::try_from(n).unwrap_or(usize::MAX),

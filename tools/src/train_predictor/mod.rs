@@ -70,16 +70,8 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
 
 fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
-    let output = &args.output;
-    if let Some(model) = args.model.file()
-        && std::fs::canonicalize(model).ok() == std::fs::canonicalize(output).ok()
-        && output.exists()
-    {
-        return Err(Failure::usage(
-            "the output is the model itself; containers are immutable, name another file with -o",
-        ));
-    }
-    atomic::may_create(output, args.force)
+    let reads = [args.model.file(), Some(args.file.as_path())];
+    atomic::may_create(&args.output, args.force, &reads)
 }
 
 /// What does not change from bank to bank.

@@ -1,6 +1,7 @@
 //! Tests of the GGUF reader on valid files. Invalid ones are in `refused`.
 
 mod refused;
+mod split;
 mod text;
 mod write;
 
@@ -343,6 +344,72 @@ fn reference_models_agree_between_folder_and_gguf() {
         }
     }
     assert!(compared >= 8, "{compared}");
+}
+
+/// Vectors may have outer dimensions of 1, and keys and tensors of images and sounds change nothing
+/// for text.
+#[test]
+fn what_means_nothing_for_text_is_accepted() {
+    let mut file = Gguf::new("qwen3");
+    let plain = file.open().unwrap().config().clone();
+    file.tensor("blk.1.attn_norm.weight").dims.push(1);
+    file.set("qwen3.vision.block_count", Kv::U32(27));
+    file.set("qwen3.vision.image_size", Kv::U32(896));
+    file.set("qwen3.mm.tokens_per_image", Kv::U32(256));
+    file.set("qwen3.audio.embedding_length", Kv::U32(4));
+    for name in ["v.blk.0.attn_q.weight", "mm.0.weight", "a.conv1d.1.weight"] {
+        file.add(name, &[D, D], Order::AsIs);
+    }
+    let checkpoint = file.open().unwrap();
+    assert_eq!(*checkpoint.config(), plain);
+    let id = TensorId::layer(Role::AttnNorm, 1);
+    let expected: Vec<f32> = (0..D)
+        .map(|i| weight("blk.1.attn_norm.weight", i))
+        .collect();
+    assert_eq!(read_all(checkpoint.as_ref(), id), expected);
+    let mut other = Gguf::new("qwen3");
+    other.set("qwen3.visionary", Kv::U32(1));
+    assert!(matches!(other.refused(), Error::Unsupported { .. }));
+}
+
+/// llama.cpp's converter writes the gate of Qwen2-MoE's shared expert as a matrix of one row
+/// (`ffn_gate_inp_shexp.weight`, `[n, 1]` in the file's order, by `convert_hf_to_gguf.py` of October 2026);
+/// earlier ones wrote a vector.
+#[test]
+fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
+    let path = fixtures().join("models/qwen2_moe/model.gguf");
+    let expected = crate::open(&path).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = header::read(&DataFile::open(&path).unwrap()).unwrap();
+    let place = |bytes: &[u8], name: &str| {
+        let quoted = [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
+        let at = bytes.windows(quoted.len()).position(|part| part == quoted);
+        at.unwrap() + quoted.len()
+    };
+    // entries end with the last one: its dimensions, type and offset
+    let end = header
+        .tensors
+        .iter()
+        .map(|raw| place(&bytes, &raw.name) + 4 + 8 * raw.shape.len() + 12);
+    let end = end.max().unwrap();
+    let data = bytes.split_off(header.tensors[0].offset as usize);
+    bytes.truncate(end);
+    for layer in 0..expected.config().layers {
+        let at = place(&bytes, &format!("blk.{layer}.ffn_gate_inp_shexp.weight"));
+        assert_eq!(bytes[at..][..4], 1u32.to_le_bytes());
+        bytes[at] = 2;
+        bytes.splice(at + 12..at + 12, 1u64.to_le_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    bytes.extend(data);
+    let dir = tempfile::TempDir::new().unwrap();
+    let copy = dir.path().join("model.gguf");
+    std::fs::write(&copy, bytes).unwrap();
+    let found = crate::open(&copy).unwrap();
+    for info in expected.tensors() {
+        let [a, b] = [&found, &expected].map(|from| read_all(from.as_ref(), info.id));
+        assert_eq!(a, b, "{}", info.id);
+    }
 }
 
 #[test]

@@ -366,8 +366,10 @@ fn dimensions_that_no_tensor_has() {
 fn element_types_that_are_not_read() {
     for (kind, name) in [
         (10, "Q2_K"),
+        (23, "IQ4_XS"),
         (26, "I32"),
-        (4, "number 4"),
+        (4, "Q4_2 (removed"),
+        (40, "NVFP4"),
         (u32::MAX, "number 4294967295"),
     ] {
         assert_refused!(
@@ -375,6 +377,18 @@ fn element_types_that_are_not_read() {
             WrongDtype,
             name
         );
+    }
+}
+
+/// Every number of `enum ggml_type` (ggml.h of llama.cpp, October 2026) has a name or is read.
+#[test]
+fn all_types_of_ggml_have_names() {
+    for kind in 0..43 {
+        let mut file = Gguf::new("llama");
+        file.tensor("output.weight").kind = kind;
+        if let Err(error) = file.open() {
+            assert!(!error.to_string().contains("number"), "{error}");
+        }
     }
 }
 
