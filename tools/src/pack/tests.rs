@@ -108,6 +108,9 @@ impl Checkpoint for Labelled<'_> {
     fn chat_template(&self) -> Option<&str> {
         self.source.chat_template()
     }
+    fn named_tokens(&self) -> std::collections::BTreeMap<String, String> {
+        self.source.named_tokens()
+    }
     fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
