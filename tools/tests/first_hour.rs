@@ -115,7 +115,8 @@ fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
     let mut server = None;
     for block in text.split("```").skip(1).step_by(2) {
         let (language, block) = block.split_once('\n').unwrap();
-        if !["sh", "bash"].contains(&language) {
+        // A model of others is fetched and tried by .ci/real.
+        if !["sh", "bash"].contains(&language) || block.starts_with("pip ") {
             continue;
         }
         for line in block.lines() {
