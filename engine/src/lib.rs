@@ -70,7 +70,8 @@ pub use ffn::{Choice, FfnSeen, GATE_PIECES, hidden as ffn_hidden};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{
-    AttentionByRows, AttentionReport, Computed, Details, DeviceReport, Judge, Probe, Report, energy,
+    AttentionByRows, AttentionReport, Computed, Details, DeviceReport, Judge, Probe, Report,
+    SamplingReport, energy,
 };
 pub use options::{Budget, DeviceAttention, Options, Phases, ReadAhead, Sparsity};
 pub use run::spans;

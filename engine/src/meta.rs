@@ -9,6 +9,7 @@ use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::sampler::Sampling;
 
 /// The only accepted value of [`ContainerMeta::format`].
 pub const META_FORMAT: &str = "emberflow-meta-v1";
@@ -102,7 +103,8 @@ pub struct Calibration {
     pub hash: String,
 }
 
-/// Sampling parameters recommended by a checkpoint; absent = greedy.
+/// Sampling parameters as a checkpoint recommends them, or a caller chooses them; absent ones are left
+/// to others, at last to [`SamplingDefaults::sampling`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
@@ -120,6 +122,35 @@ pub struct SamplingDefaults {
     /// Divides positive and multiplies negative logits of recent tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repetition_penalty: Option<f32>,
+}
+
+impl SamplingDefaults {
+    /// These, and those of `other` where these have none.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            temperature: self.temperature.or(other.temperature),
+            top_k: self.top_k.or(other.top_k),
+            top_p: self.top_p.or(other.top_p),
+            min_p: self.min_p.or(other.min_p),
+            typical_p: self.typical_p.or(other.typical_p),
+            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
+        }
+    }
+
+    /// What they come to. Without a temperature: greedy, or temperature 1 where they choose among
+    /// several tokens.
+    pub fn sampling(self) -> Sampling {
+        let chooses = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let off = Sampling::default();
+        Sampling {
+            temperature: (self.temperature).unwrap_or(if chooses { 1.0 } else { 0.0 }),
+            top_k: self.top_k.map_or(off.top_k, |k| k as usize),
+            top_p: self.top_p.unwrap_or(off.top_p),
+            min_p: self.min_p.unwrap_or(off.min_p),
+            repetition_penalty: (self.repetition_penalty).unwrap_or(off.repetition_penalty),
+            ..off
+        }
+    }
 }
 
 impl ContainerMeta {

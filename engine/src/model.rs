@@ -12,7 +12,8 @@ use emberflow_models::tokenizer::{Around, Tokenizer};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
-use crate::meta::ContainerMeta;
+use crate::meta::{ContainerMeta, SamplingDefaults};
+use crate::sampler::Sampling;
 
 /// An opened container, ready for [`crate::Engine::open`].
 pub struct Model {
@@ -140,6 +141,13 @@ impl Text {
     /// What generated texts are held to.
     pub fn rules(&self) -> &Arc<TextRules> {
         &self.rules
+    }
+
+    /// The sampling where a caller chooses `chosen`: the rest is what the checkpoint recommends. Where
+    /// neither has a temperature it is greedy, or of temperature 1 if a choice among several tokens
+    /// was asked for.
+    pub fn sampling(&self, chosen: SamplingDefaults) -> Sampling {
+        chosen.or(self.meta.sampling).sampling()
     }
 
     /// The tokens that the model wants before every text: a start token, or none.

@@ -1,8 +1,11 @@
 //! Sampling: greedy, or temperature with top-k, top-p, min-p and a repetition penalty.
 //! Deterministic: the same logits and seed give the same token.
 
+use std::fmt;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde::{Serialize, Serializer};
 
 use std::sync::Arc;
 
@@ -11,24 +14,36 @@ use emberflow_models::TextRules;
 use crate::constraint::Constraint;
 
 /// Sampling parameters.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sampling {
     /// Softmax temperature; 0 = greedy.
+    #[serde(serialize_with = "as_written")]
     pub temperature: f32,
     /// Keep only the `k` likeliest tokens; 0 = all.
     pub top_k: usize,
     /// Keep the smallest set of likeliest tokens with at least this probability mass; 1 = all.
+    #[serde(serialize_with = "as_written")]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    #[serde(serialize_with = "as_written")]
     pub min_p: f32,
     /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
+    #[serde(serialize_with = "as_written")]
     pub repetition_penalty: f32,
     /// Subtract this from the logits of generated tokens; 0 = off.
+    #[serde(serialize_with = "as_written")]
     pub presence_penalty: f32,
     /// Subtract this for each time that a token was generated; 0 = off.
+    #[serde(serialize_with = "as_written")]
     pub frequency_penalty: f32,
     /// Seed of the random number generator.
     pub seed: u64,
+}
+
+/// Writes 0.7 as 0.7 and not as the nearest f32, 0.699999988.
+fn as_written<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    let shortest = value.to_string().parse::<f64>();
+    serializer.serialize_f64(shortest.unwrap_or(f64::from(*value)))
 }
 
 impl Default for Sampling {
@@ -44,6 +59,54 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             seed: 0,
         }
+    }
+}
+
+impl fmt::Display for Sampling {
+    /// What differs from greedy sampling, in words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let off = Self::default();
+        match self.temperature {
+            0.0 => f.write_str("greedy")?,
+            t => write!(f, "temperature {t}")?,
+        }
+        let draws = self.temperature > 0.0;
+        if draws && self.top_k != off.top_k {
+            write!(f, ", top-k {}", self.top_k)?;
+        }
+        for (name, value, off) in [
+            ("top-p", self.top_p, off.top_p),
+            ("min-p", self.min_p, off.min_p),
+        ] {
+            if draws && value != off {
+                write!(f, ", {name} {value}")?;
+            }
+        }
+        for (name, value, off) in [
+            (
+                "repetition penalty",
+                self.repetition_penalty,
+                off.repetition_penalty,
+            ),
+            (
+                "presence penalty",
+                self.presence_penalty,
+                off.presence_penalty,
+            ),
+            (
+                "frequency penalty",
+                self.frequency_penalty,
+                off.frequency_penalty,
+            ),
+        ] {
+            if value != off {
+                write!(f, ", {name} {value}")?;
+            }
+        }
+        if draws {
+            write!(f, ", seed {}", self.seed)?;
+        }
+        Ok(())
     }
 }
 
@@ -352,6 +415,23 @@ mod tests {
         };
         f(&mut s);
         s
+    }
+
+    #[test]
+    fn a_sampling_says_what_it_does() {
+        let shown = |f: fn(&mut Sampling)| with(f).to_string();
+        assert_eq!(Sampling::default().to_string(), "greedy");
+        assert_eq!(shown(|_| ()), "temperature 1, seed 0");
+        let all = shown(|s| {
+            (s.top_k, s.top_p, s.min_p, s.seed) = (40, 0.95, 0.05, 7);
+            s.repetition_penalty = 1.1;
+        });
+        let wanted =
+            "temperature 1, top-k 40, top-p 0.95, min-p 0.05, repetition penalty 1.1, seed 7";
+        assert_eq!(all, wanted);
+        // what has no effect is not said
+        let greedy = shown(|s| (s.temperature, s.top_p) = (0.0, 0.5));
+        assert_eq!(greedy, "greedy");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use emberflow_engine::memory::MemoryPlan;
 use emberflow_storage::mem::{Giver, Mem};
 
 use crate::cli::EngineArgs;
+use crate::tell::tell;
 use crate::{Failure, size};
 
 /// Refuses, before any work, a budget that this machine or the process's control group does not
@@ -15,7 +16,9 @@ use crate::{Failure, size};
 pub fn may_take(args: &EngineArgs, force: bool) -> Result<(), Failure> {
     match beyond(args.memory, &Mem::system()) {
         Some(why) if force => {
-            eprintln!("emberflow: {why}; the system may swap or end this program");
+            tell(format_args!(
+                "emberflow: {why}; the system may swap or end this program"
+            ));
             Ok(())
         }
         Some(why) => Err(Failure::usage(format!(
@@ -53,7 +56,9 @@ pub fn beyond(budget: Budget, mem: &Mem) -> Option<String> {
 pub fn may_hold(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Failure> {
     match crowded(budget, plan.held(), &Mem::system()) {
         Some(why) if force => {
-            eprintln!("emberflow: {why}; the system may swap or end this program");
+            tell(format_args!(
+                "emberflow: {why}; the system may swap or end this program"
+            ));
             Ok(())
         }
         Some(why) => Err(Failure::usage(format!(

@@ -341,12 +341,12 @@ fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::f
 fn write_sections(out: &mut String, i: &Inspection) -> std::fmt::Result {
     writeln!(
         out,
-        "sections   {:<12} {:>12} {:>12}",
+        "sections   {:<16} {:>12} {:>12}",
         "", "payload", "padding"
     )?;
     for s in &i.sections {
         let (payload, padding) = (size::show(s.payload), size::show(s.padding));
-        writeln!(out, "           {:<12} {payload:>12} {padding:>12}", s.name)?;
+        writeln!(out, "           {:<16} {payload:>12} {padding:>12}", s.name)?;
     }
     Ok(())
 }

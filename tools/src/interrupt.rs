@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
+use crate::tell::tell;
+
 /// What the handler looks at.
 struct State {
     /// Who stops by itself.
@@ -96,13 +98,13 @@ fn stop() {
             Err(_) => true,
         };
         if !gone() && !gone() {
-            eprintln!(
+            tell(format_args!(
                 "emberflow: {} is left unfinished; delete it",
                 path.display()
-            );
+            ));
         }
     }
     // as where a command ends by itself
-    eprintln!("emberflow: stopped");
+    tell("emberflow: stopped");
     std::process::exit(130);
 }

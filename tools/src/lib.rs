@@ -5,7 +5,7 @@
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
 // these panic when whoever reads our output has gone
-#![deny(clippy::print_stdout)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod activity;
 pub mod atomic;
@@ -42,6 +42,7 @@ pub mod size;
 pub mod stats;
 pub mod suggest;
 pub mod synth;
+pub mod tell;
 pub mod template;
 pub mod text;
 pub mod trace;

@@ -1,10 +1,13 @@
 //! The `emberflow` program.
 #![forbid(unsafe_code)]
+// these panic when whoever reads our output has gone
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use emberflow::tell::tell;
 use emberflow::{Failure, cli::Cli, dispatch, suggest};
 
 fn main() -> ExitCode {
@@ -23,6 +26,8 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
+        // it would tell of a full standard error by `eprintln`, which panics
+        .log_internal_errors(false)
         .init();
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,7 +35,10 @@ fn main() -> ExitCode {
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let hint = failure.missing_file().map(suggest::near_file);
-            eprintln!("emberflow: {failure}{}", hint.unwrap_or_default());
+            tell(format_args!(
+                "emberflow: {failure}{}",
+                hint.unwrap_or_default()
+            ));
             failure.exit_code()
         }
     }

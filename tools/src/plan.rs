@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
+use crate::tell::tell;
 use crate::{Failure, atomic, bench, budget, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
@@ -61,7 +62,9 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
         let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
         if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
-            eprintln!("emberflow: {why}; run takes it with --force only");
+            tell(format_args!(
+                "emberflow: {why}; run takes it with --force only"
+            ));
         }
     }
     if let Some(path) = &args.svg {

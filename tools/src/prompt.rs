@@ -14,6 +14,7 @@ use emberflow_models::tokenizer::Encoder;
 
 use crate::Failure;
 use crate::cli::RunArgs;
+use crate::tell::tell;
 use crate::text::{BLOCK, Utf8};
 
 /// What the bundled model is asked to continue when no prompt is given.
@@ -166,14 +167,14 @@ impl Reader<'_> {
             (Ok(piece), _) => taken.take(&piece.map_err(failed)?)?,
             (Err(RecvTimeoutError::Disconnected), _) => return Ok(taken),
             (Err(RecvTimeoutError::Timeout), Some(_)) => {
-                eprintln!(
+                tell(
                     "emberflow: nothing comes through standard input, so the default prompt is \
-                     taken; -p - waits for a text"
+                     taken; -p - waits for a text",
                 );
                 return Ok(taken);
             }
             (Err(RecvTimeoutError::Timeout), None) => {
-                eprintln!("emberflow: waiting for the prompt on standard input");
+                tell("emberflow: waiting for the prompt on standard input");
             }
         }
         for piece in pieces {

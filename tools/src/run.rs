@@ -5,8 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use emberflow_engine::meta::SamplingDefaults;
 use emberflow_engine::{
-    Details, Engine, Generation, Progress, Report, Request, Sampling, Sequence, Stop, Text,
+    Details, Engine, Generation, Progress, Report, Request, Sampling, SamplingReport, Sequence,
+    Stop, Text,
 };
 use emberflow_models::chat::{Conversation, Message};
 
@@ -14,6 +16,7 @@ use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
 use crate::prompt::{Prompt, Reader};
 use crate::serve::stops::Stops;
+use crate::tell::{tell, tell_part};
 use crate::template::Renderer;
 use crate::{Failure, atomic, budget, chrome, interrupt, print_json};
 
@@ -26,8 +29,8 @@ struct Asked<'a> {
     max: usize,
 }
 
-/// Context of a chat when none is given.
-const CHAT_CONTEXT: usize = 2048;
+/// Context of a chat when none is given, and room behind a prompt for a text of no given length.
+const ROOM: usize = 2048;
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -49,7 +52,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::usage("the prompt is empty; give some text"));
     }
     // The context decides the memory plan: as long as needed, not as long as possible.
-    let needed = prompt.len().saturating_add(args.tokens as usize);
+    let needed = prompt
+        .len()
+        .saturating_add(args.most_tokens().unwrap_or(ROOM));
     let context = args.context.map_or(needed.min(max), |c| c as usize);
     if prompt.len() > context {
         return Err(Failure::Engine(emberflow_engine::Error::ContextFull {
@@ -59,8 +64,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         }));
     }
     let asked = Asked { args, context, max };
-    let sampling = sampling(args, model.text());
-    sampling.validate().map_err(Failure::usage)?;
+    let sampling = checked_sampling(args, model.text())?;
     let batch = args.best_of.map_or(1, usize::from);
     if batch > 1 && sampling.temperature == 0.0 {
         return Err(Failure::usage(
@@ -115,27 +119,42 @@ fn say(text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What the arguments say of sampling.
+fn chosen(args: &RunArgs) -> SamplingDefaults {
+    SamplingDefaults {
+        temperature: args.temp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repeat_penalty,
+        ..SamplingDefaults::default()
+    }
+}
+
 /// What the arguments say, else what the checkpoint recommends, else greedy.
 fn sampling(args: &RunArgs, text: &Text) -> Sampling {
-    let defaults = text.meta().sampling;
     Sampling {
-        temperature: args.temp.or(defaults.temperature).unwrap_or(0.0),
-        top_k: args.top_k.or(defaults.top_k).unwrap_or(0) as usize,
-        top_p: args.top_p.or(defaults.top_p).unwrap_or(1.0),
-        min_p: args.min_p.or(defaults.min_p).unwrap_or(0.0),
-        repetition_penalty: args
-            .repeat_penalty
-            .or(defaults.repetition_penalty)
-            .unwrap_or(1.0),
         seed: args.seed,
-        ..Sampling::default()
+        ..text.sampling(chosen(args))
     }
+}
+
+/// The same, if it makes sense.
+fn checked_sampling(args: &RunArgs, text: &Text) -> Result<Sampling, Failure> {
+    let sampling = sampling(args, text);
+    sampling.validate().map_err(Failure::usage)?;
+    Ok(sampling)
+}
+
+/// The same, and who says so.
+fn sampling_report(args: &RunArgs, text: &Text) -> SamplingReport {
+    SamplingReport::new(sampling(args, text), chosen(args), text.meta().sampling)
 }
 
 /// What to generate.
 fn request(engine: &Engine, args: &RunArgs) -> Request {
     Request {
-        max_tokens: args.tokens as usize,
+        max_tokens: args.most_tokens().unwrap_or(usize::MAX),
         sampling: sampling(args, engine.text()),
         ignore_eos: args.ignore_eos,
         keep_steps: args.details,
@@ -181,6 +200,7 @@ fn best_of(
         text
     });
     let mut report = Report::of_batch(engine, &batch, texts.collect())?;
+    report.sampling = Some(sampling_report(args, engine.text()));
     if args.details {
         report.details = Some(Details::new(
             engine,
@@ -196,7 +216,7 @@ fn best_of(
     say("\n")?;
     let winner = &batch.samples[batch.best()];
     tell_end(winner.stop, winner.tokens.len(), asked);
-    eprintln!("\n{}", report.summary());
+    tell(format_args!("\n{}", report.summary()));
     Ok(())
 }
 
@@ -265,37 +285,46 @@ fn finish(
 ) -> Result<(), Failure> {
     let args = asked.args;
     let mut report = Report::new(engine, generation, text)?;
+    report.sampling = Some(sampling_report(args, engine.text()));
     if args.details {
         let (steps, latencies) = (&generation.steps, &generation.latencies);
         report.details = Some(Details::new(engine, 1, steps, latencies));
     }
     if args.json {
-        print_json(&report)
-    } else {
-        say("\n")?;
-        tell_end(generation.stop, generation.tokens.len(), asked);
-        eprintln!("\n{}", report.summary());
-        Ok(())
+        return print_json(&report);
     }
+    say("\n")?;
+    tell_end(generation.stop, generation.tokens.len(), asked);
+    match args.chat && !tracing::enabled!(tracing::Level::INFO) {
+        true => tell(format_args!(
+            "({} tokens, {:.1} tokens/s)",
+            report.generated_tokens, report.decode_tokens_per_s
+        )),
+        false => tell(format_args!("\n{}", report.summary())),
+    }
+    Ok(())
 }
 
-/// Why there are fewer tokens than were asked for. In a chat the end of an answer is no surprise.
+/// Why there are fewer tokens than were asked for, or why an answer is not whole. In a chat the end of
+/// an answer is no surprise, nor is its length elsewhere.
 fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
-    let args = asked.args;
-    match stop {
-        Stop::Eos if !args.chat && tokens < args.tokens as usize => eprintln!(
-            "\nthe model ended the text (end-of-text token) after {tokens} of {} tokens; \
-             --ignore-eos goes on",
-            args.tokens
-        ),
-        Stop::Context if asked.context < asked.max => eprintln!(
+    let (chat, most) = (asked.args.chat, asked.args.most_tokens());
+    match (stop, most) {
+        (Stop::Eos, Some(most)) if !chat && tokens < most => tell(format_args!(
+            "\nthe model ended the text (end-of-text token) after {tokens} of {most} tokens; \
+             --ignore-eos goes on"
+        )),
+        (Stop::Length, Some(most)) if chat => tell(format_args!(
+            "(the answer is cut after {most} tokens, as -n says; without -n it goes on to its end)"
+        )),
+        (Stop::Context, _) if asked.context < asked.max => tell(format_args!(
             "\nthe context of {} tokens is full; --context makes more room, up to {}",
             asked.context, asked.max
-        ),
-        Stop::Context => eprintln!(
+        )),
+        (Stop::Context, _) => tell(format_args!(
             "\nthe context of {} tokens is full, and this model was made for no more",
             asked.context
-        ),
+        )),
         _ => {}
     }
 }
@@ -313,12 +342,9 @@ fn begun(system: Option<&str>) -> Conversation {
 fn chat(args: &RunArgs) -> Result<(), Failure> {
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
-    let context = args.context.map_or(CHAT_CONTEXT.min(max), |c| c as usize);
-    let Some(template) = model.text().chat_template()?.map(Renderer::new) else {
-        return Err(Failure::usage(
-            "this model has no chat template; use -p TEXT or -f FILE",
-        ));
-    };
+    let context = args.context.map_or(ROOM.min(max), |c| c as usize);
+    let template = chat_template(args, model.text())?;
+    checked_sampling(args, model.text())?;
     let wanted = Use {
         context,
         prompt: 0,
@@ -340,9 +366,12 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         text: &text,
         context,
     };
+    if interactive {
+        greet(args, engine.text());
+    }
     loop {
         if interactive {
-            eprint!("\n> ");
+            tell_part("\n> ");
         }
         let Some(line) = reader.line(&mut input)? else {
             return Ok(());
@@ -351,28 +380,26 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         if stop.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);
         }
-        if line.trim().is_empty() {
-            continue;
+        match line.trim() {
+            "" => continue,
+            "/exit" | "/quit" | "/bye" if interactive => return Ok(()),
+            _ => {}
         }
         said.messages.push(Message::new("user", &line));
         let ids = loop {
             let rendered = template.render(&said)?;
             // The template writes its own special tokens.
             let ids = engine.text().tokens(&rendered)?;
-            if ids.len() < context || said.messages.len() <= first_turn + 1 {
+            if !forget(&mut said.messages, first_turn, ids.len(), context) {
                 break ids;
             }
-            eprintln!("(the context is full: the oldest exchange is forgotten)");
-            let end = (first_turn + 2).min(said.messages.len() - 1);
-            said.messages.drain(first_turn..end);
         };
         if ids.is_empty() {
             return Err(Failure::usage("the chat template renders to no text"));
         }
         // What the sequence already holds is kept as far as it agrees.
-        let known = sequence.tokens();
-        let common = known.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        let common = common.min(ids.len() - 1);
+        let both = sequence.tokens().iter().zip(&ids);
+        let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
         sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         said.messages.push(Message::new("assistant", text.trim()));
@@ -384,4 +411,40 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             stop.store(false, Ordering::Relaxed);
         }
     }
+}
+
+fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
+    let template = text.chat_template()?.map(Renderer::new);
+    let missing = "this model has no chat template; use -p TEXT or -f FILE";
+    let template = template.ok_or_else(|| Failure::usage(missing))?;
+    if let Some(system) = &args.system {
+        let mut probe = begun(Some(system));
+        probe.messages.push(Message::new("user", "u"));
+        if !template.render(&probe)?.contains(system.trim()) {
+            tell(
+                "emberflow: this model's chat template ignores system messages: --system has no effect",
+            );
+        }
+    }
+    Ok(template)
+}
+
+/// What people should know before they write.
+fn greet(args: &RunArgs, text: &Text) {
+    tell(format_args!(
+        "{}, sampling {}\nCtrl-C stops an answer, Ctrl-D or /exit leaves.",
+        text.config().name,
+        sampling_report(args, text).summary()
+    ));
+}
+
+/// Drops the oldest exchange after `first_turn` where `tokens` leave an answer less than a quarter of
+/// the context; false where they do not, or where there is none to drop.
+fn forget(messages: &mut Vec<Message>, first_turn: usize, tokens: usize, context: usize) -> bool {
+    if tokens < context - context / 4 || messages.len() <= first_turn + 1 {
+        return false;
+    }
+    tell("(the context is nearly full: the oldest exchange is forgotten)");
+    messages.drain(first_turn..(first_turn + 2).min(messages.len() - 1));
+    true
 }

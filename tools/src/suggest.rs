@@ -40,6 +40,10 @@ pub fn near_file(path: &Path) -> String {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
+    // `run "A text"`
+    if let Some(text) = path.to_str().filter(|t| t.contains(' ')) {
+        return format!("; a text to continue is given by -p {}", quoted(text));
+    }
     if !folder.exists() {
         return format!("; the folder {} does not exist", folder.display());
     }
@@ -55,6 +59,100 @@ pub fn near_file(path: &Path) -> String {
     }
 }
 
+/// Options of other programs (llama.cpp, Ollama, vLLM), and what says the same here.
+const ELSEWHERE: [(&[&str], &str); 17] = [
+    (
+        &["-m", "--model"],
+        "the model stands by itself: 'emberflow run MODEL'",
+    ),
+    (
+        &[
+            "-c",
+            "--ctx-size",
+            "--num-ctx",
+            "--n-ctx",
+            "--max-model-len",
+        ],
+        "'--context N' sets the positions to make room for",
+    ),
+    (&["-t"], "'--threads N' sets the number of compute threads"),
+    (
+        &["-i", "-cnv", "--interactive", "--conversation"],
+        "'--chat' talks to the model",
+    ),
+    (
+        &["-sys", "--system-prompt"],
+        "'--chat --system TEXT' sets a system message",
+    ),
+    (
+        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
+        "'--device opencl' uses a graphics processor (see 'emberflow doctor')",
+    ),
+    (
+        &["--n-predict", "--predict", "--max-tokens", "--num-predict"],
+        "'-n N' sets the most tokens to generate; -1 goes on to the end",
+    ),
+    (&["-s"], "'--seed S' sets the seed"),
+    (&["--temperature"], "'--temp T' sets the temperature"),
+    (
+        &["--repetition-penalty", "--repeat-last-n"],
+        "'--repeat-penalty R' weakens tokens that were used recently",
+    ),
+    (
+        &["-b", "-ub", "--batch-size", "--ubatch-size"],
+        "'--chunk N' sets the prompt tokens computed at once",
+    ),
+    (&["-np"], "'serve --parallel N' sets the texts at once"),
+    (
+        &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
+        "'--kv f16' or '--kv f32' sets the format of keys and values",
+    ),
+    (
+        &["--mlock"],
+        "'--lock' keeps neurons from being swapped out",
+    ),
+    (
+        &["--no-mmap", "--mmap"],
+        "'--memory SIZE' bounds what is held in memory",
+    ),
+    (
+        &["-hf", "-hfr", "--hf-repo"],
+        "nothing is downloaded here; 'emberflow pack FILE -o model.ember' takes a file that you have",
+    ),
+    (
+        &["--chat-template", "--jinja"],
+        "the chat template is the checkpoint's own",
+    ),
+];
+
+/// What to write instead of an option of another program, if one of `words` is such.
+fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static str> {
+    let ours = |flag: &str| {
+        command.get_arguments().any(|a| {
+            let short = a.get_short().map(|c| format!("-{c}"));
+            let long = a.get_long().map(|name| format!("--{name}"));
+            short.as_deref() == Some(flag) || long.as_deref() == Some(flag)
+        })
+    };
+    let told = |word: &String| {
+        let flag = word.split('=').next().unwrap_or_default();
+        // `-c2048`
+        let flag = flag.trim_end_matches(|c: char| c.is_ascii_digit());
+        let known = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag));
+        known.filter(|_| !ours(flag)).map(|(_, told)| *told)
+    };
+    words.iter().filter(|w| w.starts_with('-')).find_map(told)
+}
+
+/// A text in quotation marks for a shell, shortened where it is long.
+fn quoted(text: &str) -> String {
+    let mut short: String = text.chars().take(40).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    format!("\"{}\"", short.replace(['\n', '\r'], " "))
+}
+
 /// Adds to an error of the argument parser what it could not suggest: a command that was meant, be
 /// it that the word was taken for a model (`profile shw`), and what to do with a model.
 pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
@@ -63,31 +161,59 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         ErrorKind::ArgumentConflict,
         ErrorKind::MissingRequiredArgument,
         ErrorKind::UnknownArgument,
+        ErrorKind::ValueValidation,
     ];
-    let known = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
-    if !usage.contains(&error.kind()) || known.iter().any(|&k| error.get(k).is_some()) {
+    if !usage.contains(&error.kind()) {
         return error;
     }
+    let words: Vec<String> = std::env::args().skip(1).collect();
     let mut command = program;
-    let mut words = std::env::args().skip(1).filter(|w| !w.starts_with('-'));
-    let unknown = words.find(|word| match command.find_subcommand(word) {
+    let mut plain = words.iter().filter(|w| !w.starts_with('-'));
+    let unknown = plain.find(|word| match command.find_subcommand(word) {
         Some(sub) => {
             command = sub;
             false
         }
         None => true,
     });
+    let tip = |text: String| ContextValue::StyledStrs(vec![text.into()]);
+    if let Some(told) = from_elsewhere(&words, command) {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, tip(told.to_owned()));
+        return error;
+    }
+    let known = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
+    if known.iter().any(|&k| error.get(k).is_some()) {
+        return error;
+    }
+    // `run MODEL "text"`
+    if let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidArg)
+        && error.kind() == ErrorKind::UnknownArgument
+        && command.get_name() == "run"
+        && !text.starts_with('-')
+    {
+        let told = format!("a text to continue is given by '-p {}'", quoted(text));
+        error.insert(ContextKind::Suggested, tip(told));
+        return error;
+    }
     let Some(unknown) = unknown else {
         return error;
     };
     let names = command.get_subcommands().map(|c| c.get_name().to_owned());
-    if let Some(name) = nearest(&unknown, names) {
-        let tip = ContextValue::Strings(vec![name]);
-        error.insert(ContextKind::SuggestedSubcommand, tip);
-    } else if error.kind() == ErrorKind::InvalidSubcommand && Path::new(&unknown).exists() {
-        let tip = format!("a model is run by 'emberflow run {unknown}'");
-        let tip = ContextValue::StyledStrs(vec![tip.into()]);
-        error.insert(ContextKind::Suggested, tip);
+    if let Some(name) = nearest(unknown, names) {
+        let value = ContextValue::Strings(vec![name]);
+        error.insert(ContextKind::SuggestedSubcommand, value);
+    } else if error.kind() == ErrorKind::InvalidSubcommand {
+        let told = match Path::new(unknown).exists() {
+            true => format!("a model is run by 'emberflow run {unknown}'"),
+            false => format!(
+                "a text is continued by 'emberflow run -p {}'",
+                quoted(unknown)
+            ),
+        };
+        if Path::new(unknown).exists() || unknown.contains(' ') {
+            error.insert(ContextKind::Suggested, tip(told));
+        }
     }
     error
 }

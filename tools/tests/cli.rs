@@ -118,6 +118,46 @@ fn slips_are_understood() {
 }
 
 #[test]
+fn options_of_other_programs_are_answered() {
+    for (line, wanted) in [
+        ("run demo hello", "'-p \"hello\"'"),
+        ("run -m x.gguf", "'emberflow run MODEL'"),
+        ("run --model x.gguf", "'emberflow run MODEL'"),
+        ("run -c 512", "'--context N'"),
+        ("run -c512", "'--context N'"),
+        ("run --ctx-size 512", "'--context N'"),
+        ("serve --ctx-size=512", "'--context N'"),
+        ("run -t 4", "'--threads N'"),
+        ("run -i", "'--chat'"),
+        ("run -cnv", "'--chat'"),
+        ("run -ngl 99", "'--device opencl'"),
+        ("run --n-gpu-layers 99", "'--device opencl'"),
+        ("run --n-predict 9", "'-n N'"),
+        ("run -n -2", "-1"),
+        ("run --temperature 1", "'--temp T'"),
+        ("serve -np 4", "'serve --parallel N'"),
+        ("serve -m x.gguf", "'emberflow run MODEL'"),
+        ("bench decode -t 4", "'--threads N'"),
+    ] {
+        let output = call(&line.split(' ').collect::<Vec<_>>());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {message}");
+        assert!(message.contains(wanted), "{line}: {message}");
+    }
+}
+
+/// A text that was taken for a model, or for a command.
+#[test]
+fn a_text_without_its_option_is_told_how() {
+    for words in [&["run", "Once upon a time"][..], &["Once upon a time"]] {
+        let output = call(words);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{words:?}");
+        assert!(message.contains("-p \"Once upon a time\""), "{message}");
+    }
+}
+
+#[test]
 fn completions_know_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = call(&["completions", shell]);

@@ -100,6 +100,66 @@ fn all_tried(tried: &[String]) {
     }
 }
 
+/// Runs a command whose messages nobody can get: a full disk, or a reader that has gone.
+fn unheard(dir: &Path, line: &str, full: bool) -> Output {
+    let stderr: Stdio = if full {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        full.unwrap().into()
+    } else {
+        std::io::pipe().unwrap().1.into()
+    };
+    emberflow()
+        .args(common::words(&line.replace("TEXT", TEXT)))
+        .current_dir(dir)
+        .env("XDG_CACHE_HOME", dir)
+        .stdin(Stdio::null())
+        .stderr(stderr)
+        .output()
+        .unwrap()
+}
+
+/// `run 2>/dev/full` ended in a panic after the text, with exit code 101.
+#[test]
+fn messages_that_nobody_gets_are_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    exported(dir.path());
+    let mut tried = 0;
+    for full in [true, false] {
+        for (line, code) in [
+            ("run -n 2 -v", 0),
+            ("run -n 2 --temp 1 --best-of 2 -vv", 0),
+            ("run --chat -n 2", 0),
+            ("run nosuch.ember -p a", 1),
+            ("run --memory 99999GiB", 2),
+            ("run -p a --memory 1MiB", 1),
+            ("pack demo-hf -o m.ember --force -v", 0),
+            ("verify m.ember", 0),
+            ("inspect nosuch", 1),
+            ("perplexity -f TEXT --limit 64 -v", 0),
+            ("profile -f TEXT -o s.stats --limit 64 --force -v", 0),
+            ("trace record -f TEXT -o t.trace --limit 64 --force", 0),
+            ("plan --memory 99999GiB", 0),
+            ("serve --port 0 --memory 1MiB", 1),
+            ("bench io --quick --size 8MiB --millis 5", 0),
+            ("bench decode --quick -n 1", 0),
+            ("nosuch", 2),
+        ] {
+            let output = unheard(dir.path(), line, full);
+            assert_eq!(output.status.code(), Some(code), "{line}, full: {full}");
+        }
+        for (name, _) in commands() {
+            let name = name.strip_prefix("emberflow ").unwrap();
+            let output = unheard(dir.path(), &format!("{name} --nosuch"), full);
+            assert_eq!(output.status.code(), Some(2), "{name}, full: {full}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 40, "{tried} commands");
+    // the text is there all the same
+    let output = unheard(dir.path(), "run -n 2", true);
+    assert!(output.stdout.starts_with(b"# Ownership"));
+}
+
 /// Runs it with bytes on standard input.
 fn fed(args: &[&str], input: &[u8]) -> Output {
     let mut child = emberflow()

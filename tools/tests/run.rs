@@ -472,23 +472,118 @@ fn an_instruction_set_that_is_not_there_is_refused() {
     );
 }
 
-#[test]
-fn chat_uses_the_template_and_ends_with_its_input() {
+/// A chat with these messages: what it says, and what it tells.
+fn chat(extra: &[&str], input: &str) -> (String, String) {
     use std::io::Write;
     let mut child = common::emberflow()
-        .args(["run", "--chat", "--json", "-n", "8"])
+        .args(["run", "--chat"])
+        .args(extra)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(b"What is a vector?\nAnd a slice?\n")
-        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(input.as_bytes()).unwrap();
+    drop(pipe);
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
-    let answers = String::from_utf8(output.stdout).unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    (String::from_utf8(output.stdout).unwrap(), told)
+}
+
+#[test]
+fn chat_uses_the_template_and_ends_with_its_input() {
+    let input = "What is a vector?\nAnd a slice?\n";
+    let (answers, _) = chat(&["--json", "-n", "8"], input);
     assert_eq!(answers.lines().count(), 2, "{answers}");
+}
+
+/// Answers were cut after 128 tokens without a word, and followed by five lines of statistics.
+#[test]
+fn an_answer_goes_on_to_its_end_or_says_why_not() {
+    let report = |extra: &[&str]| -> serde_json::Value {
+        let all = [&["--json", "--ignore-eos"], extra].concat();
+        serde_json::from_str(&chat(&all, "What is a vector?\n").0).unwrap()
+    };
+    let whole = report(&["--context", "200"]);
+    assert_eq!(whole["stop"], "context");
+    assert!(whole["generated_tokens"].as_u64() > Some(128), "{whole}");
+    assert_eq!(report(&["-n", "4"])["stop"], "length");
+    let (_, told) = chat(&["-n", "4"], "What is a vector?\n");
+    assert!(told.contains("cut after 4 tokens, as -n says"), "{told}");
+    assert!(
+        told.contains("(4 tokens, ") && !told.contains("kernels"),
+        "{told}"
+    );
+    let (_, told) = chat(&["-n", "4", "-v"], "What is a vector?\n");
+    assert!(
+        told.contains("kernels") && !told.contains("(4 tokens, "),
+        "{told}"
+    );
+    // the oldest exchange makes room for an answer
+    let many = "What is a vector?\n".repeat(6);
+    let (_, told) = chat(&["-n", "8", "--context", "64"], &many);
+    assert!(told.contains("the oldest exchange is forgotten"), "{told}");
+}
+
+/// `-n -1` goes on to the end of the text or of the context.
+#[test]
+fn minus_one_is_no_length() {
+    let args = ["run", "-p", PROMPT, "--json", "--ignore-eos", "-n"];
+    let run = |more: &[&str]| json(&[&args[..], more].concat());
+    let full = run(&["-1", "--context", "160"]);
+    assert_eq!(full["stop"], "context", "{full}");
+    let prompt = full["prompt_tokens"].as_u64().unwrap();
+    // the last token needs no place
+    assert_eq!(full["generated_tokens"], 160 - prompt + 1);
+}
+
+/// The bundled model recommends temperature 0.7 and top-p 0.9.
+#[test]
+fn the_sampling_in_use_is_told() {
+    let sampling = |extra: &[&str]| generate(extra)["sampling"].clone();
+    let recommended = serde_json::json!({
+        "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "from": "recommended",
+    });
+    assert_eq!(sampling(&[]), recommended);
+    let mut chosen = recommended;
+    for (key, value) in [
+        ("temperature", 0.5.into()),
+        ("top_k", 40.into()),
+        ("seed", 7.into()),
+        ("from", serde_json::json!("chosen")),
+    ] {
+        chosen[key] = value;
+    }
+    let extra = ["--temp", "0.5", "--top-k", "40", "--seed", "7"];
+    assert_eq!(sampling(&extra), chosen);
+    let told = |extra: &[&str]| {
+        let output = call(&[&["run", "-n", "2"], extra].concat());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for (extra, wanted) in [
+        (
+            &[][..],
+            "sampling  temperature 0.7, top-p 0.9, seed 0 (as the checkpoint recommends)",
+        ),
+        (&["--temp", "0"], "sampling  greedy (as chosen)"),
+        (
+            &["--temp", "0.5", "--min-p", "0.25"],
+            "sampling  temperature 0.5, top-p 0.9, min-p 0.25, seed 0 (as chosen)",
+        ),
+    ] {
+        let told = told(extra);
+        assert!(told.contains(wanted), "{told}");
+    }
+}
+
+/// The bundled model's chat template knows no system messages.
+#[test]
+fn a_system_message_without_effect_is_told() {
+    let (_, told) = chat(&["-n", "2", "--system", "Be short."], "What is a vector?\n");
+    assert!(told.contains("--system has no effect"), "{told}");
+    let (_, told) = chat(&["-n", "2"], "What is a vector?\n");
+    assert!(!told.contains("--system"), "{told}");
 }

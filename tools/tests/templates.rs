@@ -62,3 +62,41 @@ fn hostile_chat_templates_end_in_an_error() {
     }
     assert!(server.metric("peak_rss_bytes") <= 96 << 20);
 }
+
+/// `run` and the server sample alike where a request says nothing: as the checkpoint recommends, else
+/// greedily. The server took temperature 1.
+#[test]
+fn run_and_the_server_have_the_same_defaults() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = common::exported(dir.path());
+    let packed = format!("{}/m.ember", dir.path().display());
+    for (recommended, shown) in [
+        (json!({}), json!(["default", 0.0, 0, 1.0])),
+        (
+            json!({"do_sample": true, "temperature": 0.5, "top_k": 40}),
+            json!(["recommended", 0.5, 40, 1.0]),
+        ),
+        // transformers' own temperature is 1
+        (
+            json!({"do_sample": true, "top_p": 0.75}),
+            json!(["recommended", 1.0, 0, 0.75]),
+        ),
+    ] {
+        std::fs::write(
+            format!("{folder}/generation_config.json"),
+            recommended.to_string(),
+        )
+        .unwrap();
+        succeed(emberflow().args(["pack", &folder, "-o", &packed, "--force"]));
+        let run = common::json(&[
+            "run", &packed, "-p", "A vector", "-n", "12", "--seed", "3", "--json",
+        ]);
+        let keys = ["from", "temperature", "top_k", "top_p"];
+        let told = |v: &Value| Value::from_iter(keys.map(|key| v["sampling"][key].clone()));
+        assert_eq!(told(&run), shown);
+        let server = Server::start(&[&packed]);
+        assert_eq!(told(&server.get("/props").json()), shown);
+        let body = json!({"prompt": "A vector", "max_tokens": 12, "seed": 3});
+        assert_eq!(json!(server.complete(&body)), run["text"], "{recommended}");
+    }
+}

@@ -6,6 +6,7 @@ mod judge;
 mod on_device;
 mod probe;
 mod report;
+mod sampling;
 mod seen;
 mod summary;
 
@@ -14,3 +15,4 @@ pub use judge::Judge;
 pub use on_device::{AttentionByRows, AttentionReport, Computed, DeviceReport};
 pub use probe::Probe;
 pub use report::Report;
+pub use sampling::SamplingReport;

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::details::Details;
 use super::on_device::DeviceReport;
+use super::sampling::SamplingReport;
 use super::seen::Seen;
 use crate::counters::Counters;
 use crate::engine::Engine;
@@ -71,6 +72,9 @@ pub struct Report {
     pub policy: &'static str,
     /// Why the generation ended: `eos`, `length`, `context` or `caller`.
     pub stop: &'static str,
+    /// How tokens were chosen, if the caller told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<SamplingReport>,
     /// All continuations of a batch; the rest of the report covers the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<BestOf>,
@@ -477,6 +481,7 @@ impl Report {
             simulated_clock: Some(clock::rate()).filter(|&rate| rate != 1.0),
             policy: engine.ablation().name(),
             stop: name(generation.stop),
+            sampling: None,
             best_of: None,
             details: None,
         })

@@ -5,16 +5,40 @@ use super::report::{BestOf, EnergyReport, Expected, ReadAheadReport, Report, Sam
 /// Fewest tokens of a second half whose speed says something.
 const SETTLED: usize = 16;
 
+/// Longest line of a text with several clauses, without the name in front.
+const WIDTH: usize = 100;
+
+/// A text whose clauses go on below each other where they are too long for a line.
+fn folded(text: &str) -> String {
+    let mut out = String::new();
+    let mut room = WIDTH;
+    for clause in text.split_inclusive("; ") {
+        let length = clause.trim_end().chars().count();
+        if length > room && !out.is_empty() {
+            out.truncate(out.trim_end().len());
+            out.push_str("\n          ");
+            room = WIDTH;
+        }
+        out.push_str(clause);
+        room = room.saturating_sub(clause.chars().count());
+    }
+    out
+}
+
 impl Report {
     /// A few lines for people, each about one thing; the hash of the logits comes last.
     pub fn summary(&self) -> String {
         let mut lines = Vec::new();
-        let mut line = |what: &str, text: String| lines.push(format!("{what:<10}{text}"));
+        let mut line =
+            |what: &str, text: String| lines.push(format!("{what:<10}{}", folded(&text)));
         if let Some(BestOf { best, samples }) = &self.best_of {
             let SampleReport { seed, score, .. } = &samples[*best];
             let n = samples.len();
             let best = format!("best of {n}: seed {seed}, mean log-probability {score:.3}");
             line("texts", best);
+        }
+        if let Some(sampling) = &self.sampling {
+            line("sampling", sampling.summary());
         }
         line("speed", self.speed());
         line("expected", self.plan.summary());
@@ -164,7 +188,7 @@ impl Expected {
         }
         if let Some(times) = self.compute_times.filter(|_| self.machine_far) {
             let text = format!(
-                "computes for {times:.1} times its profile: others at work, or `emberflow bench device` again"
+                "computing takes {times:.1} times as long as in its profile: other programs run, or `emberflow bench device` measures again"
             );
             out.push(("machine", text));
         }
@@ -221,5 +245,17 @@ mod tests {
             ..expected(1.0)
         };
         assert_eq!(doubted.summary(), "unknown: nobody measured");
+    }
+
+    #[test]
+    fn long_lines_go_on_below() {
+        assert_eq!(folded("a; b"), "a; b");
+        let clause = "x".repeat(60);
+        let text = format!("{clause}; {clause}; y");
+        let below = " ".repeat(10);
+        assert_eq!(folded(&text), format!("{clause};\n{below}{clause}; y"));
+        // a clause is not torn
+        let long = "z".repeat(200);
+        assert_eq!(folded(&long), long);
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::measure::{Effort, layers, measure};
+use crate::tell::tell;
 use emberflow_engine::Model;
 use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
 use emberflow_storage::profile::Machine;
@@ -53,15 +54,17 @@ pub fn command(args: &BenchDeviceArgs) -> Result<(), Failure> {
 /// same.
 fn keep(rates: &Rates) -> Option<PathBuf> {
     let Some(path) = Rates::default_path() else {
-        eprintln!(
-            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set"
+        tell(
+            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set",
         );
         return None;
     };
     match rates.save(&path) {
         Ok(()) => Some(path),
         Err(e) => {
-            eprintln!("emberflow: the measurement cannot be kept: {e}");
+            tell(format_args!(
+                "emberflow: the measurement cannot be kept: {e}"
+            ));
             None
         }
     }
@@ -76,7 +79,7 @@ pub fn know() -> Result<(), Failure> {
     if Rates::saved().is_some() {
         return Ok(());
     }
-    eprintln!("emberflow: this machine was not measured yet; that takes a few seconds, once");
+    tell("emberflow: this machine was not measured yet; that takes a few seconds, once");
     let rates = match measured_apart() {
         Ok(rates) => rates,
         Err(reason) => {

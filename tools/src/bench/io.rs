@@ -19,6 +19,7 @@ use super::output::{Results, Table, may_write};
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{BenchIoArgs, ReadSize};
 use crate::stats::Range;
+use crate::tell::tell;
 use crate::{Failure, atomic, progress, size};
 
 const FULL: u64 = 1 << 30;
@@ -74,9 +75,9 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         None => temporary(args.size.unwrap_or(if args.quick { QUICK } else { FULL }))?,
     };
     if target.facts().sector.is_none() {
-        eprintln!(
+        tell(
             "emberflow: no direct I/O on this file system: these are numbers of the page cache, \
-             not of the device"
+             not of the device",
         );
     }
     let plan = plan(args, engines(choice, &target)?);
@@ -323,7 +324,7 @@ fn engines(choice: IoChoice, target: &Target) -> Result<Vec<IoChoice>, Failure> 
     let mut engines = vec![IoChoice::Pread];
     match target.works(IoChoice::Uring) {
         Ok(()) => engines.insert(0, IoChoice::Uring),
-        Err(reason) => eprintln!("emberflow: only pread is measured: {reason}"),
+        Err(reason) => tell(format_args!("emberflow: only pread is measured: {reason}")),
     }
     Ok(engines)
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::child::{Outcome, Run};
 use crate::Failure;
 use crate::stats::Range;
+use crate::tell::tell;
 
 /// The runs of one variant.
 #[derive(Debug, Clone)]
@@ -74,10 +75,10 @@ pub fn in_turns(
             };
             let done = round * names.len() + i + 1;
             let left = start.elapsed().as_secs_f64() / done as f64 * (total - done) as f64;
-            eprintln!(
+            tell(format_args!(
                 "[{done:>3}/{total}, {left:.0} s to go] {}: {said}",
                 names[i]
-            );
+            ));
         }
     }
     Ok(all)

@@ -351,12 +351,8 @@ fn chart(model: &str, facts: &str, io: &str, rows: &[Row], beside: Option<&[Curv
     for line in &mut lines {
         line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
     }
-    let mut ticks: Vec<(f64, String)> = Vec::new();
-    for row in rows {
-        if ticks.iter().all(|t| t.0 != row.share) {
-            ticks.push((row.share, format!("{:.0} %", 100.0 * row.share)));
-        }
-    }
+    let tick = |i: u32| (f64::from(i) / 5.0, format!("{} %", 20 * i));
+    let ticks: Vec<(f64, String)> = (0..=5).map(tick).collect();
     let labels = Labels {
         title: &format!("{model}: decoding by share of the FFN in memory, --io {io}"),
         facts,

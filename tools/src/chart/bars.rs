@@ -21,7 +21,7 @@ fn frame_of(
     top: f64,
 ) -> (Frame, Vec<String>) {
     let mut frame = Frame::new(labels, groups_axis(groups), Axis::up_to(top));
-    let colours: Vec<String> = (0..names.len()).map(|i| colour(i, names.len())).collect();
+    let colours: Vec<String> = (0..names.len()).map(colour).collect();
     for (name, colour) in names.iter().zip(&colours) {
         frame.name(name, colour);
     }
@@ -90,7 +90,7 @@ pub fn histogram(labels: &Labels<'_>, lists: &[(String, Vec<f64>)]) -> String {
     let mut frame = Frame::new(labels, x, Axis::up_to(top));
     let part = high / PARTS as f64;
     for (list, ((name, _), shares)) in lists.iter().zip(&shares).enumerate() {
-        let colour = colour(list, lists.len());
+        let colour = colour(list);
         frame.name(name, &colour);
         for (i, &share) in shares.iter().enumerate().filter(|(_, s)| **s > 0.0) {
             let from = part * i as f64;

@@ -35,7 +35,7 @@ pub fn curves(labels: &Labels<'_>, ticks: &[(f64, String)], curves: &[Curve]) ->
     };
     let mut frame = Frame::new(labels, x, Axis::up_to(top));
     for (i, curve) in curves.iter().enumerate() {
-        let colour = colour(i, curves.len());
+        let colour = colour(i);
         frame.name(&curve.name, &colour);
         let medians = curve.points.iter().map(|&(x, y)| (x, y.median));
         frame.line(medians, &colour, 2.0);
@@ -103,14 +103,35 @@ pub fn panels(title: &str, axes: Axes, panels: &[Panel]) -> String {
             y: panel.y,
         };
         let mut frame = Frame::new(&labels, x.clone(), y.clone());
-        for (i, (name, points)) in panel.curves.iter().enumerate() {
-            let colour = colour(i, panel.curves.len());
+        for ((name, points), i) in panel.curves.iter().zip(places(panels, panel)) {
+            let colour = colour(i);
             frame.name(name, &colour);
             frame.line(points.iter().map(place), &colour, 1.5);
         }
         frame.end()
     };
     pages(title, panels.iter().map(draw).collect())
+}
+
+/// The colours of a panel's curves, by number: a name that several panels have keeps its colour, and
+/// no other curve has it.
+fn places<'a>(panels: &'a [Panel], panel: &'a Panel) -> impl Iterator<Item = usize> + 'a {
+    let has = |panel: &Panel, name: &str| panel.curves.iter().any(|c| c.0 == name);
+    let mut shared: Vec<&str> = Vec::new();
+    for (name, _) in panels.iter().flat_map(|p| &p.curves) {
+        let panels = panels.iter().filter(|p| has(p, name)).count();
+        if panels > 1 && !shared.contains(&name.as_str()) {
+            shared.push(name);
+        }
+    }
+    let mut next = shared.len();
+    panel.curves.iter().map(move |(name, _)| {
+        let place = shared.iter().position(|s| s == name);
+        place.unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        })
+    })
 }
 
 /// An axis of logarithms that ends at whole powers of `base`, at least one apart.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     Anchor, GAP, Ink, LARGE, LINE, Labels, PLOT_W, Place, SMALL, TEXT, canvas, escape, highest,
-    width_of, write_text,
+    round_ticks, width_of, write_text,
 };
 
 /// Height of a row, and the width of the bar that explains the colours.
@@ -22,7 +22,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     let left = 2.0 * GAP + TEXT * LINE + names.fold(0.0, f64::max) + GAP;
     let top = GAP + LARGE * LINE + SMALL * LINE + GAP;
     let bottom = top + ROW * rows.len() as f64;
-    let scale = bottom + GAP + TEXT * LINE + GAP;
+    let scale = bottom + SMALL * LINE + GAP + TEXT * LINE + GAP;
     let texts = width_of(labels.title, LARGE).max(width_of(labels.facts, SMALL));
     let width = left + PLOT_W.max(texts) + 2.0 * GAP;
     let mut out = canvas(width, scale + ROW + TEXT * LINE + GAP);
@@ -40,8 +40,15 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     let below = headline + SMALL * LINE;
     write(left, below, Anchor::Start, Ink::grey(SMALL), labels.facts);
     let middle = left + PLOT_W / 2.0;
-    let under = bottom + GAP + TEXT;
+    let under = bottom + SMALL * LINE + GAP + TEXT;
     write(middle, under, Anchor::Middle, Ink::black(TEXT), labels.x);
+    let cells = rows.iter().map(|row| row.1.len()).max().unwrap_or(0).max(1) as f64;
+    for (at, text) in round_ticks(cells, 8.0).into_iter().skip(1) {
+        // numbers count from 1 and stand below the middle of their cell
+        let x = left + PLOT_W * (at - 0.5) / cells;
+        let y = bottom + SMALL * LINE;
+        write(x, y, Anchor::Middle, Ink::grey(SMALL), &text);
+    }
     for (i, (name, _)) in rows.iter().enumerate() {
         let y = top + ROW * (i as f64 + 0.8);
         write(left - GAP / 2.0, y, Anchor::End, Ink::grey(SMALL), name);

@@ -32,8 +32,10 @@ const GAP: f64 = 8.0;
 /// From one line of a text to the next.
 const LINE: f64 = 1.35;
 
-const COLOURS: [&str; 8] = [
+/// Colours that are easily told apart.
+const COLOURS: [&str; 14] = [
     "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#f59f00", "#0c8599", "#5c940d",
+    "#e64980", "#5f3dc4", "#7a4a1d", "#4dabf7", "#f0a6ca", "#212529",
 ];
 
 /// What a chart says besides its data.
@@ -54,12 +56,28 @@ fn width_of(text: &str, height: f64) -> f64 {
     text.chars().count() as f64 * height * 0.62
 }
 
-/// The colour of curve `i` of `n`.
-fn colour(i: usize, n: usize) -> String {
+/// The colour of curve `i`, whatever stands beside it.
+fn colour(i: usize) -> String {
     match COLOURS.get(i) {
-        Some(colour) if n <= COLOURS.len() => (*colour).to_owned(),
-        _ => format!("hsl({:.0},70%,40%)", 360.0 * i as f64 / n.max(1) as f64),
+        Some(colour) => (*colour).to_owned(),
+        // steps of the golden angle are never near each other
+        None => format!(
+            "hsl({:.0},70%,{}%)",
+            (137.508 * i as f64) % 360.0,
+            [40, 62, 25][i % 3]
+        ),
     }
+}
+
+/// Round places from 0 to `top`, about `parts` of them, and what is written there.
+fn round_ticks(top: f64, parts: f64) -> Vec<(f64, String)> {
+    let step = nice(top / parts);
+    let digits = (-step.log10().floor()).max(0.0) as usize;
+    let count = (top / step + 1e-6).floor() as u32;
+    let tick = |i| step * f64::from(i);
+    (0..=count)
+        .map(|i| (tick(i), format!("{:.digits$}", tick(i))))
+        .collect()
 }
 
 /// Which way a text extends from its place.
@@ -132,22 +150,11 @@ impl Axis {
     /// From 0 to at least `top`, with round ticks.
     fn up_to(top: f64) -> Self {
         let step = nice(top / 5.0);
-        let lines = (top / step).ceil().max(1.0);
-        let digits = if step < 0.1 {
-            2
-        } else {
-            usize::from(step < 1.0)
-        };
-        let tick = |i| {
-            (
-                step * f64::from(i),
-                format!("{:.digits$}", step * f64::from(i)),
-            )
-        };
+        let to = step * (top / step).ceil().max(1.0);
         Self {
             from: 0.0,
-            to: step * lines,
-            ticks: (0..=lines as u32).map(tick).collect(),
+            to,
+            ticks: round_ticks(to, to / step),
             grid: true,
         }
     }

@@ -23,6 +23,54 @@ fn steps_are_round() {
 }
 
 #[test]
+fn ticks_are_round_and_differ() {
+    let texts = |top| -> Vec<String> {
+        let Axis { ticks, .. } = Axis::up_to(top);
+        ticks.into_iter().map(|t| t.1).collect()
+    };
+    assert_eq!(texts(9.0), ["0", "2", "4", "6", "8", "10"]);
+    assert_eq!(texts(0.019), ["0.000", "0.005", "0.010", "0.015", "0.020"]);
+    assert_eq!(texts(1.0), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
+    assert_eq!(texts(0.3), ["0.0", "0.1", "0.2", "0.3"]);
+}
+
+/// In the statistics' chart layer 3 was green in one panel and blue in the next.
+#[test]
+fn a_name_keeps_its_colour_in_every_panel() {
+    let panel = |names: &[&str]| Panel {
+        title: "t".into(),
+        x: "x",
+        y: "y",
+        curves: names.iter().map(|n| ((*n).to_owned(), vec![])).collect(),
+    };
+    let all = [
+        panel(&["layer 0", "layer 1", "published"]),
+        panel(&["batch 1", "batch 2"]),
+        panel(&["layer 1", "layer 0"]),
+    ];
+    let svg = panels("", Axes::Shares, &all);
+    let colours = |name: &str| -> Vec<String> {
+        let end = format!("\">{name}<");
+        let starts = svg
+            .split(&end)
+            .map(|part| part.rsplit_once('"').map_or("", |p| p.1));
+        let all: Vec<String> = starts.map(str::to_owned).collect();
+        all[..all.len() - 1].to_vec()
+    };
+    let (zero, one) = (colours("layer 0"), colours("layer 1"));
+    assert_eq!((zero.len(), one.len()), (2, 2), "{svg}");
+    assert!(zero[0] == zero[1] && one[0] == one[1] && zero[0] != one[0]);
+    for other in ["published", "batch 1", "batch 2"] {
+        assert!(
+            ![&zero[0], &one[0]].contains(&&colours(other)[0]),
+            "{other}"
+        );
+    }
+    let many: std::collections::BTreeSet<String> = (0..64).map(colour).collect();
+    assert_eq!(many.len(), 64);
+}
+
+#[test]
 fn curves_reach_from_corner_to_corner() {
     let frame = Frame::new(&labels(), Axis::share(), Axis::up_to(10.0));
     let corners = [(0.0, 0.0), (1.0, 10.0)].map(|(x, y)| (frame.at_x(x), frame.at_y(y)));
@@ -111,11 +159,13 @@ fn a_timeline_has_a_bar_for_every_span() {
         bars: vec![bar],
     };
     let svg = timeline("t", 4.0, &[("k", "#123456")], &[row]);
+    // about ten ticks, all of them round
     for part in [
         "a&amp;b",
         "x&lt;y, 1.000 ms",
         "width=\"350.00\"",
-        ">4.00 ms<",
+        ">4.0 ms<",
+        ">0.5 ms<",
     ] {
         assert!(svg.contains(part), "{part}: {svg}");
     }

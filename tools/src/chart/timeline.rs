@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, width_of, write_text};
+use super::{
+    Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, round_ticks, width_of, write_text,
+};
 
 /// A lane of a timeline.
 pub struct Row {
@@ -28,7 +30,9 @@ pub struct Bar {
 
 const LANE: f64 = 46.0;
 const TIME: f64 = 1400.0;
-const TICKS: u32 = 10;
+const UNIT: &str = " ms";
+/// About so many ticks.
+const TICKS: f64 = 10.0;
 const HEADLINE: f64 = 16.0;
 
 /// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
@@ -40,9 +44,10 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let top = GAP + HEADLINE * LINE + GAP;
     let bottom = top + LANE * rows.len() as f64;
     let to_x = |at: f64| left + at / ms.max(1e-9) * TIME;
-    let tick = |i: u32| format!("{:.2} ms", ms * f64::from(i) / f64::from(TICKS));
-    // half of the last tick stands right of the lanes
-    let right = left + TIME + width_of(&tick(TICKS), TEXT) / 2.0;
+    let ticks = round_ticks(ms, TICKS);
+    // half of the last tick may stand right of the lanes
+    let last = ticks.last().map_or(0.0, |t| width_of(&t.1, TEXT));
+    let right = left + TIME + (last + width_of(UNIT, TEXT)) / 2.0;
 
     let mut body = String::new();
     let ends = legend(
@@ -60,15 +65,16 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
         Ink::black(HEADLINE),
         title,
     );
-    for i in 0..=TICKS {
-        let x = to_x(ms * f64::from(i) / f64::from(TICKS));
+    for (at, text) in ticks {
+        let x = to_x(at);
         // writing to a String cannot fail
         let _ = writeln!(
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
         );
         let place = Place::new(x, bottom + TEXT + GAP / 2.0);
-        write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &tick(i));
+        let text = format!("{text}{UNIT}");
+        write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &text);
     }
     for (i, row) in rows.iter().enumerate() {
         row.draw(&mut out, top + LANE * i as f64, to_x, kinds);

@@ -34,17 +34,20 @@ pub struct RunArgs {
     /// System message for --chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Most tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
-    pub tokens: u32,
-    /// Positions to make room for; default: prompt plus -n (for --chat: 2048 or the model's limit).
+    /// Most tokens to generate; -1 goes on to the end of the text or of the context. Default: 128, and
+    /// -1 for --chat.
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    pub tokens: Option<i64>,
+    /// Positions to make room for; default: prompt plus -n (for -n -1: 2048 more than the prompt; for
+    /// --chat: 2048), at most the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
     /// Softmax temperature; 0 = greedy. This and the next four default to what the checkpoint
-    /// recommends, else to greedy.
+    /// recommends, else to greedy (to temperature 1 with --top-k, --top-p or --min-p).
     #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 = all.
@@ -85,6 +88,20 @@ pub struct RunArgs {
     /// of memory.
     #[arg(long, requires = "json", conflicts_with = "chat")]
     pub details: bool,
+}
+
+/// Most tokens where none are given.
+const TOKENS: usize = 128;
+
+impl RunArgs {
+    /// Most tokens to generate; `None`: to the end of the text or of the context.
+    pub fn most_tokens(&self) -> Option<usize> {
+        match self.tokens {
+            None if self.chat => None,
+            None => Some(TOKENS),
+            Some(n) => usize::try_from(n).ok(),
+        }
+    }
 }
 
 /// `perplexity`

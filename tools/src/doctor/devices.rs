@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::check::Check;
 use crate::size;
+use crate::tell::tell;
 
 /// The FFN that devices are tried with: that of a model of seven billion parameters in q4.
 const SHAPE: DenseShape = DenseShape {
@@ -63,9 +64,15 @@ struct Known {
 
 impl Known {
     fn new(number: usize, of: Listed, all: &dyn Fn() -> Vec<Entry>) -> Self {
-        let verdict = verdict(number);
         let its = |e: &Entry| e.device == of.facts.name && e.driver == of.facts.driver;
-        let kept = all().into_iter().filter(its).collect();
+        let name = &of.facts.name;
+        if !all().iter().any(its) {
+            tell(format_args!(
+                "emberflow: trying opencl:{number} ({name}) out; that may take a minute, once"
+            ));
+        }
+        let verdict = verdict(number);
+        let kept = all().into_iter().filter(|e| its(e)).collect();
         Self {
             number,
             of,

@@ -19,6 +19,7 @@ use crate::activity::original_ids;
 use crate::cli::ProfileRunArgs;
 use crate::cold::Cold;
 use crate::model::open_routed;
+use crate::tell::tell;
 use crate::{Failure, atomic, interrupt, print_json, progress};
 
 /// Bytes of routes that are kept to count misses.
@@ -176,11 +177,11 @@ fn record(
         bar.inc(body.len() as u64);
         if stop.load(Ordering::Relaxed) || stop_after == Some(passed) {
             bar.finish_and_clear();
-            eprintln!(
+            tell(format_args!(
                 "stopped after {} of {} tokens, which are lost; fewer take less time (--limit)",
                 recorder.tokens(),
                 cut.ids.len()
-            );
+            ));
             return Err(Failure::Interrupted);
         }
     }

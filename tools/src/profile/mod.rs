@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::activity::original_ids;
 use crate::cli::{ProfileArgs, ProfileCommand, ProfileRunArgs};
 use crate::model::{open_model, open_observed};
+use crate::tell::tell;
 use crate::text::{self, Tokens};
 use crate::{Failure, atomic, budget, interrupt, print_json, progress};
 
@@ -210,11 +211,11 @@ fn record(
         }
         if stopped {
             bar.finish_and_clear();
-            eprintln!(
+            tell(format_args!(
                 "stopped after {} of {} tokens; the same command goes on from here",
                 recorder.tokens(),
                 cut.ids.len()
-            );
+            ));
             return Err(Failure::Interrupted);
         }
     }

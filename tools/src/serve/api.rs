@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use emberflow_engine::meta::SamplingDefaults;
 use emberflow_engine::{Bias, Request, Sampling, Text};
 use emberflow_models::chat::{Conversation, Message};
 use serde::Deserialize;
@@ -328,18 +329,19 @@ impl Common {
         default_tokens: usize,
         seed: u64,
     ) -> Result<Request, ApiError> {
-        let defaults = text.meta().sampling;
+        let chosen = SamplingDefaults {
+            temperature: self.temperature,
+            top_k: self.top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repeat_penalty,
+            ..SamplingDefaults::default()
+        };
         let sampling = Sampling {
-            temperature: self.temperature.or(defaults.temperature).unwrap_or(1.0),
-            top_k: (self.top_k).unwrap_or(defaults.top_k.unwrap_or(0) as usize),
-            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
-            min_p: self.min_p.or(defaults.min_p).unwrap_or(0.0),
-            repetition_penalty: (self.repeat_penalty)
-                .or(defaults.repetition_penalty)
-                .unwrap_or(1.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or(seed, i64::cast_unsigned),
+            ..text.sampling(chosen)
         };
         sampling
             .validate()

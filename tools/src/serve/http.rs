@@ -10,6 +10,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use emberflow_engine::SamplingReport;
+use emberflow_engine::meta::SamplingDefaults;
 use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +23,7 @@ use super::app::App;
 use super::calls::Plan;
 use super::error::{ApiError, Typed};
 use super::generate::respond;
+use super::page::page;
 use super::stats::{slots, stats};
 use super::submit::Asked;
 use super::thoughts::Opening;
@@ -405,21 +408,13 @@ async fn description() -> impl IntoResponse {
     )
 }
 
-/// The page to look at. It may run nothing from elsewhere and ask nobody else.
-async fn page() -> impl IntoResponse {
-    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-                  connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, policy),
-    ];
-    (headers, include_str!("page.html"))
-}
-
 async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let totals = app.shared.totals();
+    let none = SamplingDefaults::default();
+    let sampling = app.text.sampling(none);
     Json(json!({
         "model": app.model,
+        "sampling": SamplingReport::new(sampling, none, app.text.meta().sampling),
         "context": app.context,
         "parallel": app.parallel,
         "queue": app.queue,

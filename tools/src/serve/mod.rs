@@ -28,6 +28,7 @@ mod native_api;
 mod ollama;
 mod ollama_api;
 mod openapi;
+mod page;
 mod reply;
 mod responses;
 mod rules;
