@@ -41,17 +41,6 @@ pub fn plain_devices_apart() -> Vec<Device> {
         .collect()
 }
 
-/// The OpenCL devices of this machine that multiply rows of f16 in half precision, so fast that they get all that they hold.
-pub fn half_devices() -> Vec<Device> {
-    let forced = |n| {
-        let device = DeviceChoice::OpenClHalf(n).open().ok().flatten()?;
-        let mut faulty = Faulty::new(&device, Fault::Never);
-        faulty.choices = None;
-        Some(Device::new(Box::new(faulty)))
-    };
-    (0..list().len()).filter_map(forced).collect()
-}
-
 /// The OpenCL devices of this machine with memories of their own, rows in tiles and each form of the kernels that all
 /// devices have; so fast that they get all that they hold.
 pub fn tiled_devices() -> Vec<Device> {
@@ -62,11 +51,11 @@ pub fn tiled_devices() -> Vec<Device> {
     let forced = |n: usize, form: Form| {
         let device = DeviceChoice::OpenClApart(n).open().ok().flatten()?;
         let mut faulty = Faulty::new(&device, Fault::Never);
-        faulty.choices = Some(Choices {
+        faulty.choices = Choices {
             orders: vec![Order::Tiles],
             forms: vec![form],
             groups: vec![USUAL_GROUP],
-        });
+        };
         Some(Device::new(Box::new(faulty)))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
@@ -129,9 +118,8 @@ pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
-    /// The kernels to choose from.
-    /// What its kernels may be like; what those of the device itself may be, if `None`.
-    choices: Option<Choices>,
+    /// What its kernels may be like.
+    choices: Choices,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
@@ -172,7 +160,7 @@ impl Faulty {
             inner: of.lease().expect("a device that nobody else has"),
             facts: of.facts().clone(),
             fault,
-            choices: Some(Choices::default()),
+            choices: Choices::default(),
             done: Arc::default(),
             rows: 0,
             left: never(),
@@ -196,14 +184,8 @@ impl Dense for Faulty {
         self.inner.dense().prepare(shape)
     }
 
-    fn choices(&self, dtype: DType) -> Choices {
-        let its = || self.inner.dense().choices(dtype);
-        self.choices.clone().unwrap_or_else(its)
-    }
-
-    fn product_choices(&self, dtype: DType) -> Choices {
-        let its = || self.inner.dense().product_choices(dtype);
-        self.choices.clone().unwrap_or_else(its)
+    fn choices(&self, _dtype: DType) -> Choices {
+        self.choices.clone()
     }
 
     fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {

@@ -121,16 +121,6 @@ impl Device {
         self.extensions.forms(grouped)
     }
 
-    /// Forms for rows of f16 in half precision, whose bits are their own.
-    pub fn half_forms(&self) -> Vec<Form> {
-        self.extensions.half_forms()
-    }
-
-    /// Whether it has arithmetic of half precision; else floats compute the same bits.
-    pub fn has_halves(&self) -> bool {
-        self.extensions.halves()
-    }
-
     /// Sizes of work groups that may be of use on this device: the largest are for many items at once.
     pub fn group_sizes(&self) -> impl Iterator<Item = usize> + '_ {
         let most = match self.facts.gpu {

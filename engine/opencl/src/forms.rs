@@ -49,9 +49,6 @@ pub enum Dots {
     /// Of four bytes at once. A device without such an instruction computes them with plain arithmetic; that is no
     /// form to choose.
     Packed,
-    /// In half precision, of rows of f16: bits of their own. A device without such arithmetic computes the same bits by
-    /// floats.
-    Half,
 }
 
 /// A form of a kernel.
@@ -149,7 +146,6 @@ impl fmt::Display for Form {
         match self.dots {
             Dots::Widened => Ok(()),
             Dots::Packed => f.write_str(", integer dot products"),
-            Dots::Half => f.write_str(", half precision"),
         }
     }
 }
@@ -215,11 +211,6 @@ impl Ways {
 }
 
 impl Kernels {
-    /// How products are made; in half precision all forms are alike in this.
-    pub fn dots(&self) -> Dots {
-        self.hidden.one.form.dots
-    }
-
     /// Whether the work groups are such as there are.
     pub fn is_sound(&self) -> bool {
         self.hidden.is_sound() && GROUP_SIZES.contains(&self.sums)
@@ -237,7 +228,6 @@ const INTEL_SHUFFLE: &str = "cl_intel_subgroups";
 const INTEL_SIZE: &str = "cl_intel_required_subgroup_size";
 const QUALCOMM_SIZE: &str = "cl_qcom_reqd_sub_group_size";
 const PACKED: &str = "cl_khr_integer_dot_product";
-const HALVES: &str = "cl_khr_fp16";
 
 /// Tokens of a block, which share the reading of its rows.
 const BLOCK_TOKENS: usize = 8;
@@ -253,8 +243,6 @@ pub(super) struct Extensions {
     /// The attribute that fixes the size of subgroups.
     size: Option<&'static str>,
     dots: Option<ItsDots>,
-    /// Half precision.
-    halves: bool,
 }
 
 /// Which function multiplies four bytes at once.
@@ -282,23 +270,7 @@ impl Extensions {
                 () if nvidia => Some(ItsDots::Nvidia),
                 () => None,
             },
-            halves: has(HALVES),
         }
-    }
-
-    /// Whether there is half precision.
-    pub fn halves(&self) -> bool {
-        self.halves
-    }
-
-    /// Forms in half precision, the simplest first.
-    pub fn half_forms(&self) -> Vec<Form> {
-        let forms = self.forms(false).into_iter();
-        let half = |Form { team, .. }| Form {
-            team,
-            dots: Dots::Half,
-        };
-        forms.map(half).collect()
     }
 
     /// Forms that may be chosen, the simplest first; `grouped` where products are those of integers.
@@ -346,8 +318,6 @@ impl Extensions {
                 form.team == Team::Subgroup && self.its_own,
                 " -D ITS_SHUFFLE",
             ),
-            (form.dots == Dots::Half, " -D HALVES"),
-            (form.dots == Dots::Half && !self.halves, " -D PLAIN_HALVES"),
             (form.dots == Dots::Packed, " -D PACKED_DOTS"),
             (
                 form.dots == Dots::Packed && self.dots.is_none(),
@@ -415,8 +385,7 @@ impl Maker<'_> {
     ) -> Result<Made, Error> {
         // A chain is a float, or four lanes.
         let Format { options, grouped } = of;
-        let numbers = grouped || variant.form.dots == Dots::Half;
-        let (chain, its_rows) = if numbers { (4, 4) } else { (16, 2) };
+        let (chain, its_rows) = if grouped { (4, 4) } else { (16, 2) };
         let at_a_time = FOR_BLOCKS / chain;
         let blocks = format!(
             "{options} -D BLOCKS -D BLOCK_TOKENS={BLOCK_TOKENS} -D ITS_ROWS={its_rows} -D AT_A_TIME={at_a_time}"
@@ -545,14 +514,6 @@ mod tests {
             assert!(options.contains(told), "{options}");
         }
         assert!(!options.contains("ITS_SIZE"), "{options}");
-        let halves = of(&[]).half_forms();
-        assert_eq!(halves.len(), 3);
-        let plain = |names| {
-            let options = of(names).options("-w", variant(Order::Rows, halves[0]));
-            assert!(options.contains("-D HALVES"), "{options}");
-            options.contains("-D PLAIN_HALVES")
-        };
-        assert!(plain(&[]) && !plain(&[HALVES]));
         // Forms that any device has are of the version that any device has.
         let options = of(&[PACKED]).options("-w", variant(Order::Rows, Form::default()));
         assert!(options.contains("-cl-std=CL1.2"), "{options}");

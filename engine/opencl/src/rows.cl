@@ -6,16 +6,13 @@
 //   PACKED_DOTS                    where integer products of four bytes at once are to be used
 //   NVIDIA_DOTS                    the same by the instruction of NVIDIA's devices
 //   PLAIN_DOTS                     the same by plain arithmetic, for tests
-//   HALVES                         where rows of F16 are multiplied in half precision
-//   PLAIN_HALVES                   the same bits by floats, where a device has no such arithmetic
 //
 // A tile of TILE_ROWS rows has their units of 16 bytes, the first of all rows, then the second of all rows, and so on, so
 // that items of neighbouring rows read neighbouring bytes; then, row by row, elements that fill no unit; then the scales,
 // again the first of all rows, then the second.
 //
 // The chains of a product (engine/kernels/src/lib.rs) are the same for all formats here: step `s` of a row goes to chain
-// s % CHAINS. A step is a group, and a chain a number; or it is four elements, and a chain four lanes. In half precision a
-// step is a group, too.
+// s % CHAINS. A step is a group, and a chain a number; or it is four elements, and a chain four lanes.
 
 #define CHAINS 16
 #define UNIT 16
@@ -72,7 +69,7 @@ Row row_at(bytes matrix, size_t i) {
 
 bytes unit_at(Row row, int u) { return row.units + (size_t)u * (STRIDE * UNIT); }
 
-#if defined(GROUPED) || defined(HALVES)
+#ifdef GROUPED
 #define STEPS GROUPS
 #define NUMBER_CHAINS
 
@@ -81,9 +78,7 @@ typedef float Chain;
 Chain no_sum(void) { return 0.0f; }
 
 float of_chain(Chain sum) { return sum; }
-#endif
 
-#if defined(GROUPED)
 #define TOKEN_BYTES (((GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS) * CHUNK_BYTES)
 
 // 16 bytes. Tiles begin at multiples of 16.
@@ -236,140 +231,6 @@ Inputs inputs_at(bytes token, int s) {
 Chain added(Weights w, Inputs x, int s, Chain sum) {
     int product = integer_product(w, x.low, x.high, x.by_8 + 0x4b400000);
     return fma(as_float(product) - 12582912.0f, w.scale * x.scale, sum);
-}
-#elif defined(HALVES)
-// A token has its elements as halves, up to a multiple of GROUP, and behind them what they are to be multiplied by: see
-// engine/src/device/halves.rs.
-#define TOKEN_BYTES (GROUPS * GROUP * 2 + UNIT)
-// Elements of a unit, and of all units.
-#define PER_UNIT (UNIT / 2)
-#define IN_UNITS (UNITS / 2)
-
-#ifdef PLAIN_HALVES
-typedef float8 Eight;
-typedef float4 Four;
-typedef float2 Two;
-
-// The nearest half of each; of two that are equally near the even one.
-Eight nearest(float8 x) {
-    float all[8];
-    vstore8(x, 0, all);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        ushort bits;
-        vstore_half_rte(all[i], 0, (half *)&bits);
-        all[i] = vload_half(0, (const half *)&bits);
-    }
-    return vload8(0, all);
-}
-
-// By four: PoCL 3.1 takes eight to be aligned.
-Eight eight_at(bytes at) {
-    __global const half *from = (__global const half *)at;
-    return (float8)(vload_half4(0, from), vload_half4(1, from));
-}
-
-// Products of halves are exact.
-Eight times(Eight a, Eight b) { return nearest(a * b); }
-
-// `a` times `b` plus `c`, rounded once: the sum as a float, whose last bit is set where it is not exact (rounding to odd),
-// so that rounding it to a half is rounding the exact sum.
-Eight times_plus(Eight a, Eight b, Eight c) {
-    float8 p = a * b, sum = p + c, part = sum - p, rest = (p - (sum - part)) + (c - part);
-    int8 bits = as_int8(sum), away = (rest > 0.0f) == (sum > 0.0f) ? (int8)1 : (int8)-1;
-    int8 inexact = isfinite(rest) && rest != 0.0f && (bits & 1) == 0;
-    return nearest(as_float8(inexact ? bits + away : bits));
-}
-
-// Sums of two halves as floats are rounded twice, which is rounding once: a float has more than twice the bits.
-Four of_eight(Eight a) { return nearest((float8)(a.lo + a.hi, (float4)0.0f)).lo; }
-
-Two of_four(Four a) { return nearest((float8)(a.lo + a.hi, (float2)0.0f, (float4)0.0f)).lo.lo; }
-#else
-#pragma OPENCL EXTENSION cl_khr_fp16 : enable
-typedef half8 Eight;
-typedef half4 Four;
-typedef half2 Two;
-
-Eight eight_at(bytes at) { return vload8(0, (__global const half *)at); }
-
-Eight times(Eight a, Eight b) { return a * b; }
-
-Eight times_plus(Eight a, Eight b, Eight c) { return fma(a, b, c); }
-
-Four of_eight(Eight a) { return a.lo + a.hi; }
-
-Two of_four(Four a) { return a.lo + a.hi; }
-#endif
-
-typedef struct {
-    Eight of[4];
-} Weights;
-
-// The elements of a step, and what their products are multiplied by.
-typedef struct {
-    Eight of[4];
-    float scale;
-} Inputs;
-
-Weights no_weights(void) {
-    Weights w;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        w.of[k] = (Eight)0;
-    }
-    return w;
-}
-
-// Those of the last elements that are fewer than 8.
-Eight rest_at(bytes at, int count) {
-    ushort bits[8];
-    for (int i = 0; i < 8; ++i) {
-        bits[i] = i < count ? ((__global const ushort *)at)[i] : 0;
-    }
-#ifdef PLAIN_HALVES
-    return (float8)(vload_half4(0, (const half *)bits), vload_half4(1, (const half *)bits));
-#else
-    return vload8(0, (const half *)bits);
-#endif
-}
-
-// The weights of step `s`; zero beyond the last element.
-Weights weights_at(Row row, int s) {
-    Weights w = no_weights();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        int i = s * GROUP + k * PER_UNIT;
-        if (i < IN_UNITS) {
-            w.of[k] = eight_at(unit_at(row, i / PER_UNIT));
-        } else if (i < D) {
-            w.of[k] = rest_at(row.rest, D - i);
-        }
-    }
-    return w;
-}
-
-// Step `s` of a token.
-Inputs inputs_at(bytes token, int s) {
-    Inputs x;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        x.of[k] = eight_at(token + s * (2 * GROUP) + k * UNIT);
-    }
-    x.scale = *(__global const float *)(token + GROUPS * GROUP * 2);
-    return x;
-}
-
-// A chain with step `s` of a row and a token added: 8 lanes of four products each, added up in half precision but for the
-// last two.
-Chain added(Weights w, Inputs x, int s, Chain sum) {
-    Eight lanes = times(w.of[0], x.of[0]);
-#pragma unroll
-    for (int k = 1; k < 4; ++k) {
-        lanes = times_plus(w.of[k], x.of[k], lanes);
-    }
-    Two two = of_four(of_eight(lanes));
-    return fma((float)two.x + (float)two.y, x.scale, sum);
 }
 #else
 #define STEPS ((D + 3) / 4)

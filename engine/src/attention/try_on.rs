@@ -326,7 +326,7 @@ impl Trying<'_> {
                     return Ok(Err(Why::Lost(lost.unwrap_or_default())));
                 };
                 let facts = self.device.dense().facts().clone();
-                if let Some(how) = wrong(&facts, apart, Dots::Widened) {
+                if let Some(how) = wrong(&facts, apart) {
                     return Ok(Err(Why::Wrong(how)));
                 }
                 times.same_bits &= apart == 0.0;

@@ -7,7 +7,7 @@ pub use super::compare::WIDTHS;
 pub(crate) use super::compare::deviation;
 use super::compare::{Apart, Both, CLUSTERS, NEURONS, OF_WIDE, few_cases, is_wrong};
 use super::products::{Sample, Samples};
-use super::{Dense, DenseShape, DeviceError, Dots, Facts, Kernels};
+use super::{Dense, DenseShape, DeviceError, Facts, Kernels};
 use crate::store::regions::CLUSTER;
 
 /// How a device's answers compare with the CPU's.
@@ -72,7 +72,7 @@ impl Speed {
 /// The driver's, or a device whose sums are wrong.
 pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
     let (verdict, _) = compared(device, shape, false)?;
-    accept(device.facts(), verdict.worst, verdict.kernels.dots())?;
+    accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
@@ -100,7 +100,7 @@ pub(super) fn compared(
         cpu: Speed::default(),
         copy: 0.0,
     };
-    if is_wrong(apart.worst, kernels.dots()) {
+    if is_wrong(apart.worst) {
         return Ok((verdict, tried));
     }
     [verdict.speed, verdict.cpu] = speeds(&mut both, 1, CLUSTERS)?;
@@ -135,12 +135,12 @@ pub(super) fn agrees(
         apart = apart.and(both.compare(case)?);
     }
     device.clear();
-    Ok(!is_wrong(apart.worst, verdict.kernels.dots()) && (apart.same_bits || !verdict.same_bits))
+    Ok(!is_wrong(apart.worst) && (apart.same_bits || !verdict.same_bits))
 }
 
 /// How wrong a device's results are, if they are; see [`deviation`].
-pub(crate) fn wrong(device: &Facts, deviation: f32, dots: Dots) -> Option<String> {
-    is_wrong(deviation, dots).then(|| {
+pub(crate) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
+    is_wrong(deviation).then(|| {
         format!(
             "they differ from the CPU's by {deviation:.1e} of the largest (driver {})",
             device.driver
@@ -149,8 +149,8 @@ pub(crate) fn wrong(device: &Facts, deviation: f32, dots: Dots) -> Option<String
 }
 
 /// Refuses a device whose results are too far from the CPU's.
-pub(super) fn accept(device: &Facts, deviation: f32, dots: Dots) -> Result<(), DeviceError> {
-    match wrong(device, deviation, dots) {
+pub(super) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
+    match wrong(device, deviation) {
         None => Ok(()),
         Some(how) => Err(DeviceError {
             device: device.name.clone(),

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use emberflow_opencl as cl;
 use emberflow_storage::clock;
 
-use super::opencl::{OpenCl, TakenAs, facts};
+use super::opencl::{OpenCl, facts};
 use super::{CpuDevice, Device, DeviceError, Facts, Kept, SimDevice, Simulated};
 use crate::planner::rates::Rates;
 use crate::split::snapdragon::MEMORY_OF_CPU;
@@ -24,8 +24,6 @@ pub enum DeviceChoice {
     OpenCl(usize),
     /// The same, taken to have a memory of its own whatever it says, so that weights are copied to it.
     OpenClApart(usize),
-    /// The same, which multiplies rows of f16 in half precision: by floats, where it has no such arithmetic.
-    OpenClHalf(usize),
     /// A simulated one.
     Sim(Simulated),
     /// None, on the phone that it is simulated on: to compare with.
@@ -51,7 +49,6 @@ impl FromStr for DeviceChoice {
                 (Some(name), _) => simulated(name),
                 (_, Some(n)) => match n.split_once(':') {
                     Some((n, "copies")) => n.parse().map(Self::OpenClApart).ok(),
-                    Some((n, "half")) => n.parse().map(Self::OpenClHalf).ok(),
                     Some(_) => None,
                     None => n.parse().map(Self::OpenCl).ok(),
                 },
@@ -60,8 +57,8 @@ impl FromStr for DeviceChoice {
         };
         known.ok_or_else(|| {
             format!(
-                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N, opencl:N:copies or opencl:N:half \
-                 (see doctor), sim:8gen3, sim:8gen3-gpu or sim:8gen3-none"
+                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N or opencl:N:copies (see doctor), \
+                 sim:8gen3, sim:8gen3-gpu or sim:8gen3-none"
             )
         })
     }
@@ -84,17 +81,14 @@ impl DeviceChoice {
                 set_clock()?;
                 return Ok(Some(Device::new(Box::new(SimDevice::new(of)))));
             }
-            Self::OpenCl(number) | Self::OpenClApart(number) | Self::OpenClHalf(number) => number,
+            Self::OpenCl(number) | Self::OpenClApart(number) => number,
             Self::Auto => match cl::list().iter().position(|found| found.gpu) {
                 Some(number) => number,
                 None => return Ok(None),
             },
         };
-        let taken = TakenAs {
-            apart: matches!(self, Self::OpenClApart(_)),
-            half: matches!(self, Self::OpenClHalf(_)),
-        };
-        Ok(Some(Device::new(Box::new(OpenCl::open(number, taken)?))))
+        let apart = matches!(self, Self::OpenClApart(_));
+        Ok(Some(Device::new(Box::new(OpenCl::open(number, apart)?))))
     }
 }
 
@@ -103,9 +97,7 @@ impl DeviceChoice {
     /// CPU's kernels.
     pub fn kept(self) -> Option<Kept> {
         match self {
-            Self::OpenCl(_) | Self::OpenClApart(_) | Self::OpenClHalf(_) | Self::Auto => {
-                Kept::here()
-            }
+            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Auto => Kept::here(),
             Self::None | Self::Cpu | Self::Sim(_) | Self::SimNone => None,
         }
     }

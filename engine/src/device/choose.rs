@@ -81,12 +81,9 @@ impl Tried {
     }
 }
 
-/// Whether all that is right has bits of its own: these may depend on the form, and times must not decide on them. Those of
-/// half precision are the same in all forms.
+/// Whether all that is right has bits of its own: these may depend on the form, and times must not decide on them.
 fn has_own_bits(tried: &[Tried]) -> bool {
-    !tried
-        .iter()
-        .any(|t| t.is_right(true) || t.form.dots == Dots::Half)
+    !tried.iter().any(|t| t.is_right(true))
 }
 
 /// What times are of: one row, several, many; or the first two together, for what all have.
@@ -113,8 +110,7 @@ impl Of {
 fn best(tried: &[Tried], of: Of) -> Option<&Tried> {
     let own = has_own_bits(tried);
     let time = |t: &Tried| of.time(t.seconds());
-    let bits = |t: &Tried| !own && t.form.dots != Dots::Half;
-    let mut right = tried.iter().filter(|t| t.is_right(bits(t)));
+    let mut right = tried.iter().filter(|t| t.is_right(!own));
     let first = right.next()?;
     let faster = |best, next| match time(next) < time(best) * FASTER && !own {
         true => next,
@@ -195,7 +191,7 @@ fn attempt(both: &mut Both<'_>, order: Order, form: Form) -> Tried {
             ..Kernels::default()
         })?;
         let apart = both.compare_all()?;
-        Ok(match is_wrong(apart.worst, form.dots) {
+        Ok(match is_wrong(apart.worst) {
             true => Outcome::Wrong(apart.worst),
             false => Outcome::Right {
                 worst: apart.worst,
@@ -287,7 +283,6 @@ mod tests {
                 (Team::Alone, Dots::Packed) => right(true, [2.5, 1.0]),
                 (Team::Local, Dots::Packed) => Outcome::Refused("no".into()),
                 (Team::Subgroup, Dots::Packed) => unreachable!("of a team that is wrong"),
-                (_, Dots::Half) => unreachable!("it has bits of its own"),
                 (Team::Block, dots) => Outcome::Right {
                     worst: 0.0,
                     same_bits: true,
@@ -314,18 +309,6 @@ mod tests {
             tried(forms[1], right(false, [1.0, 1.0])),
         ];
         assert_eq!(best_ways(&all).unwrap(), forms[0].into());
-        // But on half precision, whose forms have the same.
-        let half = |team| Form {
-            team,
-            dots: Dots::Half,
-        };
-        let halves = [Team::Alone, Team::Block].map(half);
-        let of_halves = [
-            tried(halves[0], right(false, [1.0, 9.0])),
-            tried(halves[1], right(false, [9.0, 1.0])),
-        ];
-        let ways = best_ways(&of_halves).unwrap();
-        assert_eq!([ways.one.form, ways.many.form], halves);
         // And the CPU's are taken however slow.
         all.push(tried(forms[2], right(true, [99.0, 99.0])));
         assert_eq!(best_ways(&all).unwrap(), forms[2].into());

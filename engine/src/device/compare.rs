@@ -8,8 +8,7 @@ use emberflow_storage::clock::Moment;
 
 use super::numbers::Numbers;
 use super::{
-    CpuDevice, Dense, DenseShape, DeviceError, Dots, Kernels, NeuronRows, Order, Part, Room, Sums,
-    Work,
+    CpuDevice, Dense, DenseShape, DeviceError, Kernels, NeuronRows, Order, Part, Room, Sums, Work,
 };
 use crate::store::regions::CLUSTER;
 
@@ -36,9 +35,8 @@ pub(super) const LONG: f64 = 0.05;
 /// How much faster other kernels must be: less is chance.
 pub(super) const FASTER: f64 = 0.97;
 
-/// Largest deviation of a class of numerics of its own, as a share of the largest sum; the same of half precision.
+/// Largest deviation of a class of numerics of its own, as a share of the largest sum.
 const TOLERANCE: f32 = 1e-4;
-const OF_HALVES: f32 = 1e-2;
 
 /// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
 pub(super) fn cases() -> [Case; 11] {
@@ -161,8 +159,6 @@ pub(super) struct Both<'d> {
     known: Part,
     /// Of the device, and how it lies there.
     part: Option<(Part, Order)>,
-    /// How its kernels multiply.
-    dots: Dots,
     pub shape: DenseShape,
     /// Of the reference.
     expected: Vec<(Case, Answer)>,
@@ -187,7 +183,6 @@ impl<'d> Both<'d> {
             neurons,
             known,
             part: None,
-            dots: Dots::default(),
             shape: *shape,
             expected: Vec::new(),
         })
@@ -196,7 +191,6 @@ impl<'d> Both<'d> {
     /// Has the device run these kernels, with the neurons in their order.
     pub fn set(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
         self.device.set_kernels(kernels)?;
-        self.dots = kernels.dots();
         if self.part.is_none_or(|(_, order)| order != kernels.order) {
             self.part = None;
             self.part = Some((self.neurons.upload(self.device)?, kernels.order));
@@ -238,7 +232,7 @@ impl<'d> Both<'d> {
         let mut all = Apart::NONE;
         for case in cases() {
             all = all.and(self.compare(case)?);
-            if is_wrong(all.worst, self.dots) {
+            if is_wrong(all.worst) {
                 break;
             }
         }
@@ -527,10 +521,6 @@ pub(crate) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
 }
 
 /// Whether results are further from the CPU's than another order of sums makes them.
-pub(super) fn is_wrong(deviation: f32, dots: Dots) -> bool {
-    deviation
-        > match dots {
-            Dots::Half => OF_HALVES,
-            Dots::Widened | Dots::Packed => TOLERANCE,
-        }
+pub(super) fn is_wrong(deviation: f32) -> bool {
+    deviation > TOLERANCE
 }

@@ -2,19 +2,14 @@
 //! clusters, masks, biases, denormals, infinities. Forms with integer dot products are run by plain arithmetic where a device
 //! has none; forms of subgroups where it has these.
 
-use emberflow_kernels::{Activations, Cpu, DType, Row};
+use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
-use half::f16;
 
 use super::compare::{Both, Case, cases};
-use super::halves::reference;
-use super::opencl::{OpenCl, TakenAs};
 use super::product_ways::apart;
 use super::{
-    Choices, Dense, DenseShape, Device, DeviceChoice, Dots, Form, Kernels, NeuronRows, Order, Room,
-    Sums, Team, Ways, Work, list,
+    Choices, Dense, DenseShape, Device, DeviceChoice, Dots, Form, Kernels, Order, Team, Ways, list,
 };
-use crate::store::regions::CLUSTER;
 
 /// Devices with memories of their own, so that both orders are possible.
 fn devices() -> Vec<Device> {
@@ -173,102 +168,4 @@ fn blocks_of_all_sizes_have_the_cpus_bits() {
             }
         }
     }
-}
-
-/// Forms in half precision beside their scalar reference, on devices that keep denormals: each neuron's Down row is an element's unit vector, so that sums
-/// are hidden values.
-#[test]
-fn half_precision_has_its_references_bits() {
-    for number in 0..list().len() {
-        let (apart, half) = (true, true);
-        let device = OpenCl::open(number, TakenAs { apart, half }).unwrap();
-        let device = Device::new(Box::new(device));
-        let lease = device.lease().unwrap();
-        for d in [160, 331] {
-            let shape = shape(DType::F16, d, Activation::Relu, true);
-            let mut dense = lease.dense();
-            dense.prepare(&shape).unwrap();
-            dense.make_room(&ROOM).unwrap();
-            let rows = halves_of(d);
-            let forms = dense.choices(DType::F16).forms;
-            let both = [Order::Rows, Order::Tiles];
-            for (order, form) in both
-                .into_iter()
-                .flat_map(|order| forms.iter().map(move |&form| (order, form)))
-            {
-                assert_eq!(form.dots, Dots::Half);
-                dense.set_kernels(&kernels(order, form)).unwrap();
-                for (tokens, size) in [(1, 1.0), (3, 1e-39), (19, 1e30)] {
-                    let x: Vec<f32> = (0..tokens * d)
-                        .map(|i| size * (0.37 * i as f32).sin())
-                        .collect();
-                    let found = hidden_of(dense.as_mut(), &rows, &x, d);
-                    for (x, found) in x.chunks_exact(d).zip(found.chunks_exact(d)) {
-                        for (row, found) in rows.iter().zip(found) {
-                            let expected = reference::dot(row, x).max(0.0);
-                            assert_eq!(
-                                expected.to_bits(),
-                                found.to_bits(),
-                                "{order}, {form}, {d}, {tokens}"
-                            );
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-const ROOM: Room = Room {
-    rows: 19,
-    clusters: 1,
-    pairs: 19,
-};
-
-/// Rows of a cluster, from denormals up.
-fn halves_of(d: usize) -> Vec<Vec<f16>> {
-    let row = |n: usize| {
-        let size = [1.0, 1e-6, 30.0][n % 3];
-        let element = move |i: usize| f16::from_f32(size * (0.61 * (n * d + i) as f32).cos());
-        (0..d).map(element).collect()
-    };
-    (0..CLUSTER).map(row).collect()
-}
-
-/// Hidden values of a cluster, as the first elements of each token's sums.
-fn hidden_of(device: &mut dyn Dense, rows: &[Vec<f16>], x: &[f32], d: usize) -> Vec<f32> {
-    let down = |n: usize| (0..d).map(move |i| f16::from_f32(f32::from(u8::from(i == n))));
-    let bytes = |row: &mut dyn Iterator<Item = f16>| -> Vec<u8> {
-        row.flat_map(f16::to_le_bytes).collect()
-    };
-    let gates: Vec<Vec<u8>> = rows
-        .iter()
-        .map(|row| bytes(&mut row.iter().copied()))
-        .collect();
-    let downs: Vec<Vec<u8>> = (0..rows.len()).map(|n| bytes(&mut down(n))).collect();
-    let row = |bytes| Row::inline(DType::F16, d, bytes);
-    let part = device.reserve(rows.len()).unwrap();
-    let mut neurons = gates.iter().zip(&downs).map(|(gate, down)| NeuronRows {
-        gate: row(gate),
-        up: None,
-        down: row(down),
-    });
-    device.upload(part, 0, &mut neurons).unwrap();
-    let mut quantized = Activations::default();
-    Cpu::detect().quantize_activations(x, x.len() / d, &mut quantized);
-    let mut sums = vec![f32::NAN; x.len()];
-    let ticket = device.submit(&Work {
-        part,
-        clusters: &(0..1),
-        x,
-        quantized: quantized.all(),
-        mask: None,
-        cut: 0.0,
-        gate_bias: &[],
-        up_bias: &[],
-        end: usize::MAX,
-        sums: Sums::Each,
-    });
-    device.take(ticket.unwrap(), &mut sums).unwrap();
-    sums
 }

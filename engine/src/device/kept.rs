@@ -323,12 +323,12 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
         );
     }
     let (verdict, tried) = check::compared(device.as_mut(), shape, true)?;
-    let found = match wrong(&facts, verdict.worst, verdict.kernels.dots()) {
+    let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
     };
     kept.put(&facts, &kernels, found, tried);
-    check::accept(&facts, verdict.worst, verdict.kernels.dots())?;
+    check::accept(&facts, verdict.worst)?;
     Ok(verdict)
 }
 

@@ -22,7 +22,6 @@ mod cpu;
 mod cpu_attention;
 #[cfg(test)]
 mod forms_tests;
-mod halves;
 mod in_use;
 mod kept;
 pub(crate) mod numbers;
@@ -295,11 +294,6 @@ pub trait Dense: Send {
     /// What its kernels for rows of a format may be like.
     fn choices(&self, _dtype: DType) -> Choices {
         Choices::default()
-    }
-
-    /// The same for products of matrices.
-    fn product_choices(&self, dtype: DType) -> Choices {
-        self.choices(dtype)
     }
 
     /// Makes kernels, and has them run from here on. With another order what was reserved before is given back.

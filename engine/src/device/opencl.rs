@@ -16,7 +16,7 @@ use super::attend::{
 use super::order::{InRows, InTiles};
 use super::{
     Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
-    Order, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Ways, Work, halves, token_bytes,
+    Order, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Ways, Work, token_bytes,
 };
 use crate::kv::BLOCK;
 use crate::store::regions::CLUSTER;
@@ -43,15 +43,6 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
     }
 }
 
-/// What a device is taken to be.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct TakenAs {
-    /// It has a memory of its own, whatever it says.
-    pub apart: bool,
-    /// It multiplies rows of f16 in half precision.
-    pub half: bool,
-}
-
 /// Neurons of a bank.
 struct Bank {
     /// Number of its buffer.
@@ -72,10 +63,6 @@ pub(super) struct OpenCl {
     /// Whether each shared matrix is multiplied by activations in 8 bits.
     grouped: Vec<bool>,
     tickets: u64,
-    /// Rows of f16 are multiplied in half precision.
-    half: bool,
-    /// Tokens for that.
-    halves: Vec<u8>,
 }
 
 /// The definition of a format in `rows.cl`.
@@ -91,25 +78,18 @@ fn format_of(dtype: DType) -> Option<&'static str> {
 }
 
 impl OpenCl {
-    /// Opens the device of this number.
+    /// Opens the device of this number. With `apart` it is taken to have a memory of its own, whatever it says.
     ///
     /// # Errors
     /// No such device, or the driver's.
-    pub fn open(number: usize, taken: TakenAs) -> Result<Self, DeviceError> {
-        let TakenAs { apart, half } = taken;
+    pub fn open(number: usize, apart: bool) -> Result<Self, DeviceError> {
         let device = cl::Device::open(number, apart).map_err(|e| DeviceError {
             device: format!("opencl:{number}"),
             what: e.to_string(),
         })?;
         let mut facts = facts(device.facts());
-        for (is, told) in [
-            (apart, " (memory of its own)"),
-            (half && device.has_halves(), " (half precision)"),
-            (half && !device.has_halves(), " (half precision by floats)"),
-        ] {
-            if is {
-                facts.name.push_str(told);
-            }
+        if apart {
+            facts.name.push_str(" (memory of its own)");
         }
         Ok(Self {
             facts,
@@ -120,8 +100,6 @@ impl OpenCl {
             banks: Vec::new(),
             grouped: Vec::new(),
             tickets: 0,
-            half,
-            halves: Vec::new(),
         })
     }
 
@@ -130,11 +108,6 @@ impl OpenCl {
             device: self.facts.name.clone(),
             what: what.to_string(),
         }
-    }
-
-    /// Whether rows of a format are multiplied in half precision.
-    fn is_half(&self, dtype: DType) -> bool {
-        self.half && dtype == DType::F16
     }
 
     fn shape(&self) -> Result<DenseShape, DeviceError> {
@@ -264,10 +237,7 @@ impl Dense for OpenCl {
             options: self.options(shape, dtype),
             d: shape.d,
             cluster: CLUSTER,
-            token_bytes: match self.is_half(shape.dtype) {
-                true => halves::token_bytes(shape.d),
-                false => shape.token_bytes(),
-            },
+            token_bytes: shape.token_bytes(),
             grouped: shape.dtype.is_grouped(),
         };
         let prepared = self.device.prepare(&spec);
@@ -278,18 +248,8 @@ impl Dense for OpenCl {
     fn choices(&self, dtype: DType) -> Choices {
         Choices {
             orders: self.device.orders().to_vec(),
-            forms: match self.is_half(dtype) {
-                true => self.device.half_forms(),
-                false => self.device.forms(dtype.is_grouped()),
-            },
-            groups: self.device.group_sizes().collect(),
-        }
-    }
-
-    fn product_choices(&self, dtype: DType) -> Choices {
-        Choices {
             forms: self.device.forms(dtype.is_grouped()),
-            ..self.choices(dtype)
+            groups: self.device.group_sizes().collect(),
         }
     }
 
@@ -430,9 +390,6 @@ impl Dense for OpenCl {
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
         let shape = self.shape()?;
-        if self.is_half(shape.dtype) {
-            halves::tokens(work.x, shape.d, &mut self.halves);
-        }
         let bank = self.bank(work.part)?;
         let work = cl::Work {
             part: bank.buffer,
@@ -442,7 +399,6 @@ impl Dense for OpenCl {
             rows: work.rows(),
             x: match shape.dtype.is_grouped() {
                 true => work.quantized.bytes(),
-                false if self.is_half(shape.dtype) => &self.halves,
                 false => bytemuck::cast_slice(work.x),
             },
             mask: work.mask,

@@ -149,7 +149,7 @@ impl<'d> Trial<'d> {
         let mut outcome = || -> Result<Outcome, DeviceError> {
             self.set(ways)?;
             let apart = self.apart()?;
-            Ok(match is_wrong(apart, ways.one.form.dots) {
+            Ok(match is_wrong(apart) {
                 true => Outcome::Wrong(apart),
                 false => Outcome::Right {
                     worst: apart,
@@ -163,7 +163,7 @@ impl<'d> Trial<'d> {
 
     /// The fastest ways, and what was tried.
     fn chosen(&mut self, of: &str) -> Result<(Option<Ways>, Vec<Tried>), DeviceError> {
-        let choices = self.device.product_choices(self.matrix.dtype);
+        let choices = self.device.choices(self.matrix.dtype);
         let name = self.device.facts().name.clone();
         let (order, mut tried) = (self.order, Vec::new());
         try_forms(&choices.forms, &mut tried, |form| {
@@ -212,7 +212,7 @@ impl Lease {
         dtype: DType,
         cols: usize,
     ) -> Result<(), DeviceError> {
-        let choices = self.dense().product_choices(dtype);
+        let choices = self.dense().choices(dtype);
         let Some(kept) = self.kept().filter(|_| !choices.is_one()) else {
             let mut dense = self.dense();
             dense.prepare_products(dtype, cols)?;
@@ -230,7 +230,7 @@ impl Lease {
         if let Some(Found::Ways(ways)) = known {
             trial.set(ways)?;
             // So that the driver has made the kernels, too.
-            if !is_wrong(trial.apart()?, ways.one.form.dots) {
+            if !is_wrong(trial.apart()?) {
                 dense.clear();
                 return dense.make_product_room(&ProductRoom::default());
             }

@@ -12,7 +12,7 @@ use super::check::{accept, deviation, wrong};
 use super::numbers::Numbers;
 use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
 use super::{
-    Block, DeviceError, Dots, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes,
+    Block, DeviceError, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes,
 };
 use crate::error::Error;
 use crate::input::Input;
@@ -150,7 +150,7 @@ impl Sharing<'_> {
             return Ok(false);
         };
         let (_, apart) = self.one(matrix, *number, rows, 1)?;
-        accept(self.device.dense().facts(), apart, Dots::Widened)?;
+        accept(self.device.dense().facts(), apart)?;
         Ok(apart == 0.0 || !times.same_bits)
     }
 
@@ -181,10 +181,10 @@ impl Sharing<'_> {
                 }
             }
             let facts = self.device.dense().facts().clone();
-            if let Some(how) = wrong(&facts, apart, Dots::Widened) {
+            if let Some(how) = wrong(&facts, apart) {
                 self.device.lease().keep_products(of, Found::Wrong(how));
             }
-            accept(&facts, apart, Dots::Widened)?;
+            accept(&facts, apart)?;
             times.same_bits &= apart == 0.0;
             let [[cpu_few, its_few], [cpu, its]] = best;
             let both = [

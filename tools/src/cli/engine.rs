@@ -74,7 +74,7 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub read_ahead: ReadAheadArg,
     /// A device that holds the hottest neurons and computes them beside the processor: none, opencl or
-    /// opencl:N (see doctor), opencl:N:half (rows of f16 in half precision: other bits), cpu (the
+    /// opencl:N (see doctor), cpu (the
     /// processor once more, to try it out), auto (a graphics processor, where there is one), sim:8gen3, sim:8gen3-gpu or sim:8gen3-none (a phone's NPU,
     /// GPU or neither: the phone is simulated, with its disk). Models without experts.
     #[arg(long, value_name = "DEVICE", default_value = "none")]

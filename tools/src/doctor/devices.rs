@@ -42,7 +42,7 @@ fn verdict(number: usize) -> Result<Verdict, DeviceError> {
 }
 
 /// Extensions that matter to kernels.
-const EXTENSIONS: [(&str, &str); 5] = [
+const EXTENSIONS: [(&str, &str); 4] = [
     ("cl_khr_subgroup_shuffle", "subgroup shuffles"),
     ("cl_intel_subgroups", "Intel's subgroups"),
     (
@@ -50,7 +50,6 @@ const EXTENSIONS: [(&str, &str); 5] = [
         "subgroups of a fixed size",
     ),
     ("cl_khr_integer_dot_product", "integer dot products"),
-    ("cl_khr_fp16", "half precision"),
 ];
 
 /// What is known of a device.
