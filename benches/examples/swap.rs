@@ -7,11 +7,12 @@
 //!
 //! With `SWAP_PASSES` set it prints each pass.
 
+use std::time::Instant;
+
 use std::error::Error;
 
 use emberflow_engine::device::DeviceChoice;
 use emberflow_engine::{Budget, Engine, Logits, Model, Options, Sequence, Span};
-use emberflow_storage::clock::Moment;
 
 /// Live texts, in turns.
 const LIVE: [usize; 2] = [1, 4];
@@ -114,7 +115,7 @@ fn pass(engine: &mut Engine, texts: &mut [Sequence], token: u32) -> Result<f64, 
     let mut spans: Vec<Span<'_>> = (texts.iter_mut().zip(&tokens))
         .map(|(sequence, tokens)| Span { sequence, tokens })
         .collect();
-    let start = Moment::now();
+    let start = Instant::now();
     engine.forward_batch(&mut spans, Logits::Last)?;
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }

@@ -3,12 +3,13 @@
 //! Only where layers are plain (norm, attention, sum, norm, FFN, sum) and the device has a memory of its own. The first
 //! passes are computed both ways: other bits are told and refused, and the faster way stays.
 
+use std::time::Instant;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use emberflow_kernels::Cpu;
 use emberflow_models::config::{ModelConfig, Parallel};
-use emberflow_storage::clock::Moment;
 
 use crate::attention::on_device::OnDevice;
 use crate::counters::nanoseconds;
@@ -181,7 +182,7 @@ impl Layers {
         if off || pass.rows > self.rows {
             return Ok(Whole::No);
         }
-        let (start, of) = (Moment::now(), with.of);
+        let (start, of) = (Instant::now(), with.of);
         let begun = with.ffn.store.tracer().now();
         // The device writes these positions of its copy at once.
         for span in spans.iter_mut() {

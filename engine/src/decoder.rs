@@ -5,11 +5,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Parallel};
-use emberflow_storage::clock::Moment;
 
 use crate::attention::AttentionLayer;
 use crate::attention::try_on::{Placed, Trying};
@@ -176,7 +175,7 @@ impl Decoder {
         hooks: Hooks<'_, '_>,
     ) -> Result<bool, Error> {
         let timed = pass.layers.is_none() && self.try_device(spans, &hooks);
-        let begun = Moment::now();
+        let begun = Instant::now();
         let done = self.go_on(pass, spans, hooks)?;
         if let Some(trial) = self.trial.as_mut().filter(|_| timed && done) {
             trial.end(pass.rows, begun.elapsed().as_secs_f64());
@@ -226,7 +225,7 @@ impl Decoder {
             Whole::Done => self.weights.layers.len(),
             _ => first,
         };
-        let start = Moment::now();
+        let start = Instant::now();
         for layer in first..self.weights.layers.len() {
             self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);
@@ -280,7 +279,7 @@ impl Decoder {
         if hooks.looks_inside() {
             return Ok(Whole::No);
         }
-        let start = Moment::now();
+        let start = Instant::now();
         let Some((Some(layers), mut with)) = self.with_device() else {
             return Ok(Whole::No);
         };
@@ -374,7 +373,7 @@ impl Decoder {
         spans: &mut [Span<'_>],
         hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
-        let mut last = Moment::now();
+        let mut last = Instant::now();
         self.route_early(number, pass)?;
         if let Some(streams) = &mut self.streams {
             streams.predict(&self.on, number, pass, &mut self.scratch);
@@ -536,7 +535,7 @@ impl Decoder {
     /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one
     /// read of the head's weights. [`Decoder::logits`] returns them in this order.
     pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
-        let start = Moment::now();
+        let start = Instant::now();
         let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
         let tracer = self.ffn.store.tracer();
         tracer.section(&trace::HEAD, [0; 2]);
@@ -584,8 +583,8 @@ fn show_attention(
 }
 
 /// Adds the time since `last` to `sum` and restarts.
-fn lap(sum: &mut Duration, last: &mut Moment) {
-    let now = Moment::now();
+fn lap(sum: &mut Duration, last: &mut Instant) {
+    let now = Instant::now();
     *sum += now - *last;
     *last = now;
 }

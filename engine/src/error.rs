@@ -55,9 +55,6 @@ pub enum Error {
         #[from]
         source: DeviceError,
     },
-    /// A simulated device beside a real disk.
-    #[error("a simulated device needs a simulated disk: --io sim:ufs4, or --device none")]
-    SimulatedDevice,
     /// A device cannot be used with these options.
     #[error("a device computes neurons of {0}; --device none does without it")]
     DeviceUse(&'static str),

@@ -7,7 +7,7 @@ use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::container::{Container, TensorEntry};
-use emberflow_storage::io::{FileSource, IoChoice};
+use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
@@ -150,10 +150,6 @@ fn checked_device(
     let Some(device) = &options.device else {
         return Ok(None);
     };
-    // A real disk would read on while the simulation's clock stands still.
-    if device.facts().simulated && !matches!(options.io, IoChoice::Sim(_)) {
-        return Err(Error::SimulatedDevice);
-    }
     let refused = match () {
         // A device activates each gate by itself.
         () if c.form.has_gate_top() => {

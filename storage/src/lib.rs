@@ -7,7 +7,6 @@
 pub mod arena;
 pub mod budget;
 pub mod cache;
-pub mod clock;
 pub mod container;
 pub mod durable;
 mod error;

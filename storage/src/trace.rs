@@ -3,11 +3,11 @@
 //! A [`Tracer`] is an optional handle; without a trace it costs one branch. Each compute thread,
 //! the I/O thread and the device has a lane, a preallocated ring of its latest spans.
 
+use std::time::Instant;
+
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use crate::clock::Moment;
 
 /// A kind of work.
 #[derive(Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub const OTHERS: usize = 3;
 
 /// The recorder.
 pub struct Trace {
-    epoch: Moment,
+    epoch: Instant,
     /// Compute threads. The lanes of the I/O thread, the device and an accelerator follow theirs.
     threads: usize,
     /// Spans per lane.
@@ -119,7 +119,7 @@ impl Trace {
             ..Ring::default()
         };
         Self {
-            epoch: Moment::now(),
+            epoch: Instant::now(),
             threads,
             room,
             lanes: (0..threads + OTHERS).map(|_| Mutex::new(ring())).collect(),

@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::device::{Device, SimDevice, Simulated};
 use emberflow_engine::{
     Admission, Budget, Engine, Event, Finished, Options, Request, RequestId, Stepped, Stepper,
 };
@@ -208,8 +207,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
 fn devices_follow_and_change_no_bit() {
     let long = prompt(&open(options()), PROMPT);
     let expected = generate(&mut open(options()), &long);
-    let simulated = Device::new(Box::new(SimDevice::new(Simulated::Npu8Gen3)));
-    for device in devices().into_iter().chain([simulated]) {
+    for device in devices() {
         let mut engine = open(Options {
             device: Some(device),
             device_memory: Some(256 << 10),

@@ -3,12 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 
-use emberflow_engine::device::{Device, DeviceChoice};
+use emberflow_engine::device::Device;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_storage::io::IoChoice;
 
 use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
@@ -158,15 +157,6 @@ fn open_device(args: &EngineArgs) -> Result<Option<Device>, Failure> {
     Ok(device.map(|device| device.keeping(args.device.kept())))
 }
 
-/// How to read. A simulated device comes with the storage of such a phone.
-fn io(args: &EngineArgs) -> Result<IoChoice, Failure> {
-    let name = match (args.device, args.io.as_str()) {
-        (DeviceChoice::Sim(_) | DeviceChoice::SimNone, "auto") => "sim:ufs4",
-        (_, name) => name,
-    };
-    name.parse().map_err(Failure::usage)
-}
-
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
     Ok(Options {
         budget: match args.ffn_resident {
@@ -178,7 +168,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         phases: Phases::Auto,
         ablation: args.policy,
         read_ahead: args.read_ahead.into(),
-        io: io(args)?,
+        io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,
         context,

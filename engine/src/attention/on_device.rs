@@ -6,11 +6,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::Compute;
 use emberflow_models::config::ModelConfig;
-use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use crate::counters::nanoseconds;
@@ -167,7 +166,7 @@ impl OnDevice {
         if !self.wants(Rows::of(rows, window)) || self.device.lost().is_some() {
             return false;
         }
-        let wait = Moment::now();
+        let wait = Instant::now();
         let all = x.len() / self.shape.d;
         let done = (0..all).step_by(self.room.rows).all(|first| {
             let rows = first..all.min(first + self.room.rows);

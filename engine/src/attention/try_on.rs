@@ -1,12 +1,13 @@
 //! Whether a device computes the attention of layers: what it knows, whether its results have the CPU's bits, and how
 //! fast it is beside the CPU, with this model's weights.
 
+use std::time::Instant;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
-use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::AttentionLayer;
@@ -408,7 +409,7 @@ impl Trying<'_> {
             return Ok(None);
         }
         for by_device in [run.device_first, !run.device_first] {
-            let start = Moment::now();
+            let start = Instant::now();
             match by_device {
                 false => layer.run(on, &x, &mut spans, s),
                 true if on_device.run(of, on, &x, &mut spans, s) => layer.add_o_bias(n, s),

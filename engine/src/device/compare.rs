@@ -1,10 +1,9 @@
 //! Comparisons of a device's FFN with the CPU's, and their times.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
-use emberflow_storage::clock::Moment;
 
 use super::numbers::Numbers;
 use super::{
@@ -458,7 +457,7 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
 /// Seconds of the device for some work.
 fn alone(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<f64, DeviceError> {
     let mut sums = vec![0.0; work.sums.vectors(work.clusters.len(), work.rows()) * shape.d];
-    let start = Moment::now();
+    let start = Instant::now();
     let ticket = device.submit(work)?;
     let took = match device.take(ticket, &mut sums)?.took {
         Duration::ZERO => start.elapsed(),
@@ -479,7 +478,7 @@ fn fastest(
     let mut sums = vec![0.0; work.sums.vectors(work.clusters.len(), work.rows()) * shape.d];
     let (apart, runs) = (!device.facts().unified, RUNS[usize::from(work.rows() > 1)]);
     for _ in 0..runs {
-        let start = Moment::now();
+        let start = Instant::now();
         let ticket = device.submit(work)?;
         let mut take = || -> Result<Duration, DeviceError> {
             Ok(match device.take(ticket, &mut sums)?.took {
@@ -490,7 +489,7 @@ fn fastest(
         };
         // What has a memory of its own is not slowed by the CPU, and need not have a clock.
         let before = if apart { Some(take()?) } else { None };
-        let submitted = Moment::now();
+        let submitted = Instant::now();
         run(cpu, its, shape)?;
         let busy = submitted.elapsed();
         let took = before.map_or_else(take, Ok)?;

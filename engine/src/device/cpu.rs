@@ -5,10 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Cpu, Row};
-use emberflow_storage::clock::Moment;
 use emberflow_storage::io::prefer_huge_pages;
 
 use super::attend::{
@@ -68,7 +67,7 @@ struct Task {
     sums: Sums,
     /// Of the work before, where that goes on.
     total: Vec<f32>,
-    submitted: Moment,
+    submitted: Instant,
 }
 
 /// Sums of each cluster and row, and what came out besides.
@@ -122,7 +121,6 @@ impl CpuDevice {
                 unified: true,
                 memory: u64::MAX,
                 longest: u64::MAX,
-                simulated: false,
                 compiles: false,
             },
             shape: None,
@@ -270,7 +268,7 @@ impl Dense for CpuDevice {
             up_bias: work.up_bias.to_vec(),
             end: work.end,
             sums: work.sums,
-            submitted: Moment::now(),
+            submitted: Instant::now(),
         };
         self.begin(move || task.answer())
     }
@@ -304,7 +302,7 @@ impl Dense for CpuDevice {
             blocks,
             x: floats(grouped, input.x),
             quantized: copied(input.quantized),
-            submitted: Moment::now(),
+            submitted: Instant::now(),
         };
         self.begin(move || task.answer())
     }
@@ -404,7 +402,7 @@ struct Multiply {
     blocks: Vec<(SharedMatrix, Range<usize>)>,
     x: Vec<f32>,
     quantized: Activations,
-    submitted: Moment,
+    submitted: Instant,
 }
 
 impl Multiply {

@@ -1,10 +1,11 @@
 //! Attention of a layer on the CPU as a device: the reference of other devices.
 
+use std::time::Instant;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, math};
-use emberflow_storage::clock::Moment;
 
 use super::HostBytes;
 use super::attend::{Attend, AttendSpan, AttentionLayer, AttentionShape};
@@ -25,7 +26,7 @@ pub(super) struct Task {
     x: Vec<f32>,
     angles: [Vec<f32>; 2],
     spans: Vec<AttendSpan>,
-    pub submitted: Moment,
+    pub submitted: Instant,
 }
 
 /// A head's query.
@@ -58,7 +59,7 @@ impl Task {
             x: work.x.to_vec(),
             angles: work.angles.map(<[f32]>::to_vec),
             spans: work.spans.to_vec(),
-            submitted: Moment::now(),
+            submitted: Instant::now(),
         }
     }
 

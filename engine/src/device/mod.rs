@@ -31,7 +31,6 @@ mod order;
 mod product_ways;
 pub(crate) mod products;
 pub(crate) mod share;
-mod sim;
 #[cfg(test)]
 mod tests;
 mod widths;
@@ -62,7 +61,6 @@ pub(crate) use self::in_use::InUse;
 pub use self::kept::{AttentionTimes, Entry, Found, Kept, Times, checked};
 pub(crate) use self::kept::{OfAttention, OfProducts};
 pub use self::products::{ProductRoom, SharedMatrix};
-pub use self::sim::{SimDevice, Simulated};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
 pub use crate::input::Input;
@@ -91,8 +89,6 @@ pub struct Facts {
     pub memory: u64,
     /// The longest buffer, in bytes.
     pub longest: u64,
-    /// Its times are those of a model of it.
-    pub simulated: bool,
     /// Its driver makes kernels while the program runs.
     pub compiles: bool,
 }

@@ -38,7 +38,6 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
         unified: of.unified,
         memory: of.memory,
         longest: of.longest,
-        simulated: false,
         compiles: true,
     }
 }

@@ -1,11 +1,12 @@
 //! Which kernels a device multiplies matrices with: tried once for each format and width, before the plan, so that what the
 //! driver takes to make them is part of the process that the plan knows.
 
+use std::time::Instant;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
-use emberflow_storage::clock::Moment;
 
 use super::choose::{Outcome, Tried, best_ways, try_forms};
 use super::compare::{FASTER, LONG, Seconds, deviation, is_wrong};
@@ -98,7 +99,7 @@ impl<'d> Trial<'d> {
             matrix: self.number,
             rows,
         };
-        let start = Moment::now();
+        let start = Instant::now();
         let ticket = self.device.multiply(&[block], input)?;
         let took = match self.device.take_products(ticket, &mut out)? {
             took if took.is_zero() => start.elapsed(),

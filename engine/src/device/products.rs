@@ -14,11 +14,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::DType;
-use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 use serde::{Deserialize, Serialize};
 
@@ -233,7 +232,7 @@ impl Products {
         tokens: usize,
         then: impl FnOnce(&[f32]) -> T,
     ) -> Option<T> {
-        let wait = Moment::now();
+        let wait = Instant::now();
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = match results.get_mut(..begun.len) {
             Some(results) => (self.device.dense()).take_products(begun.ticket, results),

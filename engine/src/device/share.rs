@@ -2,10 +2,9 @@
 //! the engine is opened, the CPU at work beside it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Compute, DType};
-use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::check::{accept, deviation, wrong};
@@ -221,7 +220,7 @@ impl Sharing<'_> {
             matrix: number,
             rows: 0..rows,
         };
-        let start = Moment::now();
+        let start = Instant::now();
         let ticket = self.device.dense().multiply(&[block], input)?;
         let mut take = || -> Result<Duration, DeviceError> {
             let took = self.device.dense().take_products(ticket, &mut found)?;
@@ -234,7 +233,7 @@ impl Sharing<'_> {
         // What has a memory of its own is not slowed by the CPU, and need not have a clock.
         let apart = !self.device.dense().facts().unified;
         let before = if apart { Some(take()?) } else { None };
-        let submitted = Moment::now();
+        let submitted = Instant::now();
         matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut expected);
         let busy = submitted.elapsed();
         let took = before.map_or_else(take, Ok)?;

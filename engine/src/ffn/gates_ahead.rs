@@ -6,10 +6,9 @@
 //! where the reads that it begins early take longer. Models with predictors look ahead by these
 //! (`lookahead.rs`). A wrong guess costs a read and changes no result.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Compute};
-use emberflow_storage::clock::Moment;
 
 use super::activation::Gating;
 use super::gates::GateWork;
@@ -75,7 +74,7 @@ impl GatesAhead {
         next: &Upcoming<'_>,
         then: &mut dyn FnMut(&[u32]),
     ) -> Duration {
-        let start = Moment::now();
+        let start = Instant::now();
         rows_or_copy(next.norm, on.cpu, next.residual, &mut self.normed);
         let work = GateWork {
             cpu: on.cpu,

@@ -8,10 +8,9 @@
 //! and changes no output.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Compute, Cpu, Lane, Lanes};
-use emberflow_storage::clock::Moment;
 
 use super::mask;
 use super::predict::Predictors;
@@ -150,7 +149,7 @@ impl Lookahead {
         next: &Upcoming<'_>,
         then: &mut (dyn FnMut(&[u32]) + Send),
     ) -> Duration {
-        let start = Moment::now();
+        let start = Instant::now();
         self.guessed = None;
         let Upcoming {
             bank,
@@ -186,7 +185,7 @@ impl Lookahead {
             third: Lane::new(guess, CLUSTER),
         };
         let name = |c: usize, named: &mut [u64], margins: &mut [f32], guess: &mut [f32]| {
-            let start = Moment::now();
+            let start = Instant::now();
             predictors.margins(cpu, bank, features, c * CLUSTER, margins);
             if !guess.is_empty() {
                 guess.copy_from_slice(margins);

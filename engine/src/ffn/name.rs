@@ -4,12 +4,13 @@
 //! predicted ones, or all. Threads evaluate the bank in parallel. Between its own pieces the
 //! calling thread looks up finished pieces and submits their reads.
 
+use std::time::Instant;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
-use emberflow_storage::clock::Moment;
 use emberflow_storage::trace::Tracer;
 
 use super::activation::Gating;
@@ -70,7 +71,7 @@ impl Naming<'_> {
             wanted.fill(0);
             wanted[..here].copy_from_slice(&set[first..][..here]);
         } else if let Some(predictor) = self.predictor {
-            let start = Moment::now();
+            let start = Instant::now();
             let predicting = Predicting {
                 cpu: self.cpu,
                 predictor,
@@ -330,7 +331,7 @@ impl Ffn {
         let Some(predictor) = prepare(on, predictors, counts, of.bank, features, cutoffs) else {
             return;
         };
-        let start = Moment::now();
+        let start = Instant::now();
         let predicting = Predicting {
             cpu: on.cpu,
             predictor,
@@ -382,7 +383,7 @@ fn prepare<'a>(
 ) -> Option<&'a Predictors> {
     cutoffs.clear();
     let predictors = predictors.as_mut()?;
-    let start = Moment::now();
+    let start = Instant::now();
     let names = predictors.prepare(on, bank, features);
     counts.predict_ns += nanoseconds(start.elapsed());
     counts.bytes += if names { predictors.bytes(bank) } else { 0 };

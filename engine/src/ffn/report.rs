@@ -1,7 +1,8 @@
 //! Passes predictor margins to the cold region at the end of prefill.
 
+use std::time::Instant;
+
 use emberflow_kernels::Compute;
-use emberflow_storage::clock::Moment;
 
 use super::pairs::Inputs;
 use super::recent::RECENT;
@@ -23,7 +24,7 @@ impl Ffn {
         let [unit] = self.units[..] else {
             return;
         };
-        let start = Moment::now();
+        let start = Instant::now();
         let whole = inputs.of(0);
         let features = whole.input.features(whole.residual);
         for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {

@@ -17,8 +17,6 @@ pub struct DeviceReport {
     pub name: String,
     /// Version of its driver.
     pub driver: String,
-    /// Whether its times, and so those of the run, are those of a model.
-    pub simulated: bool,
     /// Whether its memory is the machine's, so that what it holds counts in the budget.
     pub unified: bool,
     /// Clusters of neurons that it holds.
@@ -233,7 +231,6 @@ impl DeviceReport {
         Self {
             name: facts.name.clone(),
             driver: facts.driver.clone(),
-            simulated: facts.simulated,
             unified: facts.unified,
             clusters,
             ffn_share: share(clusters),

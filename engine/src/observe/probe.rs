@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use emberflow_storage::clock;
-
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::Oracle;
@@ -33,12 +31,12 @@ impl<'e> Probe<'e> {
     }
 
     /// Bandwidth in bytes per second at which the compute threads read attention weights and the
-    /// hot region without computing, by the program's clock: the upper bound of in-memory decode.
+    /// hot region without computing: the upper bound of in-memory decode.
     pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
         let decoder = &mut self.engine.decoder;
         let mut buffers = decoder.weights.attention_bytes();
         buffers.extend(decoder.ffn.store.hot_bytes());
-        emberflow_kernels::read_bandwidth(&decoder.on, &buffers, time) / clock::rate()
+        emberflow_kernels::read_bandwidth(&decoder.on, &buffers, time)
     }
 
     /// Bytes of weights outside the FFNs read per token: attention, norms and head.

@@ -1,6 +1,5 @@
 //! Metrics of a run: the JSON of `run --json`, and the summary.
 
-use emberflow_storage::clock;
 use emberflow_storage::mem;
 use serde::Serialize;
 
@@ -48,10 +47,6 @@ pub struct Report {
     /// The device, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
-    /// Where the run was one of a simulated phone: its seconds in one of this machine. All times above are
-    /// the phone's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub simulated_clock: Option<f64>,
     /// Active sets.
     pub sparsity: SparsityReport,
     /// Metrics of the second half of the generated tokens.
@@ -478,7 +473,6 @@ impl Report {
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
             device: engine.device(),
-            simulated_clock: Some(clock::rate()).filter(|&rate| rate != 1.0),
             policy: engine.ablation().name(),
             stop: name(generation.stop),
             sampling: None,

@@ -52,13 +52,6 @@ impl Report {
         if let Some(device) = &self.device {
             line("device", device.summary());
         }
-        if let Some(rate) = self.simulated_clock {
-            let phone = format!(
-                "the times are those of a simulated phone; its second takes {:.1} s here",
-                1.0 / rate
-            );
-            line("clock", phone);
-        }
         line("memory", self.held());
         if let Some(EnergyReport {
             source,

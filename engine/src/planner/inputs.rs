@@ -3,7 +3,6 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
-use emberflow_storage::clock;
 use emberflow_storage::io::trim_heap;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
@@ -74,7 +73,6 @@ impl Planner {
         let rates = saved.unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
-        let rates = rates.by_clock(clock::rate());
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let mut known = Temperature::read(layout, of.config, most)?;
         let firing = of.firing(&known);

@@ -137,37 +137,6 @@ impl Rates {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))
     }
 
-    /// The same, by a clock in which `rate` seconds are one of the machine's.
-    #[must_use]
-    pub fn by_clock(mut self, rate: f64) -> Self {
-        let speed = |speed: &mut Speed| {
-            speed.row_ns *= rate;
-            speed.gb_per_s.iter_mut().for_each(|point| point.1 /= rate);
-        };
-        self.check_gb_per_s /= rate;
-        for ns in [
-            &mut self.lookup_ns,
-            &mut self.replace_ns,
-            &mut self.name_ns,
-            &mut self.wake_ns,
-            &mut self.tell_ns,
-            &mut self.element_ns,
-        ] {
-            *ns *= rate;
-        }
-        for with in &mut self.threads {
-            with.section_ns *= rate;
-            with.layer_ns *= rate;
-            speed(&mut with.read);
-            for kernel in &mut with.kernels {
-                speed(&mut kernel.dot);
-                speed(&mut kernel.neuron);
-                kernel.gemm.iter_mut().for_each(|point| point.1 /= rate);
-            }
-        }
-        self
-    }
-
     /// Bytes per second at which the threads read what is in no cache, rows of q4 or anything: the best that
     /// was measured, since others may have been at work. `None` if nothing was.
     pub fn of_memory(&self) -> Option<f64> {

@@ -1,8 +1,6 @@
 //! Time, counters and energy of a generation.
 
-use std::time::Duration;
-
-use emberflow_storage::clock::Moment;
+use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
 use crate::engine::Engine;
@@ -31,8 +29,8 @@ pub struct Energy {
 
 /// Measures a generation.
 pub(super) struct Clock {
-    start: Moment,
-    last: Moment,
+    start: Instant,
+    last: Instant,
     before: Counters,
     counted: Counters,
     meter: Option<Meter>,
@@ -82,8 +80,8 @@ impl Clock {
             half: None,
             first_counted: before,
             early: None,
-            start: Moment::now(),
-            last: Moment::now(),
+            start: Instant::now(),
+            last: Instant::now(),
         }
     }
 
@@ -111,7 +109,7 @@ impl Clock {
             self.counted = counters;
         }
         self.look();
-        self.last = Moment::now();
+        self.last = Instant::now();
     }
 
     /// Samples the meter, whose counters wrap.

@@ -11,9 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use emberflow_storage::clock::Moment;
+use std::time::{Duration, Instant};
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::log_probs::LogProbs;
@@ -197,7 +195,7 @@ impl<'e> Stepper<'e> {
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
         let whole = self.engine.pass.layers.is_none();
-        let (start, before) = (Moment::now(), self.engine.counters());
+        let (start, before) = (Instant::now(), self.engine.counters());
         if !self.run()? {
             return Ok(Stepped::Yielded);
         }

@@ -67,16 +67,6 @@ pub const SYNC: f64 = 50e-6;
 /// Seconds of a synchronisation by `clFinish` (§3.1).
 pub const SLOW_SYNC: f64 = 400e-6;
 
-/// Bytes a second that all processors of such a phone reach together, and its CPU alone (PowerInfer-2 §2.3.1,
-/// OnePlus 12): beside a busy CPU another processor gets the difference, whatever it reaches alone.
-pub const MEMORY: f64 = 59.6e9;
-
-/// See [`MEMORY`].
-pub const MEMORY_OF_CPU: f64 = 43.9e9;
-
-/// Bytes a second that its GPU reaches alone (HeteroInfer §3.3: one processor gets 40 to 45 GB/s, the GPU 43.3).
-pub const MEMORY_OF_ONE: f64 = 43.3e9;
-
 /// Both with the fast synchronisation.
 pub const PAIR: Pair<'static> = Pair {
     first: &GPU,

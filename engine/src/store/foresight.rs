@@ -8,9 +8,7 @@
 //! now and then; it rests where it is below, or not clearly above after a few more trials, and for
 //! longer each time.
 
-use std::time::Duration;
-
-use emberflow_storage::clock::Moment;
+use std::time::{Duration, Instant};
 
 use crate::options::ReadAhead;
 
@@ -129,9 +127,9 @@ pub(super) struct Foresight {
     /// Trials left before a rest.
     left: u32,
     /// Beginning of the pass, and the device's busy time then; `None` with several tokens.
-    started: Option<(Moment, u64)>,
+    started: Option<(Instant, u64)>,
     /// The same of the pass before, and the time it took through the layers.
-    ended: Option<(Moment, u64, Duration)>,
+    ended: Option<(Instant, u64, Duration)>,
     idle: Mean,
     /// Experts guessed, and visited, when the trials began.
     judged: [u64; 2],
@@ -175,7 +173,7 @@ impl Foresight {
     /// before took until now, the head with it, which late reads slow down; or through the layers,
     /// where it was followed by a pause.
     pub fn begin_pass(&mut self, single: bool, busy_ns: u64) {
-        let now = Moment::now();
+        let now = Instant::now();
         if let Some((start, busy, layers)) = self.ended.take() {
             let whole = now - start;
             let took = match single && whole <= PAUSE * layers {

@@ -1,10 +1,9 @@
 //! Interface to the I/O thread: batched submissions, completions, and the pool of stream buffers
 //! for whole clusters.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::clock::Moment;
 use emberflow_storage::io::{
     CallerIo, Completion, FileSource, IoChoice, IoError, IoOptions, IoStats, IoThread, Priority,
     Read,
@@ -191,7 +190,7 @@ impl Reader {
 
     /// Blocks until a completion; `layer` is for traces.
     pub fn wait(&mut self, layer: usize) -> Result<Vec<Completion>, Error> {
-        let start = Moment::now();
+        let start = Instant::now();
         let span = self.tracer.open(&WAIT, [layer as u64, 0]);
         let waited = self.io.take(&mut self.completions, 1);
         drop(span);

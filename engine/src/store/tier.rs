@@ -14,9 +14,7 @@
 //! the device computes for these rows too.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use emberflow_storage::clock::Moment;
+use std::time::{Duration, Instant};
 
 use super::regions::CLUSTER;
 use crate::device::{
@@ -346,7 +344,7 @@ impl Tier {
 
     /// Waits for the sums; as [`Tier::submit`].
     pub fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Option<Taken>, Error> {
-        let start = Moment::now();
+        let start = Instant::now();
         let taken = self.device.dense().take(ticket, out);
         self.waited += start.elapsed();
         self.device.or_lost(taken)

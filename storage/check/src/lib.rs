@@ -14,8 +14,6 @@
 pub mod arena;
 #[path = "../../src/cache/mod.rs"]
 pub mod cache;
-#[path = "../../src/clock.rs"]
-pub mod clock;
 #[path = "../../src/io/mod.rs"]
 pub mod io;
 #[path = "../../src/limits.rs"]

@@ -2,10 +2,9 @@
 //! another thread and back takes as long as the device does.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Completion, FileSource, IoChoice, IoEngine, IoError, IoStats, Read};
-use crate::clock::Moment;
 use crate::limits::Limits;
 use crate::sync::Mutex;
 use crate::trace::Tracer;
@@ -26,7 +25,7 @@ pub struct CallerIo {
     done: Vec<Completion>,
     outstanding: usize,
     first_error: Option<Arc<IoError>>,
-    busy_since: Option<Moment>,
+    busy_since: Option<Instant>,
     batches: u64,
     busy_ns: u64,
     wait_ns: u64,
@@ -84,7 +83,7 @@ impl CallerIo {
         }
         self.batches += 1;
         self.outstanding += batch.len();
-        self.busy_since.get_or_insert_with(Moment::now);
+        self.busy_since.get_or_insert_with(Instant::now);
         let first = self.first_error.clone();
         let engine = self.engine();
         engine.submit(batch);
@@ -110,7 +109,7 @@ impl CallerIo {
         let mut stepped = self.step(false);
         let min = min.min(self.outstanding);
         if self.done.len() < min {
-            let since = Moment::now();
+            let since = Instant::now();
             while self.done.len() < min && stepped.is_ok() {
                 stepped = self.step(since.elapsed() > AWAKE);
             }

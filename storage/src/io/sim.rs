@@ -7,13 +7,12 @@
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::device::{Device, Reaped, Waker};
 use super::profile::{Core, Profile};
 use super::source::FileSource;
 use super::sys::{self, Command, Piece};
-use crate::clock::{self, Moment};
 use crate::random::Random;
 
 /// Fault rates, in thousandths of all commands unless noted.
@@ -109,7 +108,7 @@ pub(crate) struct Sim {
     free_ns: u64,
     /// Model time under [`SimClock::Skip`].
     now_ns: u64,
-    began: Moment,
+    began: Instant,
     recent: [u64; RANGE_WINDOW],
     seen: usize,
     last_end: u64,
@@ -129,7 +128,7 @@ impl Sim {
             pending: Vec::with_capacity(depth as usize),
             free_ns: 0,
             now_ns: 0,
-            began: Moment::now(),
+            began: Instant::now(),
             recent: [0; RANGE_WINDOW],
             seen: 0,
             last_end: u64::MAX,
@@ -228,7 +227,7 @@ impl Sim {
             if left == 0 {
                 break;
             }
-            let wait = clock::on_this_machine(Duration::from_nanos(left));
+            let wait = Duration::from_nanos(left);
             rung = match self.bell.news.wait_timeout(rung, wait) {
                 Ok((guard, _)) => guard,
                 Err(e) => e.into_inner().0,

@@ -1,12 +1,13 @@
 //! The I/O thread. It owns the engine, sleeps when idle, and never blocks on the threads that wait
 //! for it.
 
+use std::time::Instant;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Waker;
 use super::{Completion, DioAlign, FileSource, IoChoice, IoEngine, IoError, Read, sys};
-use crate::clock::Moment;
 use crate::limits::Limits;
 use crate::sync::{
     AtomicBool, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Parker, Unparker,
@@ -294,7 +295,7 @@ impl IoThread {
     /// [`IoError::Engine`] if the thread has ended with reads outstanding.
     pub fn wait(&self, out: &mut Vec<Completion>, min: usize) -> Result<usize, IoError> {
         let mut taken = 0;
-        let mut blocked: Option<Moment> = None;
+        let mut blocked: Option<Instant> = None;
         let mut mailbox = self.shared.lock();
         let result = loop {
             let n = mailbox.done.len();
@@ -313,7 +314,7 @@ impl IoThread {
             if mailbox.ended {
                 break Err(());
             }
-            blocked.get_or_insert_with(Moment::now);
+            blocked.get_or_insert_with(Instant::now);
             let want = min - taken;
             mailbox.wanted = Some(mailbox.wanted.map_or(want, |other| other.min(want)));
             mailbox = self
@@ -415,7 +416,7 @@ struct Worker<'a> {
     queue_limit: usize,
     out: Vec<Completion>,
     first_error: Option<Arc<IoError>>,
-    busy_since: Option<Moment>,
+    busy_since: Option<Instant>,
 }
 
 impl<'a> Worker<'a> {
@@ -480,7 +481,7 @@ impl<'a> Worker<'a> {
     }
 
     fn accept(&mut self, message: Message) {
-        self.busy_since.get_or_insert_with(Moment::now);
+        self.busy_since.get_or_insert_with(Instant::now);
         match message {
             Message::Batch(mut batch) => {
                 let (trace, reads) = (self.engine.trace().clone(), batch.len());

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
 use super::child::{Child, Decoding, Run};
-use super::device::{PHONE_ALONE, is_phone, measure_again};
 use super::facts::{Facts, file_of};
 use super::output::{Results, Rows, Table, may_write, percent};
 use super::paper::LADDER;
@@ -55,8 +54,7 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let child = Child::new(bench)?;
     // A name that is wrong is said before minutes have passed.
     let open = |io: &String| Device::open(&bench.model, io, bench.quick);
-    let on_phone = args.device.as_deref().is_some_and(is_phone);
-    let ios = disks(&args.io, on_phone)?;
+    let ios = &args.io;
     let mut devices: Vec<Device> = ios.iter().map(open).collect::<Result<_, _>>()?;
     let simulated = devices.iter().any(Device::is_simulated);
     if simulated {
@@ -69,12 +67,7 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     let names: Vec<String> = (points.iter())
         .map(|(io, rung)| format!("{}, {io}", rung.1))
         .collect();
-    let mut before = || {
-        if on_phone {
-            measure_again()?;
-        }
-        devices.iter_mut().try_for_each(Device::measure)
-    };
+    let mut before = || devices.iter_mut().try_for_each(Device::measure);
     let series = in_turns(&names, rounds, &mut before, &mut |i, _| {
         let (io, rung) = points[i];
         let run = Decoding {
@@ -84,8 +77,7 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         let mut more = vec!["--policy", rung.0];
         if let Some(device) = &args.device {
             let last = i % rungs.len() == rungs.len() - 1;
-            let other = if on_phone { PHONE_ALONE } else { "none" };
-            more.extend(["--device", if last { device } else { other }]);
+            more.extend(["--device", if last { device } else { "none" }]);
         }
         child.run(&run.with(&more), None)
     })?;
@@ -105,7 +97,7 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
     );
     Results {
         bench: "ablation",
-        svg: chart(&title, &facts.line(), &ios, &rows),
+        svg: chart(&title, &facts.line(), ios, &rows),
         table: table(&rows),
         csv: csv(&rows),
         agreement: Some(Agreement::of(series.iter())),
@@ -113,28 +105,16 @@ pub fn command(args: &BenchAblationArgs) -> Result<(), Failure> {
         facts,
         how,
         body: Rows { rows: &rows },
-        notes: notes(simulated, on_phone),
+        notes: notes(simulated),
     }
     .finish(&bench.output)
-}
-
-/// Those of `io` on which a ladder can be climbed: the phone's disk is simulated too.
-fn disks(io: &[String], on_phone: bool) -> Result<Vec<String>, Failure> {
-    let may_be = |io: &&String| !on_phone || io.starts_with("sim:");
-    let ios: Vec<String> = io.iter().filter(may_be).cloned().collect();
-    if ios.is_empty() {
-        return Err(Failure::Usage(format!(
-            "--device {PHONE_ALONE} and the like need a simulated disk, such as --io sim:ufs4"
-        )));
-    }
-    Ok(ios)
 }
 
 /// A step of the ladder.
 type Rung = (&'static str, &'static str, f64);
 
-/// What a reader should know, of measurements of which some are `simulated`, or all of them `on_phone`.
-fn notes(simulated: bool, on_phone: bool) -> Vec<String> {
+/// What a reader should know, of measurements of which some are `simulated`.
+fn notes(simulated: bool) -> Vec<String> {
     let mut notes = vec![
         "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
          rates are theirs, and only the factors compare"
@@ -145,14 +125,6 @@ fn notes(simulated: bool, on_phone: bool) -> Vec<String> {
         notes.push(
             "sim: reads come from the page cache of this machine at the pace of a model of the device; \
              they are no measurements of a phone"
-                .into(),
-        );
-    }
-    if on_phone {
-        notes.push(
-            "device: a simulated phone; its compute threads are those of this machine, on a clock by which \
-             they read memory as fast as the phone's do; the bound of the last step is that of the CPU \
-             alone"
                 .into(),
         );
     }

@@ -93,24 +93,6 @@ pub fn know() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The simulated phone without its other processors.
-pub const PHONE_ALONE: &str = "sim:8gen3-none";
-
-/// Whether `--device` names a simulated phone, whose clock rests on the rates of this machine.
-pub fn is_phone(device: &str) -> bool {
-    device.starts_with("sim:")
-}
-
-/// Measures this machine anew, for a clock that rests on its rates.
-///
-/// # Errors
-/// The measuring process's.
-pub fn measure_again() -> Result<(), Failure> {
-    measured_apart()
-        .map(drop)
-        .map_err(|e| Failure::Child(e.to_string()))
-}
-
 fn measured_apart() -> Result<Rates, Box<dyn std::error::Error>> {
     let mut bench = Command::new(std::env::current_exe()?);
     bench.args(["bench", "device", "--json"]);

@@ -151,8 +151,7 @@ pub struct BenchSweepArgs {
 #[command(after_help = "\
 Examples:
   emberflow bench ablation model.ember
-  emberflow bench ablation model.ember --io sim:ufs4 -n 8 --rounds 2 --svg ladder.svg
-  emberflow bench ablation model.ember --io sim:ufs4 --device sim:8gen3")]
+  emberflow bench ablation model.ember --io sim:ufs4 -n 8 --rounds 2 --svg ladder.svg")]
 pub struct BenchAblationArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
@@ -169,7 +168,7 @@ pub struct BenchAblationArgs {
     /// Share of the FFN in memory, in percent.
     #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
     pub share: f64,
-    /// A device for a last step: as for run. With sim:8gen3 all steps are those of a simulated phone.
+    /// A device for a last step: as for run.
     #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
     pub device: Option<String>,
 }

@@ -75,8 +75,7 @@ pub struct EngineArgs {
     pub read_ahead: ReadAheadArg,
     /// A device that holds the hottest neurons and computes them beside the processor: none, opencl or
     /// opencl:N (see doctor), cpu (the
-    /// processor once more, to try it out), auto (a graphics processor, where there is one), sim:8gen3, sim:8gen3-gpu or sim:8gen3-none (a phone's NPU,
-    /// GPU or neither: the phone is simulated, with its disk). Models without experts.
+    /// processor once more, to try it out), auto (a graphics processor, where there is one). Models without experts.
     #[arg(long, value_name = "DEVICE", default_value = "none")]
     pub device: DeviceChoice,
     /// How many bytes of neurons the device is to hold; default: as fits its speed. Memory that it
