@@ -1,14 +1,12 @@
 //! Grouped-query attention of one layer over paged keys and values.
 
-pub(crate) mod on_device;
 mod pass;
 #[cfg(test)]
 mod tests;
-pub(crate) mod try_on;
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
-use emberflow_models::config::{ModelConfig, Parallel};
+use emberflow_models::config::ModelConfig;
 
 use crate::device::products::TOGETHER;
 use crate::input::Input;
@@ -19,7 +17,6 @@ use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::weights::LayerWeights;
 
-use on_device::{Layer, OnDevice};
 use pass::Pass;
 pub(crate) use pass::thread_floats;
 
@@ -34,52 +31,17 @@ pub(crate) struct AttentionLayer<'a> {
     pub rope: &'a RopeTable,
     /// What is stored instead of its keys and values, `[rows × kv_heads·head_dim]` each.
     pub given: Option<[&'a [f32]; 2]>,
-    /// A device that may compute all of it.
-    pub device: Option<&'a OnDevice>,
 }
 
 impl AttentionLayer<'_> {
     /// `scratch.out[row] = O · attention(norm(x[row]))` for the rows of the spans, each over its own
     /// sequence. Appends their keys and values.
     pub fn run(&self, on: &Compute, x: &[f32], spans: &mut [Span<'_>], s: &mut Scratch) {
-        let layer = Layer {
-            config: self.config,
-            number: self.number,
-            rope: self.rope,
-        };
-        let device = self.device.filter(|_| self.given.is_none());
-        if device.is_some_and(|device| device.run(layer, on, x, spans, s)) {
-            let parallel = self.config.form.parallel != Parallel::No;
-            if parallel && self.weights.ffn_norm.is_none() {
-                // The FFN reads it too.
-                self.norm(on, x, s);
-            }
-        } else {
-            self.on_cpu(on, x, spans, s);
-        }
-        self.add_o_bias(x.len() / self.config.d_model as usize, s);
-    }
-
-    /// `scratch.normed = norm(x)`.
-    fn norm(&self, on: &Compute, x: &[f32], s: &mut Scratch) {
-        let before = self.weights.attn_norm.as_ref();
-        rows_or_copy(before, on.cpu, x, &mut s.normed);
-    }
-
-    /// Adds the bias of O.
-    fn add_o_bias(&self, rows: usize, s: &mut Scratch) {
-        if let Some(bias) = &self.weights.o_bias {
-            add_bias(bias, &mut s.out, rows);
-        }
-    }
-
-    /// All of it but the bias of O, on the CPU, with the products that a device takes from it.
-    fn on_cpu(&self, on: &Compute, x: &[f32], spans: &mut [Span<'_>], s: &mut Scratch) {
         let (c, layer) = (self.config, self.weights);
         // q, k, v: [rows × heads·head_dim]
         let d = c.d_model as usize;
         let rows = x.len() / d;
-        self.norm(on, x, s);
+        rows_or_copy(layer.attn_norm.as_ref(), on.cpu, x, &mut s.normed);
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
         let all = [
             (Some(&layer.q), &mut s.q),
@@ -103,6 +65,9 @@ impl AttentionLayer<'_> {
         let width = c.heads as usize * c.head_dim as usize;
         let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
         layer.o.matmul(on, input, &mut s.rows, &mut s.out);
+        if let Some(bias) = &layer.o_bias {
+            add_bias(bias, &mut s.out, rows);
+        }
     }
 
     /// Normalizes (QK norm) and rotates queries and keys, scales the queries, and stores keys and

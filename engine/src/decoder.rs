@@ -4,23 +4,17 @@
 //! the keys and values is the residual stream.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::attention::AttentionLayer;
-use crate::attention::try_on::{Placed, Trying};
-use crate::chain::{Layers, Whole, With};
-use crate::device::InUse;
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
-use crate::kv::KvPool;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
-use crate::options::Options;
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -101,10 +95,6 @@ pub(crate) struct Decoder {
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
-    /// Where attention is computed.
-    pub placed: Placed,
-    /// Where a device computes whole passes.
-    pub layers: Option<Layers>,
     /// Whether next tokens are faster with a device.
     pub trial: Option<Trial>,
     pub scratch: Scratch,
@@ -135,34 +125,6 @@ impl Decoder {
     /// Most rows of logits per call.
     pub fn most_logits(&self) -> usize {
         self.scratch.logits.len() / self.config.vocab as usize
-    }
-
-    /// Decides whether a device computes attention.
-    ///
-    /// # Errors
-    /// No room for a sequence.
-    pub fn place_attention(
-        &mut self,
-        device: &Arc<InUse>,
-        pool: &Arc<KvPool>,
-        options: &Options,
-    ) -> Result<(), Error> {
-        let trying = Trying {
-            device,
-            on: &self.on,
-            config: &self.config,
-            weights: &self.weights,
-            pool,
-            options,
-            rope: &mut self.rope,
-            scratch: &mut self.scratch,
-            tracer: self.ffn.store.tracer().clone(),
-        };
-        self.placed = trying.decide()?;
-        self.layers = self
-            .with_device()
-            .and_then(|(_, with)| Layers::new(&with, options));
-        Ok(())
     }
 
     /// Runs a pass over `spans`, whose tokens are valid and fit their sequences, through all layers
@@ -217,27 +179,12 @@ impl Decoder {
                 0
             }
         };
-        let whole = match first {
-            0 => self.compute_whole(pass, spans, &hooks)?,
-            _ => Whole::No,
-        };
-        let first = match whole {
-            Whole::Done => self.weights.layers.len(),
-            _ => first,
-        };
-        let start = Instant::now();
         for layer in first..self.weights.layers.len() {
             self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);
             let more = layer + 1 < self.weights.layers.len();
             if more && hooks.yields.is_some_and(|yields| yields()) {
                 return Ok(false);
-            }
-        }
-        if let Whole::Compare(seconds) = whole {
-            let seconds = [start.elapsed().as_secs_f64(), seconds];
-            if let Some((Some(layers), with)) = self.with_device() {
-                layers.compare_with(&with, pass, spans, seconds);
             }
         }
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
@@ -254,40 +201,6 @@ impl Decoder {
         let next = spans.iter().all(|span| span.tokens.len() == 1) && !hooks.looks_inside();
         let rows = next.then_some(spans.len());
         (self.trial.as_mut()).is_some_and(|trial| trial.begin(rows))
-    }
-
-    /// What a device computes layers with, and where it computes all of them.
-    fn with_device(&mut self) -> Option<(Option<&mut Layers>, With<'_>)> {
-        let with = With {
-            config: &self.config,
-            weights: &self.weights,
-            ffn: &mut self.ffn,
-            rope: &self.rope,
-            cpu: self.on.cpu,
-            of: self.placed.device.as_ref()?,
-        };
-        Some((self.layers.as_mut(), with))
-    }
-
-    /// Has a device compute all layers of a pass, if there is one.
-    fn compute_whole(
-        &mut self,
-        pass: &mut Pass,
-        spans: &mut [Span<'_>],
-        hooks: &Hooks<'_, '_>,
-    ) -> Result<Whole, Error> {
-        if hooks.looks_inside() {
-            return Ok(Whole::No);
-        }
-        let start = Instant::now();
-        let Some((Some(layers), mut with)) = self.with_device() else {
-            return Ok(Whole::No);
-        };
-        let whole = layers.compute(&mut with, pass, spans)?;
-        if matches!(whole, Whole::Done) {
-            self.times.ffn += start.elapsed();
-        }
-        Ok(whole)
     }
 
     /// What goes into the first layer.
@@ -429,8 +342,6 @@ impl Decoder {
             number,
             rope: self.rope.of(number),
             given: hooks.between.filter(|_| number == 0).and_then(|b| b.stored),
-            // An observer sees what lies between the projections.
-            device: (self.placed.device.as_ref()).filter(|_| hooks.attention.is_none()),
         };
         attention.run(on, &pass.x[..width], spans, s);
         show_attention(hooks, c, number, n, s);

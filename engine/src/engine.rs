@@ -7,7 +7,6 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
-use crate::attention::try_on::Placed;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::share::Sharing;
@@ -126,7 +125,6 @@ impl Engine {
         let mut decoder = build(parts, c, &division)?;
         if let Some(device) = &device {
             decoder.trial = Trial::new(device, &options);
-            decoder.place_attention(device, &pool, &options)?;
         }
         Ok(Self {
             decoder,
@@ -585,8 +583,6 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
-        placed: Placed::without(),
-        layers: None,
         trial: None,
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),

@@ -18,7 +18,6 @@
 mod ablation;
 mod attention;
 pub mod bundle;
-mod chain;
 pub mod constraint;
 mod counters;
 mod decoder;
@@ -69,11 +68,8 @@ pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES, hidden as ffn_hidden};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{
-    AttentionByRows, AttentionReport, Computed, Details, DeviceReport, Judge, Probe, Report,
-    SamplingReport, energy,
-};
-pub use options::{Budget, DeviceAttention, Options, Phases, ReadAhead, Sparsity};
+pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, SamplingReport, energy};
+pub use options::{Budget, Options, Phases, ReadAhead, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,

@@ -72,18 +72,6 @@ pub enum ReadAhead {
     Off,
 }
 
-/// Whether a device computes the attention of whole layers, norms and projections included. Affects speed, not results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DeviceAttention {
-    /// Where it is faster by measurement.
-    #[default]
-    Auto,
-    /// Wherever it can.
-    On,
-    /// Never.
-    Off,
-}
-
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -134,8 +122,6 @@ pub struct Options {
     pub device: Option<Device>,
     /// See `device`.
     pub device_memory: Option<u64>,
-    /// Whether it computes attention.
-    pub device_attention: DeviceAttention,
     /// Whether plans follow what was measured and saved of this machine; else it is taken for an ordinary one.
     pub profiles: bool,
     /// Root of the system's energy sensors: `/sys`.
@@ -176,7 +162,6 @@ impl Default for Options {
             reserve: 0,
             device: None,
             device_memory: None,
-            device_attention: DeviceAttention::Auto,
             profiles: true,
             sysfs: PathBuf::from("/sys"),
         }

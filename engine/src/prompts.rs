@@ -124,7 +124,6 @@ fn set_device_room(
     products: ProductRoom,
     division: &Division,
 ) -> Result<(), DeviceError> {
-    let rows = room.rows;
     let room = room.of_device(decoder.config.d_model as usize);
     decoder
         .ffn
@@ -133,8 +132,5 @@ fn set_device_room(
     for held in decoder.weights.products() {
         held.set_results(products.results);
     }
-    match &mut decoder.placed.device {
-        Some(attention) => attention.set_rows(rows),
-        None => Ok(()),
-    }
+    Ok(())
 }

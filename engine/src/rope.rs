@@ -1,7 +1,5 @@
 //! Rotary position embedding: angles.
 
-use std::ops::Range;
-
 use emberflow_models::config::{ModelConfig, Rope, RopeScaling};
 
 /// Inverse frequencies of a model, and the angles of a chunk.
@@ -43,13 +41,6 @@ impl RopeTable {
         let half = self.inv_freq.len();
         let range = t * half..(t + 1) * half;
         (&self.cos[range.clone()], &self.sin[range])
-    }
-
-    /// Cosines and sines of some rows.
-    pub fn rows(&self, rows: Range<usize>) -> [&[f32]; 2] {
-        let half = self.inv_freq.len();
-        let range = rows.start * half..rows.end * half;
-        [&self.cos[range.clone()], &self.sin[range]]
     }
 }
 

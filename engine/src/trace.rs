@@ -68,18 +68,6 @@ pub static PRODUCTS: Kind = Kind {
     keys: ["tokens", "rows"],
 };
 
-/// Attention of a layer on a device, projections included, from submission to the last result.
-pub static ATTEND: Kind = Kind {
-    name: "attend",
-    keys: ["layer", "rows"],
-};
-
-/// All layers of a pass on a device, from submission to the last result.
-pub static LAYERS: Kind = Kind {
-    name: "layers",
-    keys: ["layers", "rows"],
-};
-
 /// A device's part of a layer's FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",

@@ -22,7 +22,6 @@
 //! The mapping is aligned to huge pages. Slots need not divide one: a slot of 24 KiB may span two.
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
 use std::cmp::Ordering as CmpOrdering;
 use std::fmt;
 use std::sync::Arc;
@@ -486,17 +485,6 @@ impl ArenaPages {
 impl fmt::Debug for ArenaPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ArenaPages").field(&self.len()).finish()
-    }
-}
-
-impl AsRef<[UnsafeCell<u8>]> for ArenaPages {
-    /// The memory itself, for a device that reads slots beside their holders. A cell alone gives no access:
-    /// who uses its pointer has to know that no holder writes meanwhile.
-    fn as_ref(&self) -> &[UnsafeCell<u8>] {
-        let at = self.map.pages.at(self.first).cast();
-        // SAFETY: mapped and initialised for as long as `self` keeps the mapping. A cell claims nothing about who
-        // else reads or writes its byte.
-        unsafe { std::slice::from_raw_parts(at, self.len()) }
     }
 }
 

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Block, Chain, ChainRoom,
-    Chained, Choices, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts,
-    Form, HostBytes, Input, Kernels, KvMemory, Lease, NeuronRows, Order, Part, ProductRoom, Room,
+    Block, Choices, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts,
+    Form, HostBytes, Input, Kernels, Lease, NeuronRows, Order, Part, ProductRoom, Room,
     SharedMatrix, Taken, Team, Ticket, USUAL_GROUP, Ways, Work, list,
 };
 use emberflow_kernels::DType;
@@ -95,22 +94,8 @@ pub enum Fault {
     Multiply,
     /// See `Multiply`.
     TakeProducts,
-    /// It ends at the attention of a layer, once armed: while it is begun, or while it is waited for.
-    Attend,
-    /// See `Attend`.
-    TakeAttention,
-    /// It ends at layers one after the other, once armed: while they are begun, or while they are waited for.
-    Chain,
-    /// See `Chain`.
-    TakeChain,
-    /// What comes out of them is a little off.
-    OffChain,
     /// It has no memory for passes of more rows than this, once its check is over.
     Room(usize),
-    /// Its attention is wrong, or a little off.
-    WrongAttention,
-    /// See `WrongAttention`.
-    OffAttention,
 }
 
 /// A device with a fault. It says that its work in the check at the start took a nanosecond.
@@ -124,7 +109,7 @@ pub struct Faulty {
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
     rows: usize,
-    /// Products, or layers of attention, until a fault.
+    /// Products until a fault.
     left: Arc<AtomicUsize>,
 }
 
@@ -288,123 +273,8 @@ impl Dense for Faulty {
         self.inner.dense().make_product_room(room)
     }
 
-    fn prepare_attention(
-        &mut self,
-        shape: &AttentionShape,
-        memory: &KvMemory,
-    ) -> Result<(), DeviceError> {
-        self.inner.dense().prepare_attention(shape, memory)
-    }
-
-    fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), DeviceError> {
-        self.inner.dense().make_attention_room(room)
-    }
-
-    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
-        self.inner.dense().share_attention(layer)
-    }
-
-    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
-        match self.fault {
-            Fault::Attend | Fault::TakeAttention => {
-                let left = self.left.fetch_sub(1, Ordering::Relaxed);
-                match self.fault {
-                    Fault::Attend if left == 0 => Err(self.lost()),
-                    _ => self.inner.dense().attend(work),
-                }
-            }
-            _ => self.inner.dense().attend(work),
-        }
-    }
-
-    fn chains(&self) -> bool {
-        self.inner.dense().chains()
-    }
-
-    fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), DeviceError> {
-        self.inner.dense().make_chain_room(room)
-    }
-
-    fn chain(&mut self, work: &Chain<'_>) -> Result<Ticket, DeviceError> {
-        if matches!(self.fault, Fault::Chain | Fault::TakeChain) {
-            let left = self.left.fetch_sub(1, Ordering::Relaxed);
-            if left == 0 && matches!(self.fault, Fault::Chain) {
-                return Err(self.lost());
-            }
-        }
-        self.inner.dense().chain(work)
-    }
-
-    fn take_chain(&mut self, ticket: Ticket, to: Chained<'_>) -> Result<Taken, DeviceError> {
-        let Chained { x, stored } = to;
-        let taken = self.inner.dense().take_chain(
-            ticket,
-            Chained {
-                x: &mut *x,
-                stored: &mut *stored,
-            },
-        )?;
-        let left = self.left.load(Ordering::Relaxed);
-        match self.fault {
-            // What it had computed by then may be anywhere.
-            Fault::TakeChain if left == usize::MAX => {
-                x.fill(f32::NAN);
-                stored.fill(f32::NAN);
-                Err(self.lost())
-            }
-            Fault::OffChain => {
-                x[0] *= 1.000_001;
-                Ok(taken)
-            }
-            _ => Ok(taken),
-        }
-    }
-
-    fn take_attention(
-        &mut self,
-        ticket: Ticket,
-        to: Attended<'_>,
-    ) -> Result<Duration, DeviceError> {
-        let Attended { out, keys, values } = to;
-        let to = Attended {
-            out: &mut *out,
-            keys: &mut *keys,
-            values: &mut *values,
-        };
-        let took = self.inner.dense().take_attention(ticket, to)?;
-        let left = self.left.load(Ordering::Relaxed);
-        match self.fault {
-            // What it had computed by then may be anywhere.
-            Fault::TakeAttention if left == usize::MAX => {
-                for all in [out, keys, values] {
-                    all.fill(f32::NAN);
-                }
-                Err(self.lost())
-            }
-            Fault::WrongAttention => {
-                values.iter_mut().for_each(|v| *v *= 1.01);
-                Ok(took)
-            }
-            Fault::OffAttention => {
-                out.iter_mut().for_each(|v| *v *= 1.000_001);
-                Ok(took)
-            }
-            _ => Ok(took),
-        }
-    }
-
     fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let others = [
-            Fault::Attend,
-            Fault::TakeAttention,
-            Fault::Chain,
-            Fault::TakeChain,
-        ];
-        let counts = !others.contains(&self.fault);
-        let left = match counts {
-            true => self.left.fetch_sub(1, Ordering::Relaxed),
-            false => usize::MAX,
-        };
+        let left = self.left.fetch_sub(1, Ordering::Relaxed);
         match self.fault {
             Fault::Multiply if left == 0 => Err(self.lost()),
             _ => self.inner.dense().multiply(blocks, input),

@@ -2,14 +2,13 @@
 //! memory. No bit of a text changes, whatever the family, the budget, the chunk, and when it fails in the middle.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use clap::Parser;
 use emberflow::cli::{Cli, Command};
 use emberflow::train_predictor;
 use emberflow_engine::device::Device;
-use emberflow_engine::{Budget, DeviceAttention, Engine, Model, Options, Sparsity};
+use emberflow_engine::{Budget, Engine, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
@@ -83,45 +82,6 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
                 assert!(&found == expected, "{}: {share} by {chunk}", report.name);
             }
             assert_eq!(engine.device().unwrap().lost, None);
-        }
-    }
-}
-
-/// Attention and the streams of an FFN take turns on the device, also when it is lost in between.
-#[test]
-fn attention_of_prompts_beside_streams_changes_no_bit() {
-    let tokens = text(200);
-    let expected = &expected(&tokens);
-    for (share, held) in [(0.6, 200 << 10), (0.2, 0)] {
-        for device in devices() {
-            let options = Options {
-                device_attention: DeviceAttention::On,
-                ..on(device, share, held)
-            };
-            let mut engine = demo(options);
-            let report = engine.device().unwrap();
-            assert!(report.streamed.rows > CHUNK / 2, "{report:?}");
-            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
-            assert!(&found == expected, "{}: {share} {held}", report.name);
-            let report = engine.device().unwrap();
-            let layers = u64::from(engine.config().layers);
-            assert_eq!((report.attention.layers, report.lost), (2 * layers, None));
-        }
-    }
-    // A layer of so many rows is four pieces of work; others than the first fail, too.
-    for left in [0, 3, 13] {
-        for device in plain_devices() {
-            let armed = Arc::new(AtomicUsize::new(usize::MAX - 1));
-            let faulty = Faulty::armed_by(&device, Fault::TakeAttention, Arc::clone(&armed));
-            let options = Options {
-                device_attention: DeviceAttention::On,
-                ..on(faulty, 0.6, 200 << 10)
-            };
-            let mut engine = demo(options);
-            armed.store(left, Ordering::Relaxed);
-            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
-            assert!(&found == expected, "lost at {left}");
-            assert_eq!(engine.device().unwrap().attention.layers, left as u64 / 4);
         }
     }
 }
@@ -270,7 +230,6 @@ fn totals_in_pieces_change_no_bit() {
             let options = Options {
                 device: Some(device),
                 device_memory: Some(held),
-                device_attention: DeviceAttention::Off,
                 ..long()
             };
             let mut engine = demo(options);

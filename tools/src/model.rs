@@ -187,7 +187,6 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         device: open_device(args)?,
         device_memory: args.device_memory,
         profiles: true,
-        device_attention: args.device_attention.into(),
         sysfs: args.sysfs.clone(),
     })
 }

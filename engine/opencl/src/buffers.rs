@@ -1,6 +1,5 @@
 //! Memory of an OpenCL device, and the host memory that it is copied from and to.
 
-use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -8,7 +7,6 @@ use std::ptr::NonNull;
 use bytemuck::Pod;
 use opencl_sys::{CL_MEM_ALLOC_HOST_PTR, CL_MEM_READ_ONLY, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR};
 
-use crate::attend::ChainRoom;
 use crate::handles::{Arg, Context, Event, Mem, Queue};
 use crate::library::Code;
 use crate::work::INVALID;
@@ -40,16 +38,6 @@ impl<T: Copy> Memory<T> {
     /// For kernels.
     pub fn arg(&self) -> Arg<'_> {
         Arg::Mem(&self.mem)
-    }
-
-    /// The handle, to map it.
-    pub fn mem(&self) -> &Mem {
-        &self.mem
-    }
-
-    /// Elements.
-    pub fn len(&self) -> usize {
-        self.len
     }
 
     /// Whether so many elements are there.
@@ -105,12 +93,6 @@ impl<T> DerefMut for Staged<T> {
     }
 }
 
-/// Bytes as cells.
-fn cells(bytes: &[u8]) -> &[UnsafeCell<u8>] {
-    // SAFETY: the same memory, of which a cell claims less.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
-}
-
 impl Bytes {
     /// Begins to copy `from` to byte `at`; done when the event is.
     ///
@@ -124,18 +106,9 @@ impl Bytes {
     /// The memory of `host` itself, which has to outlive it and is not changed meanwhile.
     pub fn of_host(context: &Context, host: &HostBytes) -> Result<Self, Code> {
         let bytes: &[u8] = (**host).as_ref();
+        let flags = CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR;
         // SAFETY: the caller keeps `host` alive as long as the buffer; kernels only read it, and nobody
         // else may write behind a shared reference.
-        unsafe { Self::of_cells(context, cells(bytes)) }
-    }
-
-    /// The memory of `bytes` itself.
-    ///
-    /// # Safety
-    /// It outlives the buffer, kernels only read it, and nobody changes what they read meanwhile.
-    pub unsafe fn of_cells(context: &Context, bytes: &[UnsafeCell<u8>]) -> Result<Self, Code> {
-        let flags = CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR;
-        // SAFETY: passed on from the caller.
         let mem = unsafe { context.memory_of(flags, bytes)? };
         Ok(Self {
             mem,
@@ -166,41 +139,6 @@ pub(super) fn write(queue: &Queue, to: &mut Bytes, at: usize, from: &[u8]) -> Re
         unsafe { queue.write(&to.mem, at, from, true)? };
     }
     Ok(())
-}
-
-/// What is copied to the device if it is not what was copied before: layers of a pass have much in common.
-pub(super) struct Copies<T> {
-    /// What is to be there.
-    pub next: Vec<T>,
-    there: Vec<T>,
-}
-
-impl<T: Pod> Copies<T> {
-    pub fn new(len: usize) -> Self {
-        Self {
-            next: Vec::with_capacity(len),
-            there: Vec::with_capacity(len),
-        }
-    }
-
-    /// Begins to copy it; where work with what was copied before is under way, behind that.
-    pub fn begin(&mut self, queue: &Queue, to: &mut Memory<T>, busy: bool) -> Result<(), Code> {
-        let [next, there] = [&self.next, &self.there].map(|all| bytemuck::cast_slice::<T, u8>(all));
-        if next == there {
-            return Ok(());
-        }
-        if busy {
-            queue.finish()?;
-        }
-        self.there.clear();
-        self.there.extend_from_slice(&self.next);
-        let begun = begin(queue, to, &self.there);
-        if begun.is_err() {
-            queue.finish()?;
-            self.there.clear();
-        }
-        begun
-    }
 }
 
 /// Inputs, hidden values and sums of one piece of work, and their copies in host memory. The latter
@@ -252,23 +190,6 @@ impl Scratch {
             of_mask: Vec::with_capacity(pairs / 64),
             of_bias: [Vec::with_capacity(neurons), Vec::with_capacity(neurons)],
             answer: Staged::new(context, queue, sums + 1)?,
-        })
-    }
-
-    /// For whole layers, whose inputs are on the device.
-    pub fn between(
-        context: &Context,
-        queue: &Queue,
-        spec: &Spec,
-        of: &ChainRoom,
-    ) -> Result<Self, Code> {
-        let pairs = of.rows * of.clusters;
-        let no_inputs = Self::new(context, queue, spec, &Room::default())?;
-        Ok(Self {
-            hidden: Memory::new(context, pairs * spec.cluster)?,
-            sums: Memory::new(context, pairs * spec.d + 1)?,
-            totals: Memory::new(context, of.rows * spec.d + 1)?,
-            ..no_inputs
         })
     }
 
@@ -343,28 +264,6 @@ pub(super) fn begin<T: Copy>(queue: &Queue, to: &mut Memory<T>, from: &[T]) -> R
     if !from.is_empty() {
         // SAFETY: the length fits; `from` is staging memory, or a vector whose owner waits for the queue: neither is
         // touched or freed before the work is taken, or the queue has finished.
-        unsafe { queue.write(&to.mem, 0, from, false)? };
-    }
-    Ok(())
-}
-
-/// The same, from byte `at` on.
-pub(super) fn begin_part(
-    queue: &Queue,
-    to: &mut Bytes,
-    at: usize,
-    from: &[u8],
-) -> Result<(), Code> {
-    to.fits(at, from.len())?;
-    // SAFETY: as in `begin`; pages are held until the work is taken.
-    unsafe { queue.write(&to.mem, at, from, false) }
-}
-
-/// The same, of floats to bytes.
-pub(super) fn begin_floats(queue: &Queue, to: &mut Bytes, from: &[f32]) -> Result<(), Code> {
-    to.fits(0, size_of_val(from))?;
-    if !from.is_empty() {
-        // SAFETY: as in `begin`.
         unsafe { queue.write(&to.mem, 0, from, false)? };
     }
     Ok(())

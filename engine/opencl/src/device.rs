@@ -1,21 +1,16 @@
 //! A device, its queue and its kernels.
 
-use crate::attention::Attention;
-use crate::attention::chain::Others;
 use crate::buffers::Scratch;
 use crate::ffn::{Prepared, start};
 use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
 use crate::handles::{Context, Found, Queue, devices};
-use crate::library::Code;
 use crate::listed::{has_dp4a, listed};
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
 use crate::work::{Underway, driver, no_work};
 use crate::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Block, Chain, ChainRoom,
-    Chained, Error, GROUP_SIZES, HostBytes, HostMemory, Listed, MOST_ALONE, MatrixSpec, Room, Spec,
-    Taken, Work,
+    Block, Error, GROUP_SIZES, HostBytes, Listed, MOST_ALONE, MatrixSpec, Room, Spec, Taken, Work,
 };
 
 /// Where matrices are put: what a device has beside them.
@@ -48,7 +43,6 @@ pub struct Device {
     order: Order,
     parts: Vec<Part>,
     products: Products,
-    attention: Option<Attention>,
     context: Context,
     found: Found,
     extensions: Extensions,
@@ -83,7 +77,6 @@ impl Device {
             order: Order::Rows,
             parts: Vec::new(),
             products: Products::default(),
-            attention: None,
             context,
             extensions: Extensions::of(&facts.extensions, has_dp4a(&device, &facts)),
             facts,
@@ -198,7 +191,6 @@ impl Device {
         let _ = self.queue.finish();
         self.underway = None;
         self.parts.clear();
-        self.attention = None;
         self.products.clear();
         self.products.trim();
         if let Some(prepared) = &mut self.prepared {
@@ -400,136 +392,6 @@ impl Device {
             _ => return Err(Error("was asked for other products".into())),
         }
         Ok(underway.nanoseconds())
-    }
-
-    /// Makes kernels for attention over pages that lie in `memory`, of which a device with a memory of its own has a copy.
-    ///
-    /// # Errors
-    /// The driver's: its compiler's log.
-    pub fn prepare_attention(
-        &mut self,
-        spec: &AttentionSpec,
-        memory: HostMemory,
-    ) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        (self.underway, self.attention) = (None, None);
-        let place = place!(self);
-        self.attention = Some(Attention::new(&place, spec, memory)?);
-        Ok(())
-    }
-
-    /// Makes buffers for attention up to `room`.
-    ///
-    /// # Errors
-    /// The driver's, or no memory.
-    pub fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        self.underway = None;
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        attention.make_room(&self.context, &self.queue, room)
-    }
-
-    /// Makes a layer's attention known; its number.
-    ///
-    /// # Errors
-    /// The driver's, or vectors of other lengths.
-    pub fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, Error> {
-        let place = place!(self);
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        attention.share(&place, layer)
-    }
-
-    /// Begins attention of a layer.
-    ///
-    /// # Errors
-    /// More than the buffers hold, pages that lie elsewhere, or the driver's.
-    pub fn attend(&mut self, work: &Attend<'_>) -> Result<(), Error> {
-        if self.underway.is_some() {
-            return Err(Error("is busy".into()));
-        }
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        let begun = attention.begin(&self.queue, &mut self.products, work);
-        self.with_pages("attend", begun)
-    }
-
-    /// Takes note of work with pages that was begun; of which some may have been, where it failed.
-    fn with_pages(&mut self, what: &str, begun: Result<Underway, Code>) -> Result<(), Error> {
-        let begun = begun.inspect_err(|_| self.let_go_of_pages());
-        self.underway = Some(driver(what, begun)?);
-        Ok(())
-    }
-
-    /// Waits for work with pages.
-    fn wait_with_pages(&mut self, what: &str) -> Result<Underway, Error> {
-        let underway = self.underway.take().ok_or_else(no_work)?;
-        let done = underway.done.wait();
-        driver(what, done.inspect_err(|_| self.let_go_of_pages()))?;
-        Ok(underway)
-    }
-
-    /// After work that failed.
-    fn let_go_of_pages(&mut self) {
-        let _ = self.queue.finish();
-        if let Some(attention) = &mut self.attention {
-            attention.give_up();
-        }
-    }
-
-    /// Waits for attention under way, and copies its results. Returns the nanoseconds that it took.
-    ///
-    /// # Errors
-    /// The driver's, or no such work.
-    pub fn take_attention(&mut self, to: Attended<'_>) -> Result<u64, Error> {
-        let underway = self.wait_with_pages("attend")?;
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        attention.take(to)?;
-        Ok(underway.nanoseconds())
-    }
-
-    /// Makes buffers for whole layers one after the other, behind those for attention.
-    ///
-    /// # Errors
-    /// The driver's, or no memory.
-    pub fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        self.underway = None;
-        let place = place!(self);
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        let prepared = self.prepared.as_ref().ok_or_else(unprepared)?;
-        attention.make_chain_room(&place, prepared, room)
-    }
-
-    /// Begins to compute whole layers one after the other.
-    ///
-    /// # Errors
-    /// More than the buffers hold, what is not on the device, or the driver's.
-    pub fn chain(&mut self, work: &Chain<'_>) -> Result<(), Error> {
-        if self.underway.is_some() {
-            return Err(Error("is busy".into()));
-        }
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        let mut with = Others {
-            queue: &self.queue,
-            context: &self.context,
-            products: &mut self.products,
-            prepared: self.prepared.as_mut().ok_or_else(unprepared)?,
-            parts: &mut self.parts,
-        };
-        let begun = attention.chain(&mut with, work);
-        self.with_pages("compute layers", begun)
-    }
-
-    /// Waits for the layers under way, and copies their results.
-    ///
-    /// # Errors
-    /// The driver's, or no such work.
-    pub fn take_chain(&mut self, to: Chained<'_>) -> Result<Taken, Error> {
-        let underway = self.wait_with_pages("compute layers")?;
-        let attention = self.attention.as_mut().ok_or_else(unprepared)?;
-        Ok(Taken {
-            fired: attention.take_chain(to)?,
-            nanoseconds: underway.nanoseconds(),
-        })
     }
 }
 

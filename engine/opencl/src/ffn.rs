@@ -19,7 +19,6 @@ const WIDE_ROWS: usize = 8;
 
 /// Flags of sums.
 const GOES_ON: i32 = 1;
-const COUNTS_ON: i32 = 2;
 
 /// Items that fill a compute unit, so that some work while others wait for memory.
 const UNIT: usize = 1024;
@@ -138,10 +137,11 @@ fn flags(work: &Work<'_>) -> i32 {
 }
 
 /// What kernels of sums are told.
-fn how(work: &Work<'_>, counts_on: bool) -> i32 {
-    let goes_on = matches!(work.sums, Sums::Total { begins: false, .. });
-    let flags = [(goes_on, GOES_ON), (counts_on, COUNTS_ON)];
-    flags.iter().filter(|f| f.0).map(|f| f.1).sum()
+fn how(work: &Work<'_>) -> i32 {
+    match work.sums {
+        Sums::Total { begins: false, .. } => GOES_ON,
+        Sums::Total { begins: true, .. } | Sums::Each => 0,
+    }
 }
 
 /// Copies inputs to the device and starts the kernels.
@@ -156,7 +156,7 @@ pub(super) fn start(
     let mut begin = || -> Result<Underway, Code> {
         scratch.fill(queue, work)?;
         let x = scratch.x.arg();
-        let begun = enqueue(queue, prepared, &scratch, [part, x], work, false)?;
+        let begun = enqueue(queue, prepared, &scratch, [part, x], work)?;
         let done = scratch.read(queue, work.sums, work.rows, sums)?;
         queue.flush()?;
         Ok(Underway { sums, begun, done })
@@ -166,15 +166,13 @@ pub(super) fn start(
     begun
 }
 
-/// Starts the kernels for `work` with inputs that are on the device: a part and tokens. Where it `counts_on`, further
-/// work adds to the pairs that fired. The first kernel.
-pub(super) fn enqueue(
+/// Starts the kernels for `work` with inputs that are on the device: a part and tokens. The first kernel.
+fn enqueue(
     queue: &Queue,
     prepared: &mut Prepared,
     scratch: &Scratch,
     [part, x]: [Arg<'_>; 2],
     work: &Work<'_>,
-    counts_on: bool,
 ) -> Result<Event, Code> {
     scratch.fits(work)?;
     let spec = &prepared.spec;
@@ -191,7 +189,7 @@ pub(super) fn enqueue(
     let of_hidden = [
         part, x, mask, gate_bias, up_bias, hidden, fired, first, neurons, end, rows, flags, cut,
     ];
-    let how = Arg::Int(how(work, counts_on));
+    let how = Arg::Int(how(work));
     let counts = Arg::Int((work.sums == Sums::Each).into());
     let of_clusters = [part, hidden, sums, first, neurons, end, rows, fired, counts];
     let of_rows = [

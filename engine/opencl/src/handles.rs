@@ -1,6 +1,5 @@
 //! OpenCL's objects: each is released when it is dropped.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
@@ -255,11 +254,7 @@ impl Context {
     /// # Safety
     /// With a flag to use host memory, `host` outlives the memory, kernels only read it, and nobody changes what
     /// they read meanwhile.
-    pub unsafe fn memory_of(
-        &self,
-        flags: cl_mem_flags,
-        host: &[UnsafeCell<u8>],
-    ) -> Result<Mem, Code> {
+    pub unsafe fn memory_of(&self, flags: cl_mem_flags, host: &[u8]) -> Result<Mem, Code> {
         let (mut code, at) = (0, host.as_ptr().cast_mut().cast());
         // SAFETY: `at` has so many bytes; the rest is the caller's promise.
         let raw =
@@ -268,12 +263,6 @@ impl Context {
     }
 }
 
-/// Memory that is the host's until [`Queue::take_back`] hands it to the device.
-pub(super) struct Lent(*mut u8);
-
-// SAFETY: an address, which only OpenCL is given again.
-unsafe impl Send for Lent {}
-
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
 pub(super) enum Arg<'a> {
@@ -281,8 +270,6 @@ pub(super) enum Arg<'a> {
     Mem(&'a Mem),
     /// A number.
     Int(i32),
-    /// A number.
-    Long(u64),
     /// A number.
     Float(f32),
     /// So many bytes of local memory.
@@ -306,7 +293,6 @@ impl Kernel {
             let (len, at): (usize, *const c_void) = match arg {
                 Arg::Mem(mem) => (size_of::<cl_mem>(), (&raw const mem.raw).cast()),
                 Arg::Int(value) => (size_of::<i32>(), std::ptr::from_ref(value).cast()),
-                Arg::Long(value) => (size_of::<u64>(), std::ptr::from_ref(value).cast()),
                 Arg::Float(value) => (size_of::<f32>(), std::ptr::from_ref(value).cast()),
                 Arg::Local(len) => (*len, null()),
             };
@@ -422,23 +408,6 @@ impl Queue {
             )
         };
         Code::check(code).map(|()| at.cast())
-    }
-
-    /// Begins to hand the first `len` bytes of memory to the host; done when the event is.
-    pub fn lend(&self, mem: &Mem, len: usize) -> Result<(Lent, Event), Code> {
-        let (of, mut event, mut code) = (self.of, null_mut(), 0);
-        let flags = CL_MAP_READ | CL_MAP_WRITE;
-        // SAFETY: memory of this length; nothing to wait for.
-        let at = unsafe {
-            let (none, event, code) = (null(), &raw mut event, &raw mut code);
-            (of.clEnqueueMapBuffer)(self.raw, mem.raw, 0, flags, 0, len, 0, none, event, code)
-        };
-        Ok((Lent(at.cast()), Event::made(event, code, of)?))
-    }
-
-    /// Ends what [`Queue::lend`] began, before what is begun after this.
-    pub fn take_back(&self, mem: &Mem, lent: Lent) -> Result<(), Code> {
-        self.unmap(mem, lent.0)
     }
 
     /// Ends what [`Queue::map`] began.

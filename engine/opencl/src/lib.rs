@@ -1,5 +1,5 @@
 //! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
-//! a bank (`hidden.cl`, `sums.cl`), products of matrices (`matrix.cl`) and attention (`attention.cl`). It knows bytes and
+//! a bank (`hidden.cl`, `sums.cl`) and products of matrices (`matrix.cl`). It knows bytes and
 //! numbers; what they mean is the engine's matter.
 //!
 //! The OpenCL library is looked for when a device is asked for (`library.rs`): no build and no other
@@ -15,8 +15,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-mod attend;
-mod attention;
 mod buffers;
 mod device;
 mod ffn;
@@ -24,17 +22,12 @@ mod forms;
 mod handles;
 mod library;
 mod listed;
-mod pages;
 mod parts;
 mod products;
 mod staging;
 mod tiles;
 mod work;
 
-pub use attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionSpec, Chain, ChainLayer,
-    ChainRoom, Chained, HostMemory, KvPage, RowNorm,
-};
 pub use device::Device;
 pub use forms::{Dots, Form, Kernels, MANY, Order, Team, Way, Ways};
 pub use listed::list;

@@ -214,21 +214,6 @@ impl Products {
         self.room.as_ref()?.answer.get(..len)
     }
 
-    /// Begins products of all rows of a matrix with tokens that are on the device.
-    pub fn chained(
-        &mut self,
-        queue: &Queue,
-        matrix: usize,
-        rows: usize,
-        with: Tokens<'_>,
-    ) -> Result<Event, Code> {
-        let block = Block {
-            matrix,
-            rows: 0..rows,
-        };
-        enqueue(queue, &self.matrices, &mut self.kernels, &block, with)
-    }
-
     /// Begins products of blocks with `tokens` tokens, whose input is `x`.
     pub fn begin(
         &mut self,

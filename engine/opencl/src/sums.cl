@@ -97,14 +97,11 @@ void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, i
 }
 
 #define GOES_ON 1
-#define COUNTS_ON 2
 
-// Puts how many pairs fired behind sums, and counts anew, or on.
-void counted(__global float *sums, size_t end, __global int *fired, int how) {
+// Puts how many pairs fired behind sums, and counts anew.
+void counted(__global float *sums, size_t end, __global int *fired) {
     ((__global int *)sums)[end] = fired[0];
-    if (!(how & COUNTS_ON)) {
-        fired[0] = 0;
-    }
+    fired[0] = 0;
 }
 
 // sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
@@ -114,7 +111,7 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
                            int counts) {
     int j = get_global_id(0), row = get_global_id(1) * TILE, cluster = get_global_id(2);
     if (counts && j == 0 && row == 0 && cluster == 0) {
-        counted(sums, get_global_size(2) * (size_t)rows * D, fired, 0);
+        counted(sums, get_global_size(2) * (size_t)rows * D, fired);
     }
     if (j >= D) {
         return;
@@ -136,7 +133,7 @@ __kernel void row_totals(bytes part, __global const float *hidden, __global floa
                          __global int *fired, int how) {
     int j = get_global_id(0), row = get_global_id(1) * TILE;
     if (j == 0 && row == 0) {
-        counted(totals, (size_t)rows * D, fired, how);
+        counted(totals, (size_t)rows * D, fired);
     }
     if (j >= D) {
         return;
@@ -165,7 +162,7 @@ __kernel void added_sums(__global const float *sums, __global float *totals, int
                          int clusters, __global int *fired, int how) {
     int j = get_global_id(0), row = get_global_id(1);
     if (j == 0 && row == 0) {
-        counted(totals, (size_t)rows * D, fired, how);
+        counted(totals, (size_t)rows * D, fired);
     }
     if (j >= D) {
         return;
@@ -340,7 +337,7 @@ __kernel void wide_totals(bytes part, __global const float *hidden, __global flo
                           __global int *fired, int how) {
     int item = get_global_id(0), row = get_global_id(1) * WIDE_ROWS, here = min(WIDE_ROWS, rows - row);
     if (item == 0 && row == 0) {
-        counted(totals, (size_t)rows * D, fired, how);
+        counted(totals, (size_t)rows * D, fired);
     }
     if (item / 4 * GROUP >= D) {
         return;

@@ -29,11 +29,8 @@ pub(super) const MATRIX: &str = concat!(
     include_str!("matrix.cl")
 );
 
-/// The kernels of attention.
-pub(super) const ATTENTION: &str = concat!(include_str!("common.cl"), include_str!("attention.cl"));
-
 /// All of them.
-pub(super) const SOURCES: [&str; 4] = [HIDDEN, SUMS, MATRIX, ATTENTION];
+pub(super) const SOURCES: [&str; 3] = [HIDDEN, SUMS, MATRIX];
 
 /// Most tokens of an item, which share the reading of a row.
 pub(super) const TILE: usize = 4;

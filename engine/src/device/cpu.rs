@@ -10,10 +10,6 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Activations, Cpu, Row};
 use emberflow_storage::io::prefer_huge_pages;
 
-use super::attend::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, KvMemory, by_parts,
-};
-use super::cpu_attention as attention;
 use super::on_cpu::{copied, products};
 use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
@@ -103,9 +99,6 @@ pub struct CpuDevice {
     parts: Vec<Arc<Rows>>,
     tickets: u64,
     matrices: Vec<Option<SharedMatrix>>,
-    /// What attention is like, and its layers.
-    attention: Option<AttentionShape>,
-    layers: Vec<Arc<attention::Layer>>,
     underway: Option<Receiver<Answer>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
@@ -121,14 +114,11 @@ impl CpuDevice {
                 unified: true,
                 memory: u64::MAX,
                 longest: u64::MAX,
-                compiles: false,
             },
             shape: None,
             parts: Vec::new(),
             tickets: 0,
             matrices: Vec::new(),
-            attention: None,
-            layers: Vec::new(),
             underway: None,
             total: Vec::new(),
         }
@@ -213,8 +203,6 @@ impl Dense for CpuDevice {
         self.parts.clear();
         self.matrices.clear();
         self.total = Vec::new();
-        self.attention = None;
-        self.layers.clear();
     }
 
     fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
@@ -309,55 +297,6 @@ impl Dense for CpuDevice {
 
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
         Ok(self.take(ticket, out)?.took)
-    }
-
-    fn prepare_attention(
-        &mut self,
-        shape: &AttentionShape,
-        _memory: &KvMemory,
-    ) -> Result<(), DeviceError> {
-        self.attention = Some(*shape);
-        self.layers.clear();
-        Ok(())
-    }
-
-    fn make_attention_room(&mut self, _room: &AttentionRoom) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
-        let matrix = |number: usize| self.matrices.get(number).cloned().flatten();
-        let all: Option<Vec<_>> = layer.matrices.into_iter().map(matrix).collect();
-        let matrices = all.and_then(|all| all.try_into().ok());
-        let matrices = matrices.ok_or_else(|| self.failed("has no such matrix"))?;
-        let of = layer;
-        self.layers
-            .push(Arc::new(attention::Layer { of, matrices }));
-        Ok(self.layers.len() - 1)
-    }
-
-    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
-        let layer = self.layers.get(work.layer).cloned();
-        let both = self.attention.zip(layer);
-        let (shape, layer) = both.ok_or_else(|| self.failed("has no such layer"))?;
-        let task = attention::Task::new(shape, layer, work);
-        self.begin(move || {
-            let submitted = task.submitted;
-            let sums = task.answer();
-            let (fired, took) = (0, submitted.elapsed());
-            Answer::plain(sums, Taken { fired, took })
-        })
-    }
-
-    fn take_attention(
-        &mut self,
-        ticket: Ticket,
-        to: Attended<'_>,
-    ) -> Result<Duration, DeviceError> {
-        let mut all = vec![0.0; to.out.len() + to.keys.len() + to.values.len()];
-        let took = self.take(ticket, &mut all)?.took;
-        by_parts(&all, to);
-        Ok(took)
     }
 
     fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {

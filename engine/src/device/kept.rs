@@ -11,10 +11,9 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
-use super::attend::AttentionShape;
 use super::check::{self, wrong};
 use super::choose::Tried;
-use super::products::{Both, Samples};
+use super::products::Samples;
 use super::{DenseShape, DeviceError, Facts, Lease, Verdict, Ways};
 
 /// Version of the file's form; others are ignored.
@@ -35,19 +34,6 @@ pub enum Found {
     Ways(Ways),
     /// How fast they are beside the CPU's.
     Products(Times),
-    /// Attention of whole layers.
-    Attention(AttentionTimes),
-}
-
-/// Times of attention by rows: a weight is a position. The CPU's are with the products that the device takes from it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AttentionTimes {
-    /// Every bit is the CPU's; otherwise attention stays there.
-    pub same_bits: bool,
-    /// Of the next tokens of texts, by the positions that the longest sees.
-    pub(crate) next: Both,
-    /// Where some text has several rows, by the positions that a row sees on average. Empty without prompts.
-    pub(crate) prompts: Both,
 }
 
 /// Times of products.
@@ -136,48 +122,6 @@ impl OfProducts {
     }
 }
 
-/// Attention that is compared.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfAttention {
-    pub shape: AttentionShape,
-    /// Of Q and of O.
-    pub formats: [DType; 2],
-    /// Most texts.
-    pub texts: usize,
-    /// Rows of a prompt.
-    pub rows: usize,
-    /// Most positions.
-    pub positions: usize,
-    /// Of the CPU.
-    pub threads: usize,
-}
-
-impl OfAttention {
-    fn name(&self) -> String {
-        let Self {
-            shape: s,
-            formats: [q, o],
-            ..
-        } = self;
-        format!(
-            "attention of {q} and {o}, {} with {} and {} heads of {}, {} rotated, {} in pages of {}{}, up to {} \
-             texts, prompts of {} rows and {} positions, {} threads",
-            s.d,
-            s.heads,
-            s.kv_heads,
-            s.head_dim,
-            2 * s.rotary,
-            s.kv,
-            s.page,
-            if s.clip.is_some() { ", clamped" } else { "" },
-            self.texts,
-            self.rows,
-            self.positions,
-            self.threads
-        )
-    }
-}
-
 impl Found {
     /// Whether such numbers can be.
     fn is_sound(&self) -> bool {
@@ -199,10 +143,6 @@ impl Found {
             Self::Ways(ways) => ways.is_sound(),
             Self::Products(times) => {
                 !times.same_bits || samples(&times.cpu) && samples(&times.device)
-            }
-            Self::Attention(times) => {
-                let both = |both: &Both| samples(&both.cpu) && samples(&both.device);
-                both(&times.next) && (times.prompts == Both::default() || both(&times.prompts))
             }
         }
     }
@@ -345,32 +285,6 @@ impl Lease {
         match kept.find(&facts, &of.name())? {
             Some(Found::Products(times)) => Ok(Some(times)),
             _ => Ok(None),
-        }
-    }
-
-    /// The kept times of attention.
-    ///
-    /// # Errors
-    /// It was wrong.
-    pub(crate) fn known_attention(
-        &self,
-        of: &OfAttention,
-    ) -> Result<Option<AttentionTimes>, DeviceError> {
-        let Some(kept) = self.kept() else {
-            return Ok(None);
-        };
-        let facts = self.dense().facts().clone();
-        match kept.find(&facts, &of.name())? {
-            Some(Found::Attention(times)) => Ok(Some(times)),
-            _ => Ok(None),
-        }
-    }
-
-    /// Keeps what was found out about attention.
-    pub(crate) fn keep_attention(&self, of: &OfAttention, found: Found) {
-        if let Some(kept) = self.kept() {
-            let facts = self.dense().facts().clone();
-            kept.put(&facts, &of.name(), found, Vec::new());
         }
     }
 

@@ -11,15 +11,11 @@
 //! clusters come first: on a device whose arithmetic has the CPU's bits, the text has them too. [`check`] decides that with
 //! the CPU as reference, at every start, for the very kernels that will run.
 
-pub(crate) mod attend;
-#[cfg(test)]
-mod attention_tests;
 pub mod check;
 mod choice;
 mod choose;
 mod compare;
 mod cpu;
-mod cpu_attention;
 #[cfg(test)]
 mod forms_tests;
 mod in_use;
@@ -49,17 +45,13 @@ pub use emberflow_opencl::{
     Ways,
 };
 
-pub use self::attend::{
-    Attend, AttendSpan, Attended, AttentionLayer, AttentionRoom, AttentionShape, Chain, ChainLayer,
-    ChainRoom, Chained, KvMemory, RowNorm,
-};
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
 pub use self::choose::{Outcome, Tried};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
-pub use self::kept::{AttentionTimes, Entry, Found, Kept, Times, checked};
-pub(crate) use self::kept::{OfAttention, OfProducts};
+pub(crate) use self::kept::OfProducts;
+pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
@@ -89,8 +81,6 @@ pub struct Facts {
     pub memory: u64,
     /// The longest buffer, in bytes.
     pub longest: u64,
-    /// Its driver makes kernels while the program runs.
-    pub compiles: bool,
 }
 
 /// The FFN that a device is to compute.
@@ -414,104 +404,12 @@ pub trait Dense: Send {
     /// The driver's.
     fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
 
-    /// Makes kernels for attention over pages of keys and values that lie in `memory`, which the device reads, or
-    /// has a copy of.
-    ///
-    /// # Errors
-    /// The driver's, or a device that does not compute attention.
-    fn prepare_attention(
-        &mut self,
-        _shape: &AttentionShape,
-        _memory: &KvMemory,
-    ) -> Result<(), DeviceError> {
-        Err(no_attention(self.facts()))
-    }
-
-    /// Makes buffers for attention up to `room`, after [`Dense::prepare_attention`].
-    ///
-    /// # Errors
-    /// Not enough memory.
-    fn make_attention_room(&mut self, _room: &AttentionRoom) -> Result<(), DeviceError> {
-        Err(no_attention(self.facts()))
-    }
-
-    /// Makes the attention of a layer known, whose matrices are shared; its number.
-    ///
-    /// # Errors
-    /// As [`Dense::prepare_attention`].
-    fn share_attention(&mut self, _layer: AttentionLayer) -> Result<usize, DeviceError> {
-        Err(no_attention(self.facts()))
-    }
-
-    /// Begins the attention of a layer, as [`Dense::submit`].
-    ///
-    /// # Errors
-    /// The driver's.
-    fn attend(&mut self, _work: &Attend<'_>) -> Result<Ticket, DeviceError> {
-        Err(no_attention(self.facts()))
-    }
-
-    /// Waits for it, and copies its results. Returns the time from submission to the last of them.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn take_attention(
-        &mut self,
-        _ticket: Ticket,
-        _to: Attended<'_>,
-    ) -> Result<Duration, DeviceError> {
-        Err(no_attention(self.facts()))
-    }
-
-    /// Whether it computes whole layers one after the other.
-    fn chains(&self) -> bool {
-        false
-    }
-
-    /// Makes buffers for that, behind those for attention.
-    ///
-    /// # Errors
-    /// Not enough memory.
-    fn make_chain_room(&mut self, _room: &ChainRoom) -> Result<(), DeviceError> {
-        Err(no_chain(self.facts()))
-    }
-
-    /// Begins to compute whole layers, as [`Dense::submit`].
-    ///
-    /// # Errors
-    /// The driver's.
-    fn chain(&mut self, _work: &Chain<'_>) -> Result<Ticket, DeviceError> {
-        Err(no_chain(self.facts()))
-    }
-
-    /// Waits for them, and copies their results.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn take_chain(&mut self, _ticket: Ticket, _to: Chained<'_>) -> Result<Taken, DeviceError> {
-        Err(no_chain(self.facts()))
-    }
-
     /// Waits for it, and copies the sums to `out`: `[clusters × rows × d]`, or of a total `[rows × d]`, and
     /// nothing of one that goes on.
     ///
     /// # Errors
     /// The driver's.
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError>;
-}
-
-fn no_attention(of: &Facts) -> DeviceError {
-    DeviceError {
-        device: of.name.clone(),
-        what: "does not compute attention".into(),
-    }
-}
-
-fn no_chain(of: &Facts) -> DeviceError {
-    DeviceError {
-        device: of.name.clone(),
-        what: "does not compute layers one after the other".into(),
-    }
 }
 
 /// An open device, for one engine at a time.

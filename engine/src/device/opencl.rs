@@ -1,7 +1,6 @@
 //! OpenCL devices.
 
 use std::fmt::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use emberflow_kernels::DType;
@@ -9,16 +8,11 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::io::prefer_huge_pages;
 
-use super::attend::{
-    Attend, Attended, AttentionLayer, AttentionRoom, AttentionShape, Chain, ChainRoom, Chained,
-    KvMemory,
-};
 use super::order::{InRows, InTiles};
 use super::{
     Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
     Order, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Ways, Work, token_bytes,
 };
-use crate::kv::BLOCK;
 use crate::store::regions::CLUSTER;
 
 /// Divisions and square roots are rounded correctly.
@@ -26,9 +20,6 @@ const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 
 /// Neurons whose Down rows an item of a graphics processor reads at once. A processor has others ahead by itself.
 const AT_ONCE: usize = 8;
-
-/// Most items that share a row or a head, in attention: a lane of the sum each.
-const TEAM: usize = 64;
 
 /// What a device is.
 pub(super) fn facts(of: &cl::Listed) -> Facts {
@@ -38,7 +29,6 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
         unified: of.unified,
         memory: of.memory,
         longest: of.longest,
-        compiles: true,
     }
 }
 
@@ -142,45 +132,6 @@ impl OpenCl {
             scales: dtype.row_bytes(cols) - dtype.quants_bytes(cols),
             token_bytes: token_bytes(dtype, cols),
         })
-    }
-
-    /// The same of the kernels of attention.
-    fn attention(&self, of: &AttentionShape) -> cl::AttentionSpec {
-        let bits = |x: f32| format!("as_float({}u)", x.to_bits());
-        let most = usize::try_from(self.device.facts().group).unwrap_or(TEAM);
-        let team = 1 << most.clamp(1, TEAM).ilog2();
-        let mut options = format!(
-            "-w -cl-std=CL1.2 -D D={} -D HEADS={} -D KV_HEADS={} -D HEAD_DIM={} -D ROTARY={} -D PAGE={} \
-             -D ELEMENT={} -D BLOCK={BLOCK} -D EPS={} -D SCALE={} -D TEAM={team}",
-            of.d,
-            of.heads,
-            of.kv_heads,
-            of.head_dim,
-            of.rotary,
-            of.page,
-            of.kv.row_bytes(1),
-            bits(of.eps),
-            bits(of.scale),
-        );
-        if let Some(clip) = of.clip {
-            // Writing to a string cannot fail.
-            let _ = write!(options, " -D CLIP={}", bits(clip));
-        }
-        if self.device.facts().divides {
-            options.push_str(DIVIDES);
-        }
-        cl::AttentionSpec {
-            options,
-            d: of.d,
-            heads: of.heads,
-            kv_heads: of.kv_heads,
-            head_dim: of.head_dim,
-            rotary: of.rotary,
-            block: BLOCK,
-            page: of.page,
-            layer_bytes: of.layer_bytes(),
-            team,
-        }
     }
 
     /// The definitions that the kernels ask for.
@@ -419,81 +370,6 @@ impl Dense for OpenCl {
 
     fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
         let taken = self.device.take(out).map_err(|e| self.failed(e))?;
-        Ok(Taken {
-            fired: taken.fired,
-            took: Duration::from_nanos(taken.nanoseconds),
-        })
-    }
-
-    fn prepare_attention(
-        &mut self,
-        shape: &AttentionShape,
-        memory: &KvMemory,
-    ) -> Result<(), DeviceError> {
-        let spec = self.attention(shape);
-        let memory: cl::HostMemory = Arc::clone(&memory.0) as _;
-        let prepared = self.device.prepare_attention(&spec, memory);
-        prepared.map_err(|e| self.failed(e))
-    }
-
-    fn make_attention_room(&mut self, room: &AttentionRoom) -> Result<(), DeviceError> {
-        let made = self.device.make_attention_room(room);
-        made.map_err(|e| self.failed(e))
-    }
-
-    fn share_attention(&mut self, layer: AttentionLayer) -> Result<usize, DeviceError> {
-        let shared = self.device.share_attention(layer);
-        shared.map_err(|e| self.failed(e))
-    }
-
-    fn attend(&mut self, work: &Attend<'_>) -> Result<Ticket, DeviceError> {
-        let begun = self.device.attend(work);
-        begun.map_err(|e| self.failed(e))?;
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
-    }
-
-    fn take_attention(
-        &mut self,
-        _ticket: Ticket,
-        to: Attended<'_>,
-    ) -> Result<Duration, DeviceError> {
-        let took = self.device.take_attention(to);
-        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
-    }
-
-    fn chains(&self) -> bool {
-        !self.facts.unified
-    }
-
-    fn make_chain_room(&mut self, room: &ChainRoom) -> Result<(), DeviceError> {
-        let made = self.device.make_chain_room(room);
-        made.map_err(|e| self.failed(e))
-    }
-
-    fn chain(&mut self, work: &Chain<'_>) -> Result<Ticket, DeviceError> {
-        let mut layers = Vec::with_capacity(work.layers.len());
-        for layer in work.layers {
-            let bank = self.bank(layer.part)?;
-            layers.push(cl::ChainLayer {
-                attention: layer.attention,
-                angles: layer.angles,
-                spans: layer.spans,
-                part: bank.buffer,
-                neurons: bank.neurons,
-            });
-        }
-        let begun = self.device.chain(&cl::Chain {
-            x: work.x,
-            layers: &layers,
-        });
-        begun.map_err(|e| self.failed(e))?;
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
-    }
-
-    fn take_chain(&mut self, _ticket: Ticket, to: Chained<'_>) -> Result<Taken, DeviceError> {
-        let taken = self.device.take_chain(to).map_err(|e| self.failed(e))?;
         Ok(Taken {
             fired: taken.fired,
             took: Duration::from_nanos(taken.nanoseconds),

@@ -82,15 +82,6 @@ pub(crate) struct Sample {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Samples(pub Vec<Sample>);
 
-/// Times of two processors.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Both {
-    /// The CPU's.
-    pub cpu: Samples,
-    /// The device's.
-    pub device: Samples,
-}
-
 impl Curve for Samples {
     fn seconds(&self, of: Product) -> f64 {
         let Some(last) = self.0.last().filter(|_| of.rows > 0) else {

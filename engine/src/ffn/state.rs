@@ -280,24 +280,6 @@ impl Ffn {
         }
     }
 
-    /// Whether a pass may compute all neurons without choosing any: no predictor, cutoff, record or replay is in use.
-    pub fn is_exact(&self) -> bool {
-        let all = self.predictors.is_none() && !self.tops.cut() && self.record.is_none();
-        all && matches!(self.oracle, Oracle::Absent)
-    }
-
-    /// Takes note of a pass whose layers a device has computed, with all neurons.
-    pub fn count_whole(&mut self, rows: usize, fired: u64) {
-        let sizes = self.store.layout().sizes().iter();
-        let neurons: u64 = sizes.map(|&size| u64::from(size)).sum();
-        let counts = &mut self.counts;
-        counts.possible += neurons * rows as u64;
-        counts.looked_at += neurons * rows as u64;
-        counts.fired += fired;
-        let format = &self.shape.format;
-        counts.bytes += neurons * (format.gate_len() + format.rest_len()) as u64;
-    }
-
     /// Totals since creation.
     pub fn counters(&self) -> Counters {
         let counts = &self.counts;

@@ -28,11 +28,6 @@ impl Tops {
         }
     }
 
-    /// Whether any layer has cutoffs.
-    pub fn cut(&self) -> bool {
-        self.multiples.iter().any(Option::is_some)
-    }
-
     /// The multiple of layer `layer`, if it has one.
     pub fn of(&self, layer: usize) -> Option<f32> {
         self.multiples.get(layer).copied().flatten()

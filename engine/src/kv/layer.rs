@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Cpu, DType, GROUP};
 
-use super::page::{Copied, Page};
+use super::page::Page;
 use super::shape::KvShape;
 
 const KEYS: usize = 0;
@@ -79,25 +79,21 @@ impl<'a> LayerKv<'a> {
 pub(crate) struct PageWriter<'a> {
     shape: KvShape,
     page: &'a mut [u8],
-    copied: &'a mut Copied,
     /// Index of the position in the page.
     place: usize,
 }
 
 impl<'a> PageWriter<'a> {
     pub(super) fn new(shape: KvShape, page: &'a mut Page, place: usize) -> Self {
-        let (page, copied) = page.parts_mut();
         Self {
             shape,
-            page,
-            copied,
+            page: page.bytes_mut(),
             place,
         }
     }
 
     /// Stores one head's key.
     pub fn store_key(&mut self, cpu: Cpu, layer: usize, head: usize, key: &[f32]) {
-        self.copied.change(layer, self.place);
         let shape = self.shape;
         let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
         let at = shape.at(layer, KEYS, head) + shape.bytes(block);
@@ -116,31 +112,10 @@ impl<'a> PageWriter<'a> {
 
     /// Stores one head's value.
     pub fn store_value(&mut self, cpu: Cpu, layer: usize, head: usize, value: &[f32]) {
-        self.copied.change(layer, self.place);
         let shape = self.shape;
         let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
         let stored = &mut self.page[at..at + shape.bytes(value.len())];
         write(cpu, shape.dtype, value, stored);
-    }
-}
-
-impl PageWriter<'_> {
-    /// Whether one head's key and value are stored so.
-    pub fn has(&self, cpu: Cpu, layer: usize, head: usize, [key, value]: [&[f32]; 2]) -> bool {
-        let shape = self.shape;
-        let size = shape.bytes(1);
-        let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
-        let keys = shape.at(layer, KEYS, head) + shape.bytes(block);
-        let values = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
-        let mut stored = vec![0; shape.bytes(key.len())];
-        write(cpu, shape.dtype, key, &mut stored);
-        let mut elements = stored.chunks_exact(size).enumerate();
-        let same = elements.all(|(i, element)| {
-            let at = keys + i * shape.bytes(GROUP);
-            self.page[at..at + size] == *element
-        });
-        write(cpu, shape.dtype, value, &mut stored);
-        same && self.page[values..values + stored.len()] == *stored
     }
 }
 

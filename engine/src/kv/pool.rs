@@ -5,8 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use emberflow_opencl::{HostBytes, KvPage};
-use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages};
+use emberflow_storage::arena::{Arena, ArenaOptions};
 
 use super::layer::{LayerKv, PageWriter};
 use super::page::Page;
@@ -26,7 +25,6 @@ struct Free {
 pub(crate) struct KvPool {
     shape: KvShape,
     total: usize,
-    memory: ArenaPages,
     free: Mutex<Free>,
 }
 
@@ -41,17 +39,13 @@ impl KvPool {
         let slots = u32::try_from(total).unwrap_or(u32::MAX);
         let mut arena = Arena::new(slots.max(1), shape.page_bytes().max(1), 1, options)
             .map_err(emberflow_storage::Error::from)?;
-        let memory = arena.pages();
         let taken = std::iter::from_fn(|| arena.take()).take(total);
-        let mut pages: Vec<_> = taken
-            .map(|slot| Arc::new(Page::new(slot, shape.layers)))
-            .collect();
+        let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
         // Low addresses first.
         pages.reverse();
         Ok(Arc::new(Self {
             shape,
             total,
-            memory,
             free: Mutex::new(Free {
                 uncharged: pages.len(),
                 pages,
@@ -62,11 +56,6 @@ impl KvPool {
     /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
         self.shape
-    }
-
-    /// The memory of all pages.
-    pub fn memory(&self) -> &ArenaPages {
-        &self.memory
     }
 
     /// An empty sequence with pages reserved for `positions` positions.
@@ -198,38 +187,6 @@ impl KvPages {
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
         LayerKv::new(self.pool.shape, &self.pages, layer)
-    }
-
-    /// The pages of positions up to `end`, for a device that reads those of a layer before `first`. Nobody writes them
-    /// while a handle lives. A device with a memory of its own, which `copies`, has the layer's positions from here on.
-    pub fn shared(&self, layer: usize, [first, end]: [usize; 2], copies: bool) -> Vec<KvPage> {
-        let shape = self.pool.shape;
-        let pages = self.pages.iter().take(shape.pages(end)).enumerate();
-        let share = |(i, page): (usize, &Arc<Page>)| {
-            let read = first.saturating_sub(i * shape.page).min(shape.page);
-            KvPage {
-                bytes: Arc::clone(page) as HostBytes,
-                stale: copies && page.copied().lacks(layer, read),
-            }
-        };
-        pages.map(share).collect()
-    }
-
-    /// All layers of `position` are about to change, after `prepare`.
-    pub fn will_change(&mut self, position: usize) {
-        let page = self.pool.shape.page;
-        if let Some(of) = Arc::get_mut(&mut self.pages[position / page]) {
-            let (_, copied) = of.parts_mut();
-            copied.change_all(position % page);
-        }
-    }
-
-    /// A device with a memory of its own has put a position of a layer there, as it is here.
-    pub fn is_copied(&self, layer: usize, position: usize) {
-        let page = self.pool.shape.page;
-        self.pages[position / page]
-            .copied()
-            .append(layer, position % page);
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.

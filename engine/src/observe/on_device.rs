@@ -1,10 +1,7 @@
 //! What a device held and did.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
-use crate::attention::on_device::{OnDevice, Rows};
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
@@ -52,10 +49,6 @@ pub struct DeviceReport {
     pub no_products: Option<&'static str>,
     /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
     pub gates_share: f64,
-    /// The attention of whole layers as one piece of work.
-    pub attention: AttentionReport,
-    /// Passes all of whose layers it has computed one after the other, so that it was waited for once.
-    pub whole_passes: u64,
     /// What next tokens take with it and without it, where that was tried.
     pub next_tokens: Vec<NextTokens>,
     /// Why it holds nothing, if it does not.
@@ -64,118 +57,6 @@ pub struct DeviceReport {
     pub wait_ms: f64,
     /// Why it was given up, if it was.
     pub lost: Option<String>,
-}
-
-/// Attention of whole layers on a device.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct AttentionReport {
-    /// Layers that it has computed, those of the check at the start not counted.
-    pub layers: u64,
-    /// What it computes by the rows of a pass, each the next token of a text, and why: empty where it knows no
-    /// attention.
-    pub by_rows: Vec<AttentionByRows>,
-    /// The same for a chunk of a prompt, whose rows see so many positions on average.
-    pub prompt: Option<AttentionByRows>,
-    /// Why it computes none, if it does not.
-    pub none: Option<String>,
-}
-
-/// Attention on a device for some rows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct AttentionByRows {
-    /// Rows of the pass.
-    pub rows: usize,
-    /// From how many positions on it is used; `null` for never.
-    pub from_positions: Option<usize>,
-    /// Microseconds of a layer with one position and with all that the context has room for: the
-    /// processor's, with the products that the device takes from it. 0 where nothing was measured.
-    pub cpu_us: [f64; 2],
-    /// The device's alone.
-    pub device_us: [f64; 2],
-}
-
-impl AttentionByRows {
-    /// Of rows that see up to `of.positions`.
-    fn of(device: &OnDevice, of: Rows) -> Self {
-        let at = |positions| match &device.times {
-            Some(times) => Rows { positions, ..of }.seconds(times).map(|s| s * 1e6),
-            None => [0.0; 2],
-        };
-        let [first, last] = [at(1), at(of.positions)];
-        Self {
-            rows: of.rows,
-            from_positions: device.from(of),
-            cpu_us: [first[0], last[0]],
-            device_us: [first[1], last[1]],
-        }
-    }
-}
-
-impl AttentionReport {
-    fn of(engine: &Engine) -> Self {
-        let placed = &engine.decoder.placed;
-        let Some(device) = &placed.device else {
-            return Self {
-                layers: 0,
-                by_rows: Vec::new(),
-                prompt: None,
-                none: placed.why.clone(),
-            };
-        };
-        let options = engine.options();
-        let mut texts = vec![1, options.batch];
-        texts.dedup();
-        let of = |rows, prompts| {
-            let positions = options.context;
-            AttentionByRows::of(
-                device,
-                Rows {
-                    rows,
-                    positions,
-                    prompts,
-                },
-            )
-        };
-        let by_rows: Vec<_> = texts.into_iter().map(|texts| of(texts, false)).collect();
-        let prompt = (options.chunk > 1).then(|| of(options.chunk, true));
-        let all = by_rows.iter().chain(&prompt);
-        let never = all.clone().all(|of| of.from_positions.is_none());
-        Self {
-            layers: device.done(),
-            by_rows,
-            prompt,
-            none: never.then(|| "by measurement the processor is faster".to_owned()),
-        }
-    }
-
-    /// In words.
-    fn words(&self) -> String {
-        let of = |what: &str, of: &AttentionByRows| {
-            let times = format!(
-                "{:.0} to {:.0} us a layer, the processor's {:.0} to {:.0}",
-                of.device_us[0], of.device_us[1], of.cpu_us[0], of.cpu_us[1]
-            );
-            let from = match of.from_positions {
-                None => "never".to_owned(),
-                Some(1) => "always".to_owned(),
-                Some(from) => format!("from {from} positions on"),
-            };
-            format!("for {} {what} {from} ({times})", of.rows)
-        };
-        match (&self.none, self.by_rows.is_empty()) {
-            (Some(why), true) => format!("attention stays on the processor: {why}"),
-            (None, true) => "attention stays on the processor".to_owned(),
-            _ => {
-                let next = self.by_rows.iter().map(|rows| of("next tokens", rows));
-                let prompt = self
-                    .prompt
-                    .iter()
-                    .map(|rows| of("tokens of a prompt", rows));
-                let all: Vec<String> = next.chain(prompt).collect();
-                format!("attention of whole layers {}", all.join(", "))
-            }
-        }
-    }
 }
 
 /// What a device computes in a pass.
@@ -216,8 +97,6 @@ impl DeviceReport {
             .weights
             .prompt_on_device(engine.prompt_chunk());
         let (gates_share, gates_waited) = store.gates_on_device();
-        let attended = engine.decoder.placed.device.as_ref();
-        let waited = waited + attended.map_or(Duration::ZERO, OnDevice::waited);
         let neuron = needs.gate_len + needs.rest_len;
         let cluster = needs.cluster * neuron;
         let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
@@ -260,8 +139,6 @@ impl DeviceReport {
                 }
             },
             gates_share,
-            attention: AttentionReport::of(engine),
-            whole_passes: (engine.decoder.layers.as_ref()).map_or(0, |layers| layers.passes),
             next_tokens: (engine.decoder.trial.as_ref()).map_or_else(Vec::new, Trial::found),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
@@ -320,10 +197,8 @@ impl DeviceReport {
         });
         let rests: String = rests.collect();
         let held = format!(
-            "{held}{rests}; {prompts}; {products}; {:.0} % of resident gates; {}; {} whole passes; waited for {:.1} ms",
+            "{held}{rests}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,
-            self.attention.words(),
-            self.whole_passes,
             self.wait_ms
         );
         format!("{}: {held}; {numerics}", self.name)

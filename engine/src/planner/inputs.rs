@@ -15,16 +15,14 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
-use crate::chain;
-use crate::device::attend::{AttentionShape, unsupported};
-use crate::device::{Device, Facts, Verdict};
+use crate::device::{Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
 use crate::kv::KvShape;
 use crate::memory::Needs;
 use crate::meta::Quant;
-use crate::options::{DeviceAttention, Options, Phases};
+use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -38,9 +36,6 @@ const PER_THREAD: u64 = 64 << 10;
 
 /// Most stream buffers, however slow the processor is beside the device.
 const MOST_BUFFERS: u32 = 64;
-
-/// Bytes that a driver takes to make the kernels of attention: 6 MiB with pocl, other drivers are not known.
-const COMPILER: u64 = 12 << 20;
 
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
@@ -186,38 +181,15 @@ impl Opened<'_> {
         let device = self.options.device.as_ref();
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
-            let rows = room.rows;
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
             let streamed = match self.verdict.is_some_and(|v| v.same_bits) {
                 true => 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes(),
                 false => 0,
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
-            let [here, there] = self.attention_room(device.facts(), rows);
-            let attention = here + if unified { there } else { 0 };
-            room + products.bytes(unified) + streamed + attention
+            room + products.bytes(unified) + streamed
         };
         device.map_or(0, of)
-    }
-
-    /// Memory for the attention of layers on a device, for passes of so many rows: the host's, and the device's.
-    fn attention_room(&self, of: &Facts, rows: usize) -> [u64; 2] {
-        let (c, options) = (self.config, self.options);
-        let same_bits = self.verdict.is_some_and(|v| v.same_bits);
-        let wanted = options.device_attention != DeviceAttention::Off;
-        if !(same_bits && wanted && unsupported(c).is_none()) {
-            return [0; 2];
-        }
-        let shape = AttentionShape::of(c, self.kv());
-        // Other kernels are made before the process is measured.
-        let compiler = if of.compiles { COMPILER } else { 0 };
-        let room = shape.room(rows, [options.batch, options.context], !of.unified);
-        let whole = match of.unified {
-            true => 0,
-            false => chain::host_bytes(c.layers, &shape, options.batch),
-        };
-        let [here, there] = shape.room_bytes(&room);
-        [compiler + here + whole, there]
     }
 
     /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
@@ -239,17 +211,8 @@ impl Opened<'_> {
     /// Bytes of a device's memory that may be used.
     fn device_memory(&self, device: &Device) -> u64 {
         let (asked, of) = (self.options.device_memory, device.facts());
-        // A driver needs some of it for itself, and a copy of keys and values lies there too.
-        let copy = match of.unified {
-            true => 0,
-            false => {
-                let (kv, options) = (self.kv(), self.options);
-                let (texts, rows) = (options.batch as u64, options.chunk.max(options.batch));
-                let [_, attention] = self.attention_room(of, rows);
-                texts * kv.bytes_for(options.context) + attention
-            }
-        };
-        asked.unwrap_or((of.memory / 10 * 9).saturating_sub(copy))
+        // A driver needs some of it for itself.
+        asked.unwrap_or(of.memory / 10 * 9)
     }
 
     /// Bytes of a cluster on a device.

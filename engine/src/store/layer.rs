@@ -168,13 +168,6 @@ impl NeuronStore {
         tier.map_or(0, |tier| tier.clusters(bank) as usize)
     }
 
-    /// The part of a bank all of whose clusters a device computes.
-    pub fn whole_on_device(&self, bank: u32) -> Option<Part> {
-        let all = self.layout.clusters(bank) == self.on_device(bank);
-        let tier = self.tier.as_ref().filter(|_| all);
-        tier.and_then(|tier| tier.uploaded(bank))
-    }
-
     /// How many of them it has for everybody.
     pub fn held_on_device(&self, bank: u32) -> usize {
         let tier = self.tier.as_ref();

@@ -284,12 +284,6 @@ impl Tier {
         }
     }
 
-    /// The part of a bank if all that it is to hold of it is there.
-    pub fn uploaded(&self, bank: u32) -> Option<Part> {
-        let all = self.uploaded[bank as usize].iter().all(|&has| has);
-        self.parts[bank as usize].filter(|_| all)
-    }
-
     /// How many clusters of a bank nobody has to read, as it computes them or the CPU has their bytes.
     pub fn held(&self, bank: u32) -> u32 {
         match self.device.lost() {

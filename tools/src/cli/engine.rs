@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use emberflow_engine::device::DeviceChoice;
-use emberflow_engine::{Ablation, Budget, DeviceAttention, ReadAhead, Sparsity};
+use emberflow_engine::{Ablation, Budget, ReadAhead, Sparsity};
 use emberflow_models::demo::Demo;
 
 use super::{io_names, parse_budget, parse_share, policy_names};
@@ -79,13 +79,9 @@ pub struct EngineArgs {
     #[arg(long, value_name = "DEVICE", default_value = "none")]
     pub device: DeviceChoice,
     /// How many bytes of neurons the device is to hold; default: as fits its speed. Memory that it
-    /// shares with the processor counts in --memory; in a memory of its own lies a copy of keys and values beside it.
+    /// shares with the processor counts in --memory.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub device_memory: Option<u64>,
-    /// Whether the device computes the attention of whole layers, of next tokens and of prompts, and whole passes
-    /// where it holds all weights in a memory of its own: auto does it where it measured that to be faster.
-    #[arg(long, value_enum, default_value = "auto")]
-    pub device_attention: DeviceAttentionArg,
     /// How to read from flash; sim plays a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
@@ -148,27 +144,6 @@ impl From<ReadAheadArg> for ReadAhead {
             ReadAheadArg::Auto => Self::Auto,
             ReadAheadArg::On => Self::On,
             ReadAheadArg::Off => Self::Off,
-        }
-    }
-}
-
-/// When a device computes attention.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum DeviceAttentionArg {
-    /// Where it is faster.
-    Auto,
-    /// Wherever the device can.
-    On,
-    /// Never.
-    Off,
-}
-
-impl From<DeviceAttentionArg> for DeviceAttention {
-    fn from(arg: DeviceAttentionArg) -> Self {
-        match arg {
-            DeviceAttentionArg::Auto => DeviceAttention::Auto,
-            DeviceAttentionArg::On => DeviceAttention::On,
-            DeviceAttentionArg::Off => DeviceAttention::Off,
         }
     }
 }

@@ -188,7 +188,6 @@ fn kept_json(entry: &Entry) -> Value {
         Found::Sums(v) => (Some(v.same_bits), groups(v).into(), None),
         Found::Ways(ways) => (None, ways.each().map(|way| way.group).into(), None),
         Found::Products(times) => (Some(times.same_bits), Vec::new(), None),
-        Found::Attention(times) => (Some(times.same_bits), Vec::new(), None),
     };
     let kernels = match &entry.found {
         Found::Sums(v) => Some(v.kernels.hidden),
