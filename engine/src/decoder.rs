@@ -22,7 +22,6 @@ use crate::scratch::Scratch;
 use crate::sequence::Span;
 use crate::streams::{self, ResidualStreams};
 use crate::trace;
-use crate::trial::Trial;
 use crate::weights::Weights;
 
 /// Called for every FFN, before its output is added to the residual stream.
@@ -67,13 +66,6 @@ pub(crate) struct Hooks<'a, 'b> {
     pub yields: Option<&'a dyn Fn() -> bool>,
 }
 
-impl Hooks<'_, '_> {
-    /// Whether somebody sees, or gives, what lies between layers.
-    pub fn looks_inside(&self) -> bool {
-        self.observer.is_some() || self.attention.is_some() || self.between.is_some()
-    }
-}
-
 /// See [`StreamRows`].
 #[derive(Clone, Copy)]
 pub(crate) struct Between<'a> {
@@ -95,8 +87,6 @@ pub(crate) struct Decoder {
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
-    /// Whether next tokens are faster with a device.
-    pub trial: Option<Trial>,
     pub scratch: Scratch,
     pub times: Times,
 }
@@ -131,22 +121,6 @@ impl Decoder {
     /// and advances the sequences. False if it yields; the same call resumes it. A row's result
     /// depends only on its own sequence.
     pub fn run(
-        &mut self,
-        pass: &mut Pass,
-        spans: &mut [Span<'_>],
-        hooks: Hooks<'_, '_>,
-    ) -> Result<bool, Error> {
-        let timed = pass.layers.is_none() && self.try_device(spans, &hooks);
-        let begun = Instant::now();
-        let done = self.go_on(pass, spans, hooks)?;
-        if let Some(trial) = self.trial.as_mut().filter(|_| timed && done) {
-            trial.end(pass.rows, begun.elapsed().as_secs_f64());
-        }
-        Ok(done)
-    }
-
-    /// Begins a pass, or goes on with it; see [`Decoder::run`].
-    fn go_on(
         &mut self,
         pass: &mut Pass,
         spans: &mut [Span<'_>],
@@ -194,13 +168,6 @@ impl Decoder {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
-    }
-
-    /// Decides whether a device is used in a pass that begins; whether its time is to be taken.
-    fn try_device(&mut self, spans: &[Span<'_>], hooks: &Hooks<'_, '_>) -> bool {
-        let next = spans.iter().all(|span| span.tokens.len() == 1) && !hooks.looks_inside();
-        let rows = next.then_some(spans.len());
-        (self.trial.as_mut()).is_some_and(|trial| trial.begin(rows))
     }
 
     /// What goes into the first layer.

@@ -34,7 +34,6 @@ use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
-use crate::trial::Trial;
 use crate::weights::Weights;
 
 /// Rows whose logits the caller wants. A pass has one row per token, span by span.
@@ -121,11 +120,7 @@ impl Engine {
         );
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
-        let device = parts.device.as_ref().map(|device| Arc::clone(&device.0));
-        let mut decoder = build(parts, c, &division)?;
-        if let Some(device) = &device {
-            decoder.trial = Trial::new(device, &options);
-        }
+        let decoder = build(parts, c, &division)?;
         Ok(Self {
             decoder,
             pool,
@@ -583,7 +578,6 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),
-        trial: None,
         scratch,
         ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),

@@ -56,7 +56,6 @@ mod streams;
 mod testing;
 mod thread_buffer;
 pub mod trace;
-mod trial;
 mod weights;
 
 pub use ablation::Ablation;
@@ -80,4 +79,3 @@ pub use sequence::{Sequence, Span};
 pub use store::LayerResidency;
 pub use store::foresight::Foreseen;
 pub use store::regions::{self, CLUSTER};
-pub use trial::NextTokens;

@@ -76,8 +76,6 @@ pub enum Fault {
     Never,
     /// It is slow for fewer rows, and fast for so many.
     Narrow(usize),
-    /// It is as fast as `Never` in the check at the start, and then 4 ms slower.
-    Slow,
     /// It ends at this piece of work: while it is submitted, or while it is waited for.
     Submit(usize),
     /// See `Submit`.
@@ -250,7 +248,6 @@ impl Dense for Faulty {
             Fault::Take(at) | Fault::OffUntil(at) if number >= at => return Err(self.lost()),
             Fault::Off | Fault::OffUntil(_) => out.iter_mut().for_each(|v| *v *= 1.000_001),
             Fault::Wrong => out.iter_mut().for_each(|v| *v *= 1.01),
-            Fault::Slow if number > CHECKS => std::thread::sleep(Duration::from_millis(4)),
             _ => {}
         }
         let took = match self.fault {

@@ -331,39 +331,6 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
     assert!(again.to_string().contains("opened again"), "{again}");
 }
 
-/// Forecasts can be wrong: next tokens go without a device that makes them slower, unless it was asked for.
-#[test]
-fn a_device_that_turns_out_slower_rests() {
-    let tokens = text(40);
-    let expected = bits(&all_logits(
-        &mut Engine::open(demo(), some(1.0)).unwrap(),
-        &tokens,
-        1,
-    ));
-    for asked in [None, Some(1 << 20)] {
-        let options = Options {
-            device: Some(Faulty::device(Fault::Slow)),
-            device_memory: asked,
-            ..some(1.0)
-        };
-        let mut engine = Engine::open(demo(), options).unwrap();
-        let found = bits(&all_logits(&mut engine, &tokens, 1));
-        assert!(found == expected);
-        let device = engine.device().unwrap();
-        assert!(device.clusters > 0);
-        match (asked, &device.next_tokens[..]) {
-            (None, [of]) => {
-                assert!(
-                    of.rows == 1 && !of.used && of.without_ms < of.with_ms,
-                    "{of:?}"
-                );
-            }
-            (Some(_), []) => {}
-            (_, other) => panic!("{other:?}"),
-        }
-    }
-}
-
 /// Every family runs on a device with the bits that it has without, or is refused with a reason and what to
 /// do.
 #[test]

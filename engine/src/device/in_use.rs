@@ -1,6 +1,5 @@
 //! A device that an engine uses, and whether it still does.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{MutexGuard, OnceLock};
 
 use super::{Dense, DeviceError, Lease};
@@ -13,8 +12,6 @@ pub(crate) struct InUse {
     /// Whether its sums have the CPU's bits.
     same_bits: bool,
     lost: OnceLock<DeviceError>,
-    /// It is not used in this pass.
-    rests: AtomicBool,
 }
 
 impl InUse {
@@ -24,7 +21,6 @@ impl InUse {
             lease,
             same_bits,
             lost: OnceLock::new(),
-            rests: AtomicBool::new(false),
         }
     }
 
@@ -46,21 +42,6 @@ impl InUse {
     /// Why it is not used any longer.
     pub fn lost(&self) -> Option<&DeviceError> {
         self.lost.get()
-    }
-
-    /// Has passes from here on do without its neurons and products, or not. Only where the CPU can read what it holds.
-    pub fn rest(&self, rests: bool) {
-        self.rests.store(rests, Ordering::Relaxed);
-    }
-
-    /// Whether this pass does without it.
-    pub fn rests(&self) -> bool {
-        self.rests.load(Ordering::Relaxed)
-    }
-
-    /// Whether it computes no neurons and products: it is lost, or rests.
-    pub fn is_idle(&self) -> bool {
-        self.rests() || self.lost().is_some()
     }
 
     /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;

@@ -176,9 +176,9 @@ impl Products {
     }
 
     /// Begins products of `matrices`, `(number, rows)`, with the same input. `None` where the CPU computes
-    /// all of it: it is faster alone, or the device is lost or rests.
+    /// all of it: it is faster alone, or the device is lost.
     pub fn begin(&self, matrices: &[(usize, Range<usize>)], input: Input<'_>) -> Option<Begun> {
-        if self.device.is_idle() {
+        if self.device.lost().is_some() {
             return None;
         }
         let all: usize = matrices.iter().map(|(_, rows)| rows.len()).sum();

@@ -5,7 +5,6 @@ use serde::Serialize;
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
-use crate::trial::{NextTokens, Trial};
 
 /// The device of a run, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -49,8 +48,6 @@ pub struct DeviceReport {
     pub no_products: Option<&'static str>,
     /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
     pub gates_share: f64,
-    /// What next tokens take with it and without it, where that was tried.
-    pub next_tokens: Vec<NextTokens>,
     /// Why it holds nothing, if it does not.
     pub idle: Option<&'static str>,
     /// Milliseconds that the compute threads waited for it.
@@ -139,7 +136,6 @@ impl DeviceReport {
                 }
             },
             gates_share,
-            next_tokens: (engine.decoder.trial.as_ref()).map_or_else(Vec::new, Trial::found),
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
@@ -189,15 +185,8 @@ impl DeviceReport {
                 bytes as f64 / f64::from(1 << 20)
             ),
         };
-        let rests = self.next_tokens.iter().filter(|of| !of.used).map(|of| {
-            format!(
-                "; not used for {} next tokens: {:.2} ms with it, {:.2} without",
-                of.rows, of.with_ms, of.without_ms
-            )
-        });
-        let rests: String = rests.collect();
         let held = format!(
-            "{held}{rests}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
+            "{held}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.wait_ms
         );

@@ -278,9 +278,9 @@ impl Tier {
 
     /// How many clusters of a bank it computes in this pass.
     pub fn clusters(&self, bank: u32) -> u32 {
-        match self.device.is_idle() {
-            false => self.computed[bank as usize],
-            true => 0,
+        match self.device.lost() {
+            None => self.computed[bank as usize],
+            Some(_) => 0,
         }
     }
 
