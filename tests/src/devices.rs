@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Block, Choices, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts,
-    Form, HostBytes, Input, Kernels, Lease, NeuronRows, Order, Part, ProductRoom, Room,
-    SharedMatrix, Taken, Team, Ticket, USUAL_GROUP, Ways, Work, list,
+    Block, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts, Form,
+    HostBytes, Input, Kernels, Lease, NeuronRows, Order, Part, ProductRoom, Room, SharedMatrix,
+    Taken, Team, Ticket, Work, list,
 };
 use emberflow_kernels::DType;
 
@@ -50,11 +50,9 @@ pub fn tiled_devices() -> Vec<Device> {
     let forced = |n: usize, form: Form| {
         let device = DeviceChoice::OpenClApart(n).open().ok().flatten()?;
         let mut faulty = Faulty::new(&device, Fault::Never);
-        faulty.choices = Choices {
-            orders: vec![Order::Tiles],
-            forms: vec![form],
-            groups: vec![USUAL_GROUP],
-        };
+        let [few, many] = [form; 2];
+        let order = Order::Tiles;
+        faulty.kernels = Kernels { order, few, many };
         Some(Device::new(Box::new(faulty)))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
@@ -101,8 +99,7 @@ pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
-    /// What its kernels may be like.
-    choices: Choices,
+    kernels: Kernels,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
     /// Rows of the piece of work under way.
@@ -143,7 +140,7 @@ impl Faulty {
             inner: of.lease().expect("a device that nobody else has"),
             facts: of.facts().clone(),
             fault,
-            choices: Choices::default(),
+            kernels: Kernels::default(),
             done: Arc::default(),
             rows: 0,
             left: never(),
@@ -167,21 +164,22 @@ impl Dense for Faulty {
         self.inner.dense().prepare(shape)
     }
 
-    fn choices(&self, _dtype: DType) -> Choices {
-        self.choices.clone()
+    fn kernels(&self, _dtype: DType) -> Kernels {
+        self.kernels
     }
 
     fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
         self.inner.dense().set_kernels(kernels)
     }
 
-    fn set_product_ways(
+    fn prepare_products(
         &mut self,
         dtype: DType,
         cols: usize,
-        ways: Ways,
+        kernels: &Kernels,
     ) -> Result<(), DeviceError> {
-        self.inner.dense().set_product_ways(dtype, cols, ways)
+        let mut inner = self.inner.dense();
+        inner.prepare_products(dtype, cols, kernels)
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {

@@ -95,16 +95,6 @@ fn with_cache(dir: &Path, args: &[&str]) -> std::process::Output {
     command.output().unwrap()
 }
 
-/// Every form has a result, and some are right and have times.
-fn forms_were_tried(tried: &Value) {
-    let tried = tried.as_array().unwrap();
-    let results = ["right", "wrong", "refused"];
-    let known = |t: &Value| results.contains(&t["result"].as_str().unwrap());
-    assert!(tried.len() >= 2 && tried.iter().all(known), "{tried:?}");
-    let timed = |t: &&Value| t["result"] == "right" && t["ms"][1].as_f64() > Some(0.0);
-    assert!(tried.iter().any(|t| timed(&t)), "{tried:?}");
-}
-
 /// A wrong device is refused at every start until it is tried anew; a right one is known at the next.
 #[test]
 fn verdicts_are_kept_and_tried_anew_on_demand() {
@@ -163,9 +153,8 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     );
     let anew = doctor(&["--retry-devices"]);
     assert_eq!(of(&anew, "wrong"), [Value::Null], "{anew}");
-    let groups = &of(&anew, "work_groups")[0];
-    assert_eq!(groups.as_array().map(Vec::len), Some(4), "{anew}");
-    forms_were_tried(&of(&anew, "tried")[0]);
+    let named = &anew["devices"][0]["kernels"];
+    assert!(named["few"]["team"].is_string(), "{anew}");
     report(run());
     // What nobody can read is measured anew.
     std::fs::write(&path, "{").unwrap();

@@ -2,16 +2,14 @@
 
 use crate::buffers::Scratch;
 use crate::ffn::{Prepared, start};
-use crate::forms::{Extensions, Form, Kernels, Maker, Order, Ways};
+use crate::forms::{Extensions, Kernels, Maker, Order};
 use crate::handles::{Context, Found, Queue, devices};
 use crate::listed::{has_dp4a, listed};
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
 use crate::work::{Underway, driver, no_work};
-use crate::{
-    Block, Error, GROUP_SIZES, HostBytes, Listed, MOST_ALONE, MatrixSpec, Room, Spec, Taken, Work,
-};
+use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// Where matrices are put: what a device has beside them.
 macro_rules! place {
@@ -101,36 +99,18 @@ impl Device {
         Ok(())
     }
 
-    /// Orders that this device may have: in the machine's memory the host reads the same rows.
-    pub fn orders(&self) -> &'static [Order] {
-        match self.facts.unified {
-            true => &[Order::Rows],
-            false => &[Order::Rows, Order::Tiles],
-        }
-    }
-
-    /// Forms of kernels that it may have; `grouped` where products are those of integers.
-    pub fn forms(&self, grouped: bool) -> Vec<Form> {
-        self.extensions.forms(grouped)
-    }
-
-    /// Sizes of work groups that may be of use on this device: the largest are for many items at once.
-    pub fn group_sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        let most = match self.facts.gpu {
-            true => self.facts.group,
-            false => self.facts.group.min(MOST_ALONE as u64),
-        };
-        GROUP_SIZES.into_iter().filter(move |&n| n as u64 <= most)
+    /// The kernels for rows of a format; `grouped` where products are those of integers.
+    pub fn kernels(&self, grouped: bool) -> Kernels {
+        Kernels::of(&self.facts, &self.extensions, grouped)
     }
 
     /// Makes kernels, and has them run from here on. With another order buffers of neurons are given back.
     ///
     /// # Errors
-    /// Work groups of other sizes than [`GROUP_SIZES`], an order that this device does not have, or the driver's: its
-    /// compiler's log. The kernels before run then.
+    /// An order that this device does not have, or the driver's: its compiler's log. The kernels before run then.
     pub fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), Error> {
-        self.settle(kernels.is_sound())?;
-        if !self.orders().contains(&kernels.order) {
+        self.settle()?;
+        if self.facts.unified && kernels.order == Order::Tiles {
             return Err(Error(
                 "has rows that the host reads too: not in tiles".into(),
             ));
@@ -149,23 +129,18 @@ impl Device {
         Ok(())
     }
 
-    /// Has products of matrices of a format and width run in these ways.
+    /// Makes kernels for products of matrices of a format and width, and has them run from here on.
     ///
     /// # Errors
     /// As [`Device::set_kernels`].
-    pub fn set_product_ways(&mut self, spec: &MatrixSpec, ways: Ways) -> Result<(), Error> {
-        self.settle(ways.is_sound())?;
+    pub fn prepare_products(&mut self, spec: &MatrixSpec, kernels: Kernels) -> Result<(), Error> {
+        self.settle()?;
         let place = place!(self);
-        self.products.set_ways(&place, spec, ways)
+        self.products.set_kernels(&place, spec, kernels).map(|_| ())
     }
 
     /// Waits for what may be under way although it could not all be begun.
-    fn settle(&mut self, sound: bool) -> Result<(), Error> {
-        if !sound {
-            return Err(Error(format!(
-                "has work groups of {GROUP_SIZES:?} items, {MOST_ALONE} at most where an item has a row"
-            )));
-        }
+    fn settle(&mut self) -> Result<(), Error> {
         driver("finish", self.queue.finish())?;
         self.underway = None;
         Ok(())
@@ -326,15 +301,6 @@ impl Device {
             fired: fired.into(),
             nanoseconds: underway.nanoseconds(),
         })
-    }
-
-    /// Makes the kernel for matrices of a format and width.
-    ///
-    /// # Errors
-    /// The driver's: its compiler's log.
-    pub fn prepare_products(&mut self, spec: &MatrixSpec) -> Result<(), Error> {
-        let place = place!(self);
-        self.products.kernel(&place, spec).map(|_| ())
     }
 
     /// Makes a matrix known; its number. On a device with the machine's memory it is not copied.

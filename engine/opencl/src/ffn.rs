@@ -1,7 +1,7 @@
 //! The FFN of a part of a bank: its kernels, and a piece of work.
 
 use crate::buffers::Scratch;
-use crate::forms::{Form, Format, Kernels, Made, Maker, Order, Variant, made_as};
+use crate::forms::{Form, Format, Kernels, Made, Maker, Order, Variant, WORK_GROUP, made_as};
 use crate::handles::{Arg, Event, Kernel, Queue};
 use crate::library::Code;
 use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
@@ -68,21 +68,11 @@ impl Prepared {
     /// Makes what is missing of some kernels.
     pub fn make(&mut self, maker: &Maker<'_>, kernels: &Kernels) -> Result<(), Error> {
         let (order, options) = (kernels.order, &self.spec.options);
-        for form in kernels.hidden.each().map(|way| way.form) {
-            if !self
-                .hidden
-                .iter()
-                .any(|made| made.is(Variant { order, form }))
-            {
-                let source = [HIDDEN, "hidden_values"];
-                self.hidden.push(maker.kernel(
-                    source,
-                    Format {
-                        options,
-                        grouped: self.spec.grouped,
-                    },
-                    Variant { order, form },
-                )?);
+        let grouped = self.spec.grouped;
+        for variant in kernels.variants() {
+            if !self.hidden.iter().any(|made| made.is(variant)) {
+                let (source, format) = ([HIDDEN, "hidden_values"], Format { options, grouped });
+                self.hidden.push(maker.kernel(source, format, variant)?);
             }
         }
         if !self.sums.iter().any(|made| made.order == order) {
@@ -118,11 +108,10 @@ impl Prepared {
 
     /// Gives back kernels that do not run.
     pub fn trim(&mut self) {
-        let Kernels { order, hidden, .. } = self.kernels;
-        let forms = hidden.each().map(|way| way.form);
+        let used = self.kernels.variants();
         self.hidden
-            .retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
-        self.sums.retain(|made| made.order == order);
+            .retain(|made| used.iter().any(|&variant| made.is(variant)));
+        self.sums.retain(|made| made.order == self.kernels.order);
     }
 }
 
@@ -197,21 +186,20 @@ fn enqueue(
     ];
     let of_added = [sums, totals, rows, clusters, fired, how];
     let kernels = prepared.kernels;
-    let (order, way) = (kernels.order, kernels.hidden.of(work.rows));
-    let of_way = made_as(&mut prepared.hidden, order, way.form)?;
+    let (order, form) = (kernels.order, kernels.form(work.rows));
+    let of_form = made_as(&mut prepared.hidden, Variant { order, form })?;
     let mut of_order = prepared.sums.iter_mut();
     let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
-    let items = [work.clusters * spec.cluster, work.rows, way.group];
+    let items = [work.clusters * spec.cluster, work.rows];
     let pieces = Pieces {
         d: spec.d,
-        group: kernels.sums,
         enough: prepared.items,
     };
     // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
     // indices reach: inputs and clusters beyond what they were made for were refused, and the
     // kernels compare neurons with the part's number.
     unsafe {
-        let begun = of_way.run(queue, &of_hidden, items)?;
+        let begun = of_form.run(queue, &of_hidden, items)?;
         of_order.run(queue, [&of_clusters, &of_rows, &of_added], work, &pieces)?;
         Ok(begun)
     }
@@ -221,8 +209,6 @@ fn enqueue(
 #[derive(Clone, Copy)]
 struct Pieces {
     d: usize,
-    /// Items of a work group.
-    group: usize,
     /// Items that are enough for the whole device.
     enough: usize,
 }
@@ -239,7 +225,7 @@ impl SumsMade {
         work: &Work<'_>,
         pieces: &Pieces,
     ) -> Result<(), Code> {
-        let (Pieces { d, group, enough }, clusters) = (*pieces, work.clusters);
+        let (Pieces { d, enough }, clusters, group) = (*pieces, work.clusters, WORK_GROUP);
         let whole = d.next_multiple_of(group);
         // Items of wide sums have more to do.
         let (width, tiles, enough) = match &self.wide {

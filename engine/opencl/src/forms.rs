@@ -1,16 +1,14 @@
-//! Forms of kernels that compute the same, and which of them a device can have. The bits do not depend on the form; the
-//! time does.
+//! Forms of kernels: all give the same bits. [`Kernels::of`] chooses them by what a driver tells of its device.
 
 use std::fmt;
 
-use opencl_sys::CL_DEVICE_MAX_WORK_GROUP_SIZE;
 use serde::{Deserialize, Serialize};
 
 use crate::handles::{Arg, Context, Event, Found, Kernel, Program, Queue};
 use crate::library::Code;
 use crate::tiles::TILE_ROWS;
 use crate::work::{INVALID, TILE, driver};
-use crate::{Error, GROUP_SIZES, MOST_ALONE, USUAL_GROUP};
+use crate::{Error, Listed};
 
 /// How rows lie in a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -32,22 +30,19 @@ pub enum Team {
     Alone,
     /// 16 items, which add their chains up in local memory.
     Local,
-    /// 16 items of a subgroup, which shuffle them.
-    Subgroup,
     /// A work group has a block of rows and tokens: 16 items have some of its rows times some tokens, and each a chain of
-    /// all these. Only for many tokens.
+    /// all these. For many tokens.
     Block,
 }
 
-/// How products are made.
+/// How products of integers are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dots {
-    /// Those of integers by numbers of 16 bits, others by floats.
+    /// By numbers of 16 bits.
     #[default]
     Widened,
-    /// Of four bytes at once. A device without such an instruction computes them with plain arithmetic; that is no
-    /// form to choose.
+    /// Four bytes at once. A device without such an instruction computes them with plain arithmetic, which only tests do.
     Packed,
 }
 
@@ -60,70 +55,18 @@ pub struct Form {
     pub dots: Dots,
 }
 
-/// A kernel, and how it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
-    /// Its form.
-    pub form: Form,
-    /// Items of its work groups.
-    pub group: usize,
-}
-
-/// Those for one token, for several, and for many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Ways {
-    /// For one.
-    pub one: Way,
-    /// For several.
-    pub several: Way,
-    /// For [`MANY`] and more.
-    pub many: Way,
-}
-
 /// The least number of tokens that are many.
 pub const MANY: usize = 16;
 
-/// The kernels of an FFN.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The kernels for rows of a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Kernels {
-    /// How neurons lie.
+    /// How rows lie.
     pub order: Order,
-    /// Hidden values.
-    pub hidden: Ways,
-    /// Items of the work groups of sums.
-    pub sums: usize,
-}
-
-impl Default for Way {
-    fn default() -> Self {
-        Form::default().into()
-    }
-}
-
-impl Default for Kernels {
-    fn default() -> Self {
-        Self {
-            order: Order::default(),
-            hidden: Ways::default(),
-            sums: USUAL_GROUP,
-        }
-    }
-}
-
-impl From<Form> for Way {
-    fn from(form: Form) -> Self {
-        Self {
-            form,
-            group: USUAL_GROUP,
-        }
-    }
-}
-
-impl From<Form> for Ways {
-    fn from(form: Form) -> Self {
-        let [one, several, many] = [form.into(); 3];
-        Self { one, several, many }
-    }
+    /// The form for fewer than [`MANY`] tokens.
+    pub few: Form,
+    /// That for more.
+    pub many: Form,
 }
 
 impl fmt::Display for Order {
@@ -139,8 +82,7 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.team {
             Team::Alone => "an item a row",
-            Team::Local => "teams by local memory",
-            Team::Subgroup => "teams by subgroups",
+            Team::Local => "16 items a row",
             Team::Block => "a block a group",
         })?;
         match self.dots {
@@ -150,70 +92,55 @@ impl fmt::Display for Form {
     }
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in groups of {}", self.form, self.group)
-    }
-}
-
-impl fmt::Display for Ways {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { one, several, many } = self;
-        one.fmt(f)?;
-        if several != one {
-            write!(f, ", for several rows {several}")?;
-        }
-        match many == several {
-            true => Ok(()),
-            false => write!(f, ", for many {many}"),
-        }
-    }
-}
-
 impl fmt::Display for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            order,
-            hidden,
-            sums,
-        } = self;
-        write!(f, "{order}, {hidden}, sums in groups of {sums}")
-    }
-}
-
-impl Ways {
-    /// That for so many tokens.
-    pub fn of(&self, tokens: usize) -> Way {
-        match tokens {
-            0 | 1 => self.one,
-            MANY.. => self.many,
-            _ => self.several,
+        let Self { order, few, many } = self;
+        write!(f, "{order}, {few}")?;
+        match many == few {
+            true => Ok(()),
+            false => write!(f, ", for {MANY} tokens and more {many}"),
         }
-    }
-
-    /// All.
-    pub fn each(&self) -> [Way; 3] {
-        [self.one, self.several, self.many]
-    }
-
-    /// All.
-    pub fn each_mut(&mut self) -> [&mut Way; 3] {
-        [&mut self.one, &mut self.several, &mut self.many]
-    }
-
-    /// Whether the work groups are such as there are.
-    pub fn is_sound(&self) -> bool {
-        self.each().iter().all(|way| {
-            let fits = way.form.team != Team::Alone || way.group <= MOST_ALONE;
-            fits && GROUP_SIZES.contains(&way.group)
-        })
     }
 }
 
 impl Kernels {
-    /// Whether the work groups are such as there are.
-    pub fn is_sound(&self) -> bool {
-        self.hidden.is_sound() && GROUP_SIZES.contains(&self.sums)
+    /// Those of a device, by what its driver tells; `grouped` where products are those of integers.
+    ///
+    /// | the driver tells of | rows lie in | few tokens | many |
+    /// |---|---|---|---|
+    /// | a processor | rows | an item a row | an item a row |
+    /// | a graphics processor, the machine's memory | rows, which the host reads too | 16 items a row | blocks |
+    /// | a graphics processor, its own memory | tiles | 16 items a row | blocks |
+    ///
+    /// A graphics processor with integer dot products uses them.
+    pub(super) fn of(device: &Listed, extensions: &Extensions, grouped: bool) -> Self {
+        if !device.gpu {
+            return Self::default();
+        }
+        let dots = match grouped && extensions.dots.is_some() {
+            true => Dots::Packed,
+            false => Dots::Widened,
+        };
+        let form = |team| Form { team, dots };
+        Self {
+            order: match device.unified {
+                true => Order::Rows,
+                false => Order::Tiles,
+            },
+            few: form(Team::Local),
+            many: form(Team::Block),
+        }
+    }
+
+    /// The form for so many tokens.
+    pub fn form(&self, tokens: usize) -> Form {
+        if tokens < MANY { self.few } else { self.many }
+    }
+
+    /// Both.
+    pub(super) fn variants(&self) -> [Variant; 2] {
+        let order = self.order;
+        [self.few, self.many].map(|form| Variant { order, form })
     }
 }
 
@@ -223,10 +150,6 @@ const MOST_ARGS: usize = 13;
 /// Items of a team.
 const ITEMS: usize = 16;
 
-const SHUFFLE: &str = "cl_khr_subgroup_shuffle";
-const INTEL_SHUFFLE: &str = "cl_intel_subgroups";
-const INTEL_SIZE: &str = "cl_intel_required_subgroup_size";
-const QUALCOMM_SIZE: &str = "cl_qcom_reqd_sub_group_size";
 const PACKED: &str = "cl_khr_integer_dot_product";
 
 /// Tokens of a block, which share the reading of its rows.
@@ -235,13 +158,14 @@ const BLOCK_TOKENS: usize = 8;
 /// Bytes of local memory that an item of a block has: for the chains of some of its values at a time.
 const FOR_BLOCKS: usize = 32;
 
+/// Items of a work group where an item has a row: a cluster is a multiple of it.
+pub(super) const WORK_GROUP: usize = 64;
+
+/// The same where a block has them.
+const BLOCK_GROUP: usize = 128;
+
 /// Extensions that forms use.
 pub(super) struct Extensions {
-    shuffles: bool,
-    /// By the vendor's functions.
-    its_own: bool,
-    /// The attribute that fixes the size of subgroups.
-    size: Option<&'static str>,
     dots: Option<ItsDots>,
 }
 
@@ -256,75 +180,35 @@ enum ItsDots {
 impl Extensions {
     /// By the names that a device has. `nvidia` where it is one of NVIDIA's with that instruction.
     pub fn of(names: &[String], nvidia: bool) -> Self {
-        let has = |name: &str| names.iter().any(|found| found == name);
+        let standard = names.iter().any(|name| name == PACKED);
         Self {
-            shuffles: has(SHUFFLE) || has(INTEL_SHUFFLE),
-            its_own: !has(SHUFFLE),
-            size: match () {
-                () if has(INTEL_SIZE) => Some("intel_reqd_sub_group_size(16)"),
-                () if has(QUALCOMM_SIZE) => Some("qcom_reqd_sub_group_size(\"half\")"),
-                () => None,
-            },
-            dots: match () {
-                () if has(PACKED) => Some(ItsDots::Standard),
-                () if nvidia => Some(ItsDots::Nvidia),
-                () => None,
+            dots: match standard {
+                true => Some(ItsDots::Standard),
+                false => nvidia.then_some(ItsDots::Nvidia),
             },
         }
-    }
-
-    /// Forms that may be chosen, the simplest first; `grouped` where products are those of integers.
-    pub fn forms(&self, grouped: bool) -> Vec<Form> {
-        let teams = [Team::Alone, Team::Local, Team::Subgroup, Team::Block];
-        let teams = teams.into_iter().filter(|&team| self.has(team));
-        let dots = match grouped && self.dots.is_some() {
-            true => &[Dots::Widened, Dots::Packed][..],
-            false => &[Dots::Widened],
-        };
-        let of = |team| dots.iter().map(move |&dots| Form { team, dots });
-        let mut forms: Vec<Form> = teams.flat_map(of).collect();
-        forms.sort_by_key(|form| form.dots == Dots::Packed);
-        forms
-    }
-
-    fn has(&self, team: Team) -> bool {
-        team != Team::Subgroup || self.shuffles
     }
 
     /// Build options of a form in an order, behind those of a format.
     fn options(&self, options: &str, variant: Variant) -> String {
         let Variant { order, form } = variant;
         let mut all = options.to_owned();
-        // Shuffles and integer products are functions of newer versions.
-        let plain = form.dots != Dots::Packed && form.team != Team::Subgroup;
-        all.push_str(
-            match !plain && (self.dots == Some(ItsDots::Standard) || self.shuffles) {
-                true => " -cl-std=CL3.0",
-                false => " -cl-std=CL1.2",
-            },
-        );
+        let packs = form.dots == Dots::Packed;
+        // Integer products are functions of newer versions.
+        all.push_str(match packs && self.dots == Some(ItsDots::Standard) {
+            true => " -cl-std=CL3.0",
+            false => " -cl-std=CL1.2",
+        });
         all.push_str(&format!(" -D TILE={TILE}"));
         if order == Order::Tiles {
             all.push_str(&format!(" -D TILES -D TILE_ROWS={TILE_ROWS}"));
         }
-        let size = self
-            .size
-            .map_or(String::new(), |size| format!(" -D ITS_SIZE={size}"));
         for (set, more) in [
             (form.team == Team::Local, " -D LOCAL_TEAMS"),
-            (form.team == Team::Subgroup, " -D SUBGROUP_TEAMS"),
-            (form.team == Team::Subgroup, &size[..]),
+            (packs, " -D PACKED_DOTS"),
+            (packs && self.dots.is_none(), " -D PLAIN_DOTS"),
             (
-                form.team == Team::Subgroup && self.its_own,
-                " -D ITS_SHUFFLE",
-            ),
-            (form.dots == Dots::Packed, " -D PACKED_DOTS"),
-            (
-                form.dots == Dots::Packed && self.dots.is_none(),
-                " -D PLAIN_DOTS",
-            ),
-            (
-                form.dots == Dots::Packed && self.dots == Some(ItsDots::Nvidia),
+                packs && self.dots == Some(ItsDots::Nvidia),
                 " -D NVIDIA_DOTS",
             ),
         ] {
@@ -341,6 +225,22 @@ impl Extensions {
 pub(super) struct Variant {
     pub order: Order,
     pub form: Form,
+}
+
+impl Variant {
+    /// Items of a work group, if the kernel can have so many: in tiles a team's group has a whole tile.
+    fn group(self, most: usize) -> usize {
+        let wanted = match (self.form.team, self.order) {
+            (Team::Local, Order::Tiles) => ITEMS * TILE_ROWS,
+            (Team::Block, _) => BLOCK_GROUP,
+            (Team::Local, Order::Rows) | (Team::Alone, _) => WORK_GROUP,
+        };
+        match most >= wanted {
+            true => wanted,
+            // A power of two, as those are, and a team at least.
+            false => 1 << most.max(ITEMS).ilog2(),
+        }
+    }
 }
 
 /// What kernels are told of rows.
@@ -363,11 +263,8 @@ impl Maker<'_> {
     /// A program in a form.
     ///
     /// # Errors
-    /// The compiler's log, or a form that this device cannot have.
+    /// The compiler's log.
     pub fn program(&self, source: &str, options: &str, variant: Variant) -> Result<Program, Error> {
-        if !self.extensions.has(variant.form.team) {
-            return Err(Error("has no shuffles within subgroups".into()));
-        }
         let options = self.extensions.options(options, variant);
         let built = self.device.build(self.context, source, &options);
         built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
@@ -392,26 +289,17 @@ impl Maker<'_> {
         );
         let options = match variant.form.team {
             Team::Block => &blocks,
-            Team::Alone | Team::Local | Team::Subgroup => options,
+            Team::Alone | Team::Local => options,
         };
         let program = self.program(source, options, variant)?;
         let kernel = driver("make kernels", program.kernel(name))?;
-        let made = Made {
+        let most = self.device.most_items(&kernel);
+        Ok(Made {
             variant,
+            group: variant.group(driver("ask for the size of work groups", most)?),
             kernel,
             its_rows,
-            most: self.device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE) as usize,
-        };
-        if variant.form.team == Team::Subgroup {
-            let size = self.device.subgroup(&made.kernel, USUAL_GROUP);
-            if size.is_none_or(|size| size == 0 || size % ITEMS != 0) {
-                let size = size.map_or("unknown size".into(), |size| format!("{size} items"));
-                return Err(Error(format!(
-                    "has subgroups of {size}, and a team of {ITEMS} is to lie in one"
-                )));
-            }
-        }
-        Ok(made)
+        })
     }
 }
 
@@ -421,14 +309,13 @@ pub(super) struct Made {
     kernel: Kernel,
     /// Rows that a lane of a block has.
     its_rows: usize,
-    most: usize,
+    /// Items of a work group.
+    group: usize,
 }
 
 /// The kernel of a form, which has been made.
-pub(super) fn made_as(all: &mut [Made], order: Order, form: Form) -> Result<&mut Made, Code> {
-    let variant = Variant { order, form };
-    let found = all.iter_mut().find(|made| made.is(variant));
-    found.ok_or(INVALID)
+pub(super) fn made_as(all: &mut [Made], variant: Variant) -> Result<&mut Made, Code> {
+    all.iter_mut().find(|made| made.is(variant)).ok_or(INVALID)
 }
 
 impl Made {
@@ -437,7 +324,7 @@ impl Made {
         self.variant == variant
     }
 
-    /// Begins to run it for so many rows and tokens, in work groups of `group` items.
+    /// Begins to run it for so many rows and tokens.
     ///
     /// # Safety
     /// As [`Kernel::run`], of a kernel that does not read rows beyond the last one. `args` are those without local
@@ -446,25 +333,22 @@ impl Made {
         &mut self,
         queue: &Queue,
         args: &[Arg<'_>],
-        [rows, tokens, group]: [usize; 3],
+        [rows, tokens]: [usize; 2],
     ) -> Result<Event, Code> {
-        let team = self.variant.form.team;
+        let (team, group) = (self.variant.form.team, self.group);
         // Items for each `per` rows, and tokens of an item.
         let (items, per, its) = match team {
             Team::Alone => (1, 1, TILE),
-            Team::Local | Team::Subgroup => (ITEMS, 1, TILE),
+            Team::Local => (ITEMS, 1, TILE),
             Team::Block => (ITEMS, self.its_rows, BLOCK_TOKENS),
         };
-        if group > self.most || !group.is_multiple_of(items) {
-            return Err(INVALID);
-        }
         let global = [
             (rows.div_ceil(per) * items).next_multiple_of(group),
             tokens.div_ceil(its),
         ];
         // A chain is a float, or four lanes.
         let room = match team {
-            Team::Alone | Team::Subgroup => &[][..],
+            Team::Alone => &[][..],
             Team::Local => &[
                 Arg::Local(group * TILE * 4 * size_of::<f32>()),
                 Arg::Local(group / ITEMS * TILE * size_of::<f32>()),
@@ -486,36 +370,62 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_follow_extensions() {
-        let variant = |order, form| Variant { order, form };
-        let of = |names: &[&str]| {
+    fn kernels_follow_what_a_driver_tells() {
+        let extensions = |names: &[&str], nvidia| {
             let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
-            Extensions::of(&names, false)
+            Extensions::of(&names, nvidia)
         };
-        assert_eq!(of(&[]).forms(true).len(), 3);
-        assert_eq!(of(&[PACKED]).forms(true).len(), 6);
-        assert_eq!(of(&[PACKED]).forms(false).len(), 3);
-        assert_eq!(Extensions::of(&[], true).forms(true).len(), 6);
-        let all = of(&[PACKED, SHUFFLE, INTEL_SIZE]).forms(true);
-        assert_eq!(all.len(), 8);
-        assert_eq!(all[0], Form::default());
-        assert!(all[4..].iter().all(|form| form.dots == Dots::Packed));
-        let form = Form {
-            team: Team::Subgroup,
-            dots: Dots::Packed,
+        let of = |gpu, unified, of: &Extensions, grouped| {
+            let device = Listed {
+                gpu,
+                unified,
+                ..Listed::default()
+            };
+            Kernels::of(&device, of, grouped)
         };
-        let options = of(&[INTEL_SHUFFLE]).options("-w", variant(Order::Tiles, form));
-        for told in [
-            "-D ITS_SHUFFLE",
-            "-D PLAIN_DOTS",
-            "-cl-std=CL3.0",
-            "-D TILES",
-        ] {
+        let (none, packs) = (extensions(&[], false), extensions(&[PACKED], false));
+        // Processors have caches, and other cores to do this work.
+        for unified in [true, false] {
+            assert_eq!(of(false, unified, &packs, true), Kernels::default());
+        }
+        let form = |team, dots| Form { team, dots };
+        let phone = of(true, true, &packs, true);
+        assert_eq!(phone.order, Order::Rows);
+        assert_eq!(phone.form(MANY - 1), form(Team::Local, Dots::Packed));
+        assert_eq!(phone.form(MANY), form(Team::Block, Dots::Packed));
+        let card = of(true, false, &extensions(&[], true), true);
+        assert_eq!(card.order, Order::Tiles);
+        assert_eq!(card.few, form(Team::Local, Dots::Packed));
+        for (extensions, grouped) in [(&none, true), (&packs, false)] {
+            let plain = of(true, false, extensions, grouped);
+            assert_eq!(plain.many, form(Team::Block, Dots::Widened));
+        }
+        let variant = Variant {
+            order: Order::Tiles,
+            form: card.few,
+        };
+        let options = none.options("-w", variant);
+        for told in ["-D LOCAL_TEAMS", "-D PLAIN_DOTS", "CL1.2", "-D TILES"] {
             assert!(options.contains(told), "{options}");
         }
-        assert!(!options.contains("ITS_SIZE"), "{options}");
-        // Forms that any device has are of the version that any device has.
-        let options = of(&[PACKED]).options("-w", variant(Order::Rows, Form::default()));
-        assert!(options.contains("-cl-std=CL1.2"), "{options}");
+        assert!(packs.options("-w", variant).contains("-cl-std=CL3.0"));
+    }
+
+    #[test]
+    fn work_groups_have_as_many_items_as_a_kernel_can_have() {
+        let variant = |order, team| Variant {
+            order,
+            form: Form {
+                team,
+                dots: Dots::Widened,
+            },
+        };
+        let tile = variant(Order::Tiles, Team::Local);
+        assert_eq!(
+            [1024, 512, 511, 200, 3].map(|most| tile.group(most)),
+            [512, 512, 256, 128, 16]
+        );
+        assert_eq!(variant(Order::Rows, Team::Local).group(1024), WORK_GROUP);
+        assert_eq!(variant(Order::Rows, Team::Block).group(1024), BLOCK_GROUP);
     }
 }

@@ -4,11 +4,11 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 
 use opencl_sys::{
-    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS,
-    CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, CL_MAP_READ, CL_MAP_WRITE, CL_PROFILING_COMMAND_END,
-    CL_PROFILING_COMMAND_QUEUED, CL_PROGRAM_BUILD_LOG, CL_QUEUE_PROFILING_ENABLE, cl_command_queue,
-    cl_context, cl_device_id, cl_device_info, cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags,
-    cl_platform_id, cl_program, cl_uint, cl_ulong,
+    CL_COMPLETE, CL_DEVICE_TYPE_ALL, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_KERNEL_WORK_GROUP_SIZE,
+    CL_MAP_READ, CL_MAP_WRITE, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_QUEUED,
+    CL_PROGRAM_BUILD_LOG, CL_QUEUE_PROFILING_ENABLE, cl_command_queue, cl_context, cl_device_id,
+    cl_device_info, cl_event, cl_int, cl_kernel, cl_mem, cl_mem_flags, cl_platform_id, cl_program,
+    cl_uint, cl_ulong,
 };
 
 use crate::library::{Code, Functions, with_library};
@@ -162,17 +162,15 @@ impl Found {
         Queue::made(raw, code, of)
     }
 
-    /// Items of the subgroups of a kernel in work groups of `group` items. `None` where the device does not tell.
-    pub fn subgroup(&self, kernel: &Kernel, group: usize) -> Option<usize> {
-        let (name, mut size) = (CL_KERNEL_MAX_SUB_GROUP_SIZE_FOR_NDRANGE, 0usize);
-        let (of, at, to) = ([group, 1], size_of_val(&[group, 1]), (&raw mut size).cast());
-        let ask = self.of.clGetKernelSubGroupInfo?;
-        // SAFETY: a kernel that was made for this device; the question is two sizes, the answer one.
-        let code = unsafe {
-            let (of, len) = (of.as_ptr().cast(), size_of::<usize>());
-            ask(kernel.raw, self.id, name, at, of, len, to, null_mut())
-        };
-        Code::check(code).is_ok().then_some(size)
+    /// Most items that a work group of a kernel can have.
+    pub fn most_items(&self, kernel: &Kernel) -> Result<usize, Code> {
+        let (name, mut most) = (CL_KERNEL_WORK_GROUP_SIZE, 0usize);
+        let (len, to) = (size_of::<usize>(), (&raw mut most).cast());
+        // SAFETY: a kernel that was made for this device; the answer is one size.
+        Code::check(unsafe {
+            (self.of.clGetKernelWorkGroupInfo)(kernel.raw, self.id, name, len, to, null_mut())
+        })?;
+        Ok(most)
     }
 
     /// Compiles kernels; the error is the compiler's log.

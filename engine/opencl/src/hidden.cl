@@ -138,10 +138,10 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
     }
 }
 #else
-SIZED __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
-                                  __global const float *gate_bias, __global const float *up_bias,
-                                  __global float *hidden, __global int *fired, int first,
-                                  int neurons, int end, int rows, int flags, float cut ROOM) {
+__kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
+                            __global const float *gate_bias, __global const float *up_bias,
+                            __global float *hidden, __global int *fired, int first, int neurons,
+                            int end, int rows, int flags, float cut ROOM) {
     Member of = member();
     int n = row_of(of), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
     size_t i = first + n, pair = (size_t)n * rows + row;

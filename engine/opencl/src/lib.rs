@@ -29,7 +29,7 @@ mod tiles;
 mod work;
 
 pub use device::Device;
-pub use forms::{Dots, Form, Kernels, MANY, Order, Team, Way, Ways};
+pub use forms::{Dots, Form, Kernels, MANY, Order, Team};
 pub use listed::list;
 pub use tiles::{TILE_ROWS, Tiles};
 
@@ -54,15 +54,6 @@ const fn hash(mut hash: u64, bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Sizes of work groups that may be chosen, in items.
-pub const GROUP_SIZES: [usize; 6] = [16, 32, 64, 128, 256, 512];
-
-/// The largest of them where an item has a row: a cluster is a multiple of it. Teams may have all: the largest have a tile.
-pub const MOST_ALONE: usize = 128;
-
-/// The size where none was chosen.
-pub const USUAL_GROUP: usize = 64;
-
 /// An error of a device or its driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -85,8 +76,6 @@ pub struct Listed {
     pub gpu: bool,
     /// Compute units.
     pub units: u32,
-    /// Most items of a work group.
-    pub group: u64,
     /// Divisions and square roots of f32 can be rounded correctly.
     pub divides: bool,
     /// Names of its extensions.

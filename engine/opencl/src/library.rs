@@ -20,12 +20,11 @@ impl<F: Copy> Loaded for Option<F> {
 
 /// Declares [`Functions`]: each has its name in OpenCL's documentation.
 macro_rules! functions {
-    ($($name:ident: $of:ident,)*; $($newer:ident: $type:ident,)*) => {
+    ($($name:ident: $of:ident,)*) => {
         /// Functions of a library that stays loaded.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub $name: <$of as Loaded>::Function,)*
-            $(pub $newer: $type,)*
         }
 
         impl Functions {
@@ -39,14 +38,6 @@ macro_rules! functions {
                         *unsafe {
                             library.get::<<$of as Loaded>::Function>(name.as_bytes())?
                         }
-                    },)*
-                    $($newer: {
-                        let name = concat!(stringify!($newer), "\0");
-                        // SAFETY: as above.
-                        let found = unsafe {
-                            library.get::<<$type as Loaded>::Function>(name.as_bytes())
-                        };
-                        found.ok().map(|function| *function)
                     },)*
                 })
             }
@@ -71,6 +62,7 @@ functions! {
     clCreateKernel: clCreateKernel_t,
     clReleaseKernel: clReleaseKernel_t,
     clSetKernelArg: clSetKernelArg_t,
+    clGetKernelWorkGroupInfo: clGetKernelWorkGroupInfo_t,
     clEnqueueNDRangeKernel: clEnqueueNDRangeKernel_t,
     clEnqueueReadBuffer: clEnqueueReadBuffer_t,
     clEnqueueWriteBuffer: clEnqueueWriteBuffer_t,
@@ -83,9 +75,6 @@ functions! {
     clReleaseEvent: clReleaseEvent_t,
     clFlush: clFlush_t,
     clFinish: clFinish_t,
-    ;
-    // Not in libraries before OpenCL 2.1.
-    clGetKernelSubGroupInfo: clGetKernelSubGroupInfo_t,
 }
 
 /// Where the library is, by target; the first that loads is taken. Android's vendors put it, or a

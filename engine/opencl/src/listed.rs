@@ -2,9 +2,9 @@
 
 use opencl_sys::{
     CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_HOST_UNIFIED_MEMORY,
-    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_MAX_WORK_GROUP_SIZE,
-    CL_DEVICE_NAME, CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU,
-    CL_DRIVER_VERSION, CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
+    CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_MEM_ALLOC_SIZE, CL_DEVICE_NAME,
+    CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_GPU, CL_DRIVER_VERSION,
+    CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT,
 };
 
 use crate::Listed;
@@ -25,7 +25,6 @@ pub(super) fn listed(device: &Found) -> Listed {
         longest: device.number(CL_DEVICE_MAX_MEM_ALLOC_SIZE),
         gpu: device.number(CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU != 0,
         units: device.number(CL_DEVICE_MAX_COMPUTE_UNITS) as u32,
-        group: device.number(CL_DEVICE_MAX_WORK_GROUP_SIZE),
         divides: device.number(CL_DEVICE_SINGLE_FP_CONFIG) & divides != 0,
         extensions: (device.text(CL_DEVICE_EXTENSIONS).split_whitespace())
             .map(str::to_owned)

@@ -25,8 +25,8 @@ __kernel void row_products(bytes matrix, bytes x, __global float *y, int first, 
     }
 }
 #else
-SIZED __kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count,
-                                 int at, int tokens ROOM) {
+__kernel void row_products(bytes matrix, bytes x, __global float *y, int first, int count,
+                           int at, int tokens ROOM) {
     Member of = member();
     int row = row_of(of), token = get_global_id(1) * TILE, here = min(TILE, tokens - token);
     uint wanted = row < count ? (1u << here) - 1 : 0;

@@ -1,17 +1,11 @@
 // Products of a row with tokens. The host defines TILE, most tokens of an item, which share the reading of a row, and
 //
 //   LOCAL_TEAMS      16 items have a row: an item has a chain of each token, and they add them up in local memory
-//   SUBGROUP_TEAMS   the same, within a subgroup, by shuffles; ITS_SHUFFLE where the vendor has its own
 //
-// Without either an item has a row. Neighbouring items have neighbouring rows of a tile; or the chains of a row, where rows
-// lie one after the other, and always within subgroups. Chains are added in the same order by all: halves, quarters, and so
-// on.
+// Without it an item has a row. Neighbouring items have neighbouring rows of a tile; or the chains of a row, where rows lie
+// one after the other. Chains are added in the same order by all: halves, quarters, and so on.
 
 #ifndef BLOCKS
-#if defined(LOCAL_TEAMS) || defined(SUBGROUP_TEAMS)
-#define TEAMS
-#endif
-
 // An item's part of a row, and its number among those rows that the work group has.
 typedef struct {
     int chain, row;
@@ -20,10 +14,10 @@ typedef struct {
 Member member(void) {
     Member of;
     int item = get_local_id(0);
-#if !defined(TEAMS)
+#if !defined(LOCAL_TEAMS)
     of.chain = 0;
     of.row = item;
-#elif defined(TILES) && defined(LOCAL_TEAMS)
+#elif defined(TILES)
     int rows = get_local_size(0) / CHAINS;
     of.chain = item / rows;
     of.row = item % rows;
@@ -36,7 +30,7 @@ Member member(void) {
 
 // The row of an item, among all rows of the kernel.
 int row_of(Member of) {
-#ifdef TEAMS
+#ifdef LOCAL_TEAMS
     return get_group_id(0) * (get_local_size(0) / CHAINS) + of.row;
 #else
     return get_global_id(0);
@@ -66,25 +60,7 @@ float of_chains(__local Chain *all) {
 #define ITS_ROOM
 #endif
 
-#if defined(SUBGROUP_TEAMS)
-#ifdef ITS_SHUFFLE
-#define SHUFFLE intel_sub_group_shuffle_xor
-#else
-#define SHUFFLE sub_group_shuffle_xor
-#endif
-
-// The chain of another item of the team.
-Chain other(Chain sum, uint apart) {
-#ifdef NUMBER_CHAINS
-    return SHUFFLE(sum, apart);
-#else
-    return (float4)(SHUFFLE(sum.x, apart), SHUFFLE(sum.y, apart), SHUFFLE(sum.z, apart),
-                    SHUFFLE(sum.w, apart));
-#endif
-}
-#endif
-
-#ifdef TEAMS
+#ifdef LOCAL_TEAMS
 // A row times those of `count` tokens whose bit is set. All items of a work group call it.
 void products(Row row, bytes tokens, int count, uint wanted, float *out, Member of ROOM) {
     Chain sum[TILE];
@@ -107,7 +83,6 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
         }
         sum[t] = one;
     }
-#ifdef LOCAL_TEAMS
     for (int t = 0; t < count; ++t) {
         chains[(of.row * TILE + t) * CHAINS + of.chain] = sum[t];
     }
@@ -120,15 +95,6 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
     for (int t = 0; t < count; ++t) {
         out[t] = totals[of.row * TILE + t];
     }
-#else
-    for (int t = 0; t < count; ++t) {
-        Chain all = sum[t];
-        for (uint apart = CHAINS / 2; apart > 0; apart /= 2) {
-            all += other(all, apart);
-        }
-        out[t] = of_chain(all);
-    }
-#endif
 }
 #else
 // The sum of a token's chains.
@@ -189,11 +155,5 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
         out[t] = product(row, tokens + (size_t)t * TOKEN_BYTES);
     }
 }
-#endif
-
-#if defined(SUBGROUP_TEAMS) && defined(ITS_SIZE)
-#define SIZED __attribute__((ITS_SIZE))
-#else
-#define SIZED
 #endif
 #endif

@@ -1,7 +1,7 @@
 //! Products of matrices that the host holds too.
 
 use crate::buffers::{Bytes, Memory, Staged, begin, read, write};
-use crate::forms::{Extensions, Format, Made, Maker, Order, Variant, Ways, made_as};
+use crate::forms::{Extensions, Format, Kernels, Made, Maker, Order, Variant, made_as};
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
 use crate::tiles::{TILE_ROWS, Tiles};
@@ -31,38 +31,21 @@ struct Room {
 /// The kernels for matrices of a format and width.
 struct Of {
     spec: MatrixSpec,
-    order: Order,
     made: Vec<Made>,
-    ways: Ways,
+    kernels: Kernels,
 }
 
 impl Of {
-    /// Has the kernels of these ways, those that are there and those that are made.
-    fn make(&mut self, maker: &Maker<'_>, ways: Ways) -> Result<(), Error> {
-        for form in ways.each().map(|way| way.form) {
-            let known = self.made.iter().any(|made| {
-                made.is(Variant {
-                    order: self.order,
-                    form,
-                })
-            });
-            if !known {
-                let source = [MATRIX, "row_products"];
-                let made = maker.kernel(
-                    source,
-                    Format {
-                        options: &self.spec.options,
-                        grouped: self.spec.scales > 0,
-                    },
-                    Variant {
-                        order: self.order,
-                        form,
-                    },
-                )?;
-                self.made.push(made);
+    /// Makes what is missing of some kernels.
+    fn make(&mut self, maker: &Maker<'_>, kernels: Kernels) -> Result<(), Error> {
+        let (options, grouped) = (&self.spec.options[..], self.spec.scales > 0);
+        for variant in kernels.variants() {
+            if !self.made.iter().any(|made| made.is(variant)) {
+                let (source, format) = ([MATRIX, "row_products"], Format { options, grouped });
+                self.made.push(maker.kernel(source, format, variant)?);
             }
         }
-        self.ways = ways;
+        self.kernels = kernels;
         Ok(())
     }
 }
@@ -122,7 +105,10 @@ impl Products {
         if (*bytes).as_ref().len() < spec.rows * spec.row_bytes() || len as u64 > at.longest {
             return Err(Error(format!("takes no matrix of {len} bytes")));
         }
-        let kernel = self.kernel(at, spec)?;
+        let kernel = match self.known(at, spec) {
+            Some(kernel) => kernel,
+            None => self.set_kernels(at, spec, Kernels::default())?,
+        };
         let memory = match at.unified {
             true => driver("share a matrix", Bytes::of_host(at.context, &bytes))?,
             false => {
@@ -157,35 +143,40 @@ impl Products {
         self.matrices[matrix] = None;
     }
 
-    /// The number of the kernels for matrices of a format; those of the simplest form where none was set.
-    pub fn kernel(&mut self, at: &Place<'_>, spec: &MatrixSpec) -> Result<usize, Error> {
-        let same = |of: &Of| of.spec.options == spec.options && of.order == at.order;
-        if let Some(known) = self.kernels.iter().position(same) {
-            return Ok(known);
-        }
-        let mut of = Of {
-            spec: spec.clone(),
-            order: at.order,
-            made: Vec::new(),
-            ways: Ways::default(),
-        };
-        of.make(&at.maker(), of.ways)?;
-        self.kernels.push(of);
-        Ok(self.kernels.len() - 1)
+    /// The number of the kernels for matrices of a format.
+    fn known(&self, at: &Place<'_>, spec: &MatrixSpec) -> Option<usize> {
+        let same = |of: &Of| of.spec.options == spec.options && of.kernels.order == at.order;
+        self.kernels.iter().position(same)
     }
 
-    /// Has matrices of a format and width multiplied in these ways.
-    pub fn set_ways(&mut self, at: &Place<'_>, spec: &MatrixSpec, ways: Ways) -> Result<(), Error> {
-        let kernel = self.kernel(at, spec)?;
-        self.kernels[kernel].make(&at.maker(), ways)
+    /// Has matrices of a format and width multiplied by these kernels; their number.
+    pub fn set_kernels(
+        &mut self,
+        at: &Place<'_>,
+        spec: &MatrixSpec,
+        kernels: Kernels,
+    ) -> Result<usize, Error> {
+        let kernels = Kernels {
+            order: at.order,
+            ..kernels
+        };
+        let number = self.known(at, spec).unwrap_or(self.kernels.len());
+        if number == self.kernels.len() {
+            self.kernels.push(Of {
+                spec: spec.clone(),
+                made: Vec::new(),
+                kernels,
+            });
+        }
+        let made = self.kernels[number].make(&at.maker(), kernels);
+        made.map(|()| number)
     }
 
     /// Gives back kernels that are in nobody's way.
     pub fn trim(&mut self) {
         for of in &mut self.kernels {
-            let forms = of.ways.each().map(|way| way.form);
-            let order = of.order;
-            (of.made).retain(|made| forms.iter().any(|&form| made.is(Variant { order, form })));
+            let used = of.kernels.variants();
+            (of.made).retain(|made| used.iter().any(|&variant| made.is(variant)));
         }
     }
 
@@ -278,13 +269,12 @@ fn enqueue(
     let matrix = matrix.ok_or(INVALID)?;
     let Of {
         spec,
-        order,
         made,
-        ways,
+        kernels,
     } = &mut kernels[matrix.kernel];
     let (rows, tokens) = (block.rows.len(), with.tokens);
-    let way = ways.of(tokens);
-    let kernel = made_as(made, *order, way.form)?;
+    let (order, form) = (kernels.order, kernels.form(tokens));
+    let kernel = made_as(made, Variant { order, form })?;
     if block.rows.end > matrix.rows {
         return Err(INVALID);
     }
@@ -300,7 +290,7 @@ fn enqueue(
         Arg::Int(place),
         Arg::Int(tokens as i32),
     ];
-    let sizes = [rows, tokens, way.group];
+    let sizes = [rows, tokens];
     // SAFETY: arguments in number, order and type as in matrix.cl. Rows lie within the matrix, tokens within
     // the input and results within their buffer, as was just checked.
     unsafe { kernel.run(queue, &args, sizes) }

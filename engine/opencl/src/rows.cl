@@ -71,7 +71,6 @@ bytes unit_at(Row row, int u) { return row.units + (size_t)u * (STRIDE * UNIT); 
 
 #ifdef GROUPED
 #define STEPS GROUPS
-#define NUMBER_CHAINS
 
 typedef float Chain;
 

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Tried, choose};
 pub use super::compare::WIDTHS;
 pub(crate) use super::compare::deviation;
 use super::compare::{Apart, Both, CLUSTERS, NEURONS, OF_WIDE, few_cases, is_wrong};
@@ -17,7 +16,7 @@ pub struct Verdict {
     pub same_bits: bool,
     /// Largest deviation, as a share of the largest sum.
     pub worst: f32,
-    /// The kernels with which it was fastest.
+    /// Its kernels.
     pub kernels: Kernels,
     /// How long it takes for one row.
     pub speed: Speed,
@@ -71,24 +70,15 @@ impl Speed {
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
 pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let (verdict, _) = compared(device, shape, false)?;
+    let verdict = compared(device, shape)?;
     accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
-/// [`check`] that refuses nothing: where the sums are wrong there are no times. With `tunes` kernels are tried first; what
-/// came out of that.
-pub(super) fn compared(
-    device: &mut dyn Dense,
-    shape: &DenseShape,
-    tunes: bool,
-) -> Result<(Verdict, Vec<Tried>), DeviceError> {
-    let choices = device.choices(shape.dtype);
+/// [`check`] that refuses nothing: where the sums are wrong there are no times.
+pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+    let kernels = device.kernels(shape.dtype);
     let mut both = Both::new(device, shape)?;
-    let (kernels, tried) = match tunes {
-        true => choose(&mut both, &choices)?,
-        false => (choices.first(), Vec::new()),
-    };
     both.set(&kernels)?;
     let apart = both.compare_all()?;
     let mut verdict = Verdict {
@@ -101,7 +91,7 @@ pub(super) fn compared(
         copy: 0.0,
     };
     if is_wrong(apart.worst) {
-        return Ok((verdict, tried));
+        return Ok(verdict);
     }
     [verdict.speed, verdict.cpu] = speeds(&mut both, 1, CLUSTERS)?;
     for (speed, rows) in verdict.wide.iter_mut().zip(WIDTHS) {
@@ -109,7 +99,7 @@ pub(super) fn compared(
     }
     verdict.copy = both.copied()?;
     device.clear();
-    Ok((verdict, tried))
+    Ok(verdict)
 }
 
 /// The device's speed for `rows` rows, by its first `most` clusters, and that of a thread of the CPU.

@@ -25,15 +25,6 @@ pub(super) const OF_WIDE: usize = 4;
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
 
-/// Seconds for one row, for several and for many.
-pub(super) type Seconds = [f64; 3];
-
-/// Seconds of a run that is not repeated.
-pub(super) const LONG: f64 = 0.05;
-
-/// How much faster other kernels must be: less is chance.
-pub(super) const FASTER: f64 = 0.97;
-
 /// Largest deviation of a class of numerics of its own, as a share of the largest sum.
 const TOLERANCE: f32 = 1e-4;
 
@@ -259,28 +250,6 @@ impl<'d> Both<'d> {
         }
         Ok(best / (count as u64 * self.shape.neuron_bytes()) as f64)
     }
-
-    /// Seconds of the device alone.
-    pub fn alone(&mut self) -> Result<Seconds, DeviceError> {
-        let mut all = [f64::INFINITY; 3];
-        let widths = [
-            (1, CLUSTERS),
-            (WIDTHS[0], OF_WIDE),
-            (WIDTHS[WIDTHS.len() - 1], OF_WIDE),
-        ];
-        for (best, (rows, clusters)) in all.iter_mut().zip(widths) {
-            let timing = Timing::new(self.shape.d, rows, clusters);
-            let work = timing.of(self.part()?);
-            for _ in 0..RUNS[0] {
-                let took = alone(self.device, &work, &self.shape)?;
-                *best = best.min(took);
-                if took > LONG {
-                    break;
-                }
-            }
-        }
-        Ok(all)
-    }
 }
 
 /// Work of which the time is taken.
@@ -452,18 +421,6 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
     let ticket = device.submit(work)?;
     let fired = device.take(ticket, &mut sums)?.fired;
     Ok(Answer { sums, fired })
-}
-
-/// Seconds of the device for some work.
-fn alone(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<f64, DeviceError> {
-    let mut sums = vec![0.0; work.sums.vectors(work.clusters.len(), work.rows()) * shape.d];
-    let start = Instant::now();
-    let ticket = device.submit(work)?;
-    let took = match device.take(ticket, &mut sums)?.took {
-        Duration::ZERO => start.elapsed(),
-        took => took,
-    };
-    Ok(took.as_secs_f64())
 }
 
 /// Seconds of the device and of a thread of the CPU, both at work at once where they share a memory, as they will be:

@@ -12,12 +12,11 @@ use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
 use super::check::{self, wrong};
-use super::choose::Tried;
 use super::products::Samples;
-use super::{DenseShape, DeviceError, Facts, Lease, Verdict, Ways};
+use super::{DenseShape, DeviceError, Facts, Kernels, Lease, Verdict};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -30,8 +29,8 @@ pub enum Found {
     Wrong(String),
     /// Sums of the FFN.
     Sums(Verdict),
-    /// How products of matrices are fastest.
-    Ways(Ways),
+    /// Products of matrices have the CPU's results.
+    Right,
     /// How fast they are beside the CPU's.
     Products(Times),
 }
@@ -60,8 +59,6 @@ pub struct Entry {
     pub kernels: String,
     /// What was found out.
     pub found: Found,
-    /// The forms that were tried for it.
-    pub tried: Vec<Tried>,
 }
 
 /// The file.
@@ -86,7 +83,7 @@ fn program() -> String {
 }
 
 /// The name of the kernels of an FFN.
-fn of_sums(shape: &DenseShape) -> String {
+fn of_sums(shape: &DenseShape, kernels: &Kernels) -> String {
     let kind = shape.kind;
     let more = [
         (kind.ungated, ", ungated"),
@@ -94,7 +91,7 @@ fn of_sums(shape: &DenseShape) -> String {
     ];
     let more: String = more.iter().filter(|m| m.0).map(|m| m.1).collect();
     let (dtype, d, activation) = (shape.dtype, shape.d, kind.activation);
-    format!("FFN of {dtype}, width {d}, {activation:?}{more}")
+    format!("FFN of {dtype}, width {d}, {activation:?}{more}; {kernels}")
 }
 
 /// Products that are compared.
@@ -134,13 +131,12 @@ impl Found {
             ascends && !s.0.is_empty() && s.0.iter().all(each)
         };
         match self {
-            Self::Wrong(_) => true,
+            Self::Wrong(_) | Self::Right => true,
             Self::Sums(v) => {
                 let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
                 let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
-                v.kernels.is_sound() && v.worst.is_finite() && time(v.copy) && all.all(speed)
+                v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
-            Self::Ways(ways) => ways.is_sound(),
             Self::Products(times) => {
                 !times.same_bits || samples(&times.cpu) && samples(&times.device)
             }
@@ -187,7 +183,7 @@ impl Kept {
     fn load(&self) -> Vec<Entry> {
         match load_json::<File>(&self.0, VERSION, "emberflow doctor") {
             Ok(file) => {
-                let sound = |e: &Entry| e.found.is_sound() && e.tried.iter().all(Tried::is_sound);
+                let sound = |e: &Entry| e.found.is_sound();
                 file.verdicts.into_iter().filter(sound).collect()
             }
             Err(e) => {
@@ -219,7 +215,7 @@ impl Kept {
     }
 
     /// Keeps a verdict. Where it cannot be kept, the next start measures again.
-    pub(super) fn put(&self, device: &Facts, kernels: &str, found: Found, tried: Vec<Tried>) {
+    pub(super) fn put(&self, device: &Facts, kernels: &str, found: Found) {
         let mut verdicts = self.load();
         verdicts.retain(|e| {
             e.device != device.name || e.driver != device.driver || e.kernels != kernels
@@ -232,7 +228,6 @@ impl Kept {
             program: program(),
             kernels: kernels.into(),
             found,
-            tried,
         });
         let version = VERSION;
         if let Err(e) = save_json(&self.0, &File { version, verdicts }) {
@@ -251,7 +246,8 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
     let Some(kept) = lease.kept() else {
         return check::check(device.as_mut(), shape);
     };
-    let (facts, kernels) = (device.facts().clone(), of_sums(shape));
+    let facts = device.facts().clone();
+    let kernels = of_sums(shape, &device.kernels(shape.dtype));
     if let Some(Found::Sums(verdict)) = kept.find(&facts, &kernels)? {
         if check::agrees(device.as_mut(), shape, &verdict)? {
             return Ok(verdict);
@@ -262,12 +258,12 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
             "is not what it was: checked anew"
         );
     }
-    let (verdict, tried) = check::compared(device.as_mut(), shape, true)?;
+    let verdict = check::compared(device.as_mut(), shape)?;
     let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
     };
-    kept.put(&facts, &kernels, found, tried);
+    kept.put(&facts, &kernels, found);
     check::accept(&facts, verdict.worst)?;
     Ok(verdict)
 }
@@ -292,7 +288,7 @@ impl Lease {
     pub(crate) fn keep_products(&self, of: OfProducts, found: Found) {
         if let Some(kept) = self.kept() {
             let facts = self.dense().facts().clone();
-            kept.put(&facts, &of.name(), found, Vec::new());
+            kept.put(&facts, &of.name(), found);
         }
     }
 }
@@ -328,7 +324,7 @@ mod tests {
         Verdict {
             same_bits: true,
             worst: 0.0,
-            kernels: super::super::Kernels::default(),
+            kernels: Kernels::default(),
             speed,
             wide: [speed; check::WIDTHS.len()],
             cpu: speed,
@@ -340,10 +336,10 @@ mod tests {
     fn verdicts_come_back_and_each_has_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::at(dir.path().join("cache").join("devices.json"));
-        let (facts, name) = (facts(), of_sums(&shape()));
+        let (facts, name) = (facts(), of_sums(&shape(), &Kernels::default()));
         assert_eq!(kept.find(&facts, &name), Ok(None));
-        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
-        kept.put(&facts, "others", Found::Wrong("by 0.1".into()), Vec::new());
+        kept.put(&facts, &name, Found::Sums(verdict()));
+        kept.put(&facts, "others", Found::Wrong("by 0.1".into()));
         assert_eq!(kept.find(&facts, &name), Ok(Some(Found::Sums(verdict()))));
         let wrong = kept.find(&facts, "others").unwrap_err().to_string();
         assert!(
@@ -356,7 +352,7 @@ mod tests {
             ..facts.clone()
         };
         assert_eq!(kept.find(&updated, "others"), Ok(None));
-        kept.put(&facts, &name, Found::Wrong("since then".into()), Vec::new());
+        kept.put(&facts, &name, Found::Wrong("since then".into()));
         assert_eq!(kept.all().len(), 2);
         kept.forget().unwrap();
         kept.forget().unwrap();
@@ -367,8 +363,8 @@ mod tests {
     fn damaged_files_and_numbers_that_cannot_be_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::at(dir.path().join("devices.json"));
-        let (facts, name) = (facts(), of_sums(&shape()));
-        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
+        let (facts, name) = (facts(), of_sums(&shape(), &Kernels::default()));
+        kept.put(&facts, &name, Found::Sums(verdict()));
         let text = std::fs::read_to_string(kept.path()).unwrap();
         for len in 0..text.len() - 2 {
             std::fs::write(kept.path(), &text[..len]).unwrap();
@@ -377,9 +373,8 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 4", "\"version\": 3"),
+            ("\"version\": 5", "\"version\": 4"),
             ("\"sums\": {", "\"other\": {"),
-            ("\"group\": 64", "\"group\": 65"),
             ("\"order\": \"rows\"", "\"order\": \"columns\""),
         ] {
             let changed = text.replace(from, to);
@@ -388,7 +383,7 @@ mod tests {
             assert_eq!(kept.find(&facts, &name), Ok(None), "{to}");
         }
         // And replaced.
-        kept.put(&facts, &name, Found::Sums(verdict()), Vec::new());
+        kept.put(&facts, &name, Found::Sums(verdict()));
         assert!(kept.find(&facts, &name).unwrap().is_some());
     }
 
@@ -402,12 +397,11 @@ mod tests {
             program: program(),
             kernels: n.to_string(),
             found: Found::Wrong("x".into()),
-            tried: Vec::new(),
         };
         let verdicts = (0..2 * MOST).map(entry).collect();
         let version = VERSION;
         save_json(kept.path(), &File { version, verdicts }).unwrap();
-        kept.put(&facts(), "new", Found::Sums(verdict()), Vec::new());
+        kept.put(&facts(), "new", Found::Sums(verdict()));
         let all = kept.all();
         assert_eq!(all.len(), MOST);
         assert_eq!(all[MOST - 1].kernels, "new");
@@ -431,20 +425,15 @@ mod tests {
             worst: 1e-6,
             ..first
         };
-        let name = of_sums(&shape());
-        kept.put(device.facts(), &name, Found::Sums(other), Vec::new());
+        let name = of_sums(&shape(), &Kernels::default());
+        kept.put(device.facts(), &name, Found::Sums(other));
         assert!(
             !checked(&device.lease().unwrap(), &shape())
                 .unwrap()
                 .same_bits
         );
         // A wrong one is not tried.
-        kept.put(
-            device.facts(),
-            &name,
-            Found::Wrong("by 1".into()),
-            Vec::new(),
-        );
+        kept.put(device.facts(), &name, Found::Wrong("by 1".into()));
         let refused = checked(&device.lease().unwrap(), &shape()).unwrap_err();
         assert!(refused.to_string().contains("not tried again"), "{refused}");
     }

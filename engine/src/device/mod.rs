@@ -13,7 +13,6 @@
 
 pub mod check;
 mod choice;
-mod choose;
 mod compare;
 mod cpu;
 #[cfg(test)]
@@ -24,7 +23,7 @@ pub(crate) mod numbers;
 mod on_cpu;
 mod opencl;
 mod order;
-mod product_ways;
+mod product_check;
 pub(crate) mod products;
 pub(crate) mod share;
 #[cfg(test)]
@@ -40,14 +39,10 @@ use std::time::Duration;
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
 pub(crate) use emberflow_opencl::TILE_ROWS;
-pub use emberflow_opencl::{
-    Block, Dots, Form, HostBytes, Kernels, MANY, MOST_ALONE, Order, Sums, Team, USUAL_GROUP, Way,
-    Ways,
-};
+pub use emberflow_opencl::{Block, Dots, Form, HostBytes, Kernels, MANY, Order, Sums, Team};
 
 pub use self::check::Verdict;
 pub use self::choice::{DeviceChoice, Listed, list};
-pub use self::choose::{Outcome, Tried};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
 pub(crate) use self::kept::OfProducts;
@@ -180,43 +175,6 @@ impl<'a> NeuronRows<'a> {
     }
 }
 
-/// What a device's kernels may be like. No result depends on it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choices {
-    /// How rows may lie.
-    pub orders: Vec<Order>,
-    /// Forms, the simplest first.
-    pub forms: Vec<Form>,
-    /// Items of work groups.
-    pub groups: Vec<usize>,
-}
-
-impl Default for Choices {
-    fn default() -> Self {
-        Self {
-            orders: vec![Order::default()],
-            forms: vec![Form::default()],
-            groups: vec![USUAL_GROUP],
-        }
-    }
-}
-
-impl Choices {
-    /// Whether there is nothing to choose.
-    pub fn is_one(&self) -> bool {
-        self.orders.len() <= 1 && self.forms.len() <= 1 && self.groups.len() <= 1
-    }
-
-    /// The first kernels: those where nothing is tried.
-    pub fn first(&self) -> Kernels {
-        Kernels {
-            order: self.orders.first().copied().unwrap_or_default(),
-            hidden: self.forms.first().copied().unwrap_or_default().into(),
-            sums: USUAL_GROUP,
-        }
-    }
-}
-
 /// Neurons of a bank on a device, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part(pub(crate) usize);
@@ -277,29 +235,16 @@ pub trait Dense: Send {
     /// The driver's, or an FFN that it does not know.
     fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError>;
 
-    /// What its kernels for rows of a format may be like.
-    fn choices(&self, _dtype: DType) -> Choices {
-        Choices::default()
+    /// The kernels with which it computes with rows of a format. No result depends on it.
+    fn kernels(&self, _dtype: DType) -> Kernels {
+        Kernels::default()
     }
 
     /// Makes kernels, and has them run from here on. With another order what was reserved before is given back.
     ///
     /// # Errors
-    /// The driver's, or none of [`Dense::choices`].
+    /// The driver's.
     fn set_kernels(&mut self, _kernels: &Kernels) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    /// The same for products of matrices of a format with rows of `cols` elements.
-    ///
-    /// # Errors
-    /// As [`Dense::set_kernels`].
-    fn set_product_ways(
-        &mut self,
-        _dtype: DType,
-        _cols: usize,
-        _ways: Ways,
-    ) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -368,11 +313,16 @@ pub trait Dense: Send {
     /// The driver's.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError>;
 
-    /// Makes kernels for products with rows of `cols` elements.
+    /// Makes kernels for products of matrices of a format with rows of `cols` elements, and has them run from here on.
     ///
     /// # Errors
     /// The driver's, or a format that it does not know.
-    fn prepare_products(&mut self, _dtype: DType, _cols: usize) -> Result<(), DeviceError> {
+    fn prepare_products(
+        &mut self,
+        _dtype: DType,
+        _cols: usize,
+        _kernels: &Kernels,
+    ) -> Result<(), DeviceError> {
         Ok(())
     }
 

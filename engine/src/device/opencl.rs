@@ -10,8 +10,8 @@ use emberflow_storage::io::prefer_huge_pages;
 
 use super::order::{InRows, InTiles};
 use super::{
-    Block, Choices, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows,
-    Order, Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Ways, Work, token_bytes,
+    Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows, Order,
+    Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
 };
 use crate::store::regions::CLUSTER;
 
@@ -195,12 +195,8 @@ impl Dense for OpenCl {
         prepared.map_err(|e| self.failed(e))
     }
 
-    fn choices(&self, dtype: DType) -> Choices {
-        Choices {
-            orders: self.device.orders().to_vec(),
-            forms: self.device.forms(dtype.is_grouped()),
-            groups: self.device.group_sizes().collect(),
-        }
+    fn kernels(&self, dtype: DType) -> Kernels {
+        self.device.kernels(dtype.is_grouped())
     }
 
     fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
@@ -211,17 +207,6 @@ impl Dense for OpenCl {
             self.banks.clear();
         }
         Ok(())
-    }
-
-    fn set_product_ways(
-        &mut self,
-        dtype: DType,
-        cols: usize,
-        ways: Ways,
-    ) -> Result<(), DeviceError> {
-        let spec = self.matrix(dtype, cols, 0)?;
-        let set = self.device.set_product_ways(&spec, ways);
-        set.map_err(|e| self.failed(e))
     }
 
     fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
@@ -295,9 +280,14 @@ impl Dense for OpenCl {
         bytes.map_err(|e| self.failed(e))
     }
 
-    fn prepare_products(&mut self, dtype: DType, cols: usize) -> Result<(), DeviceError> {
+    fn prepare_products(
+        &mut self,
+        dtype: DType,
+        cols: usize,
+        kernels: &Kernels,
+    ) -> Result<(), DeviceError> {
         let spec = self.matrix(dtype, cols, 0)?;
-        let prepared = self.device.prepare_products(&spec);
+        let prepared = self.device.prepare_products(&spec, *kernels);
         prepared.map_err(|e| self.failed(e))
     }
 

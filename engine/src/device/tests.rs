@@ -4,7 +4,7 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::{DenseShape, Device, DeviceChoice, Kept, MOST_ALONE, Team, check, checked, list};
+use super::{DenseShape, Device, DeviceChoice, check, list};
 
 /// All devices of this machine.
 pub(super) fn devices() -> Vec<Device> {
@@ -44,44 +44,6 @@ fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
                 );
             }
         }
-    }
-}
-
-/// No bit depends on the size of work groups, and which kernels are chosen is kept with the verdict.
-#[test]
-fn every_size_of_work_groups_has_the_same_bits() {
-    let shape = shape(DType::Q4, 224, Activation::Relu, false);
-    for device in devices() {
-        let lease = device.lease().unwrap();
-        let verdict = check::check(lease.dense().as_mut(), &shape).unwrap();
-        let sizes = lease.dense().choices(shape.dtype).groups;
-        assert!(sizes.contains(&verdict.kernels.sums), "{sizes:?}");
-        let ways = verdict.kernels.hidden.each();
-        let alone = ways.iter().any(|way| way.form.team == Team::Alone);
-        let fits = |&(_, &size): &(usize, &usize)| size <= MOST_ALONE || !alone;
-        for (i, &hidden) in sizes.iter().enumerate().filter(fits) {
-            let mut tried = verdict;
-            tried.kernels.hidden.one.group = hidden;
-            tried.kernels.hidden.several.group = hidden;
-            tried.kernels.hidden.many.group = hidden;
-            tried.kernels.sums = sizes[sizes.len() - 1 - i];
-            let mut dense = lease.dense();
-            assert!(check::agrees(dense.as_mut(), &shape, &tried).unwrap());
-            tried.kernels.hidden.several.group = 3;
-            let refused = dense.set_kernels(&tried.kernels);
-            assert!(refused.unwrap_err().to_string().contains("work groups"));
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let kept = Kept::at(dir.path().join("devices.json"));
-    for device in devices() {
-        let device = device.keeping(Some(kept.clone()));
-        let chosen = |device: &Device| checked(&device.lease().unwrap(), &shape).unwrap().kernels;
-        assert_eq!(chosen(&device), chosen(&device));
-        let all = kept.all();
-        let tried = &all.last().unwrap().tried;
-        let choices = device.lease().unwrap().dense().choices(shape.dtype);
-        assert!(tried.len() >= 2, "{tried:?} of {choices:?}");
     }
 }
 

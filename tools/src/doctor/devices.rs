@@ -2,8 +2,7 @@
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{
-    DenseShape, DeviceChoice, DeviceError, Entry, Found, Kept, Listed, Outcome, Tried, Verdict,
-    checked, list,
+    DenseShape, DeviceChoice, DeviceError, Entry, Found, Kept, Listed, Verdict, checked, list,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -42,15 +41,7 @@ fn verdict(number: usize) -> Result<Verdict, DeviceError> {
 }
 
 /// Extensions that matter to kernels.
-const EXTENSIONS: [(&str, &str); 4] = [
-    ("cl_khr_subgroup_shuffle", "subgroup shuffles"),
-    ("cl_intel_subgroups", "Intel's subgroups"),
-    (
-        "cl_intel_required_subgroup_size",
-        "subgroups of a fixed size",
-    ),
-    ("cl_khr_integer_dot_product", "integer dot products"),
-];
+const EXTENSIONS: [(&str, &str); 1] = [("cl_khr_integer_dot_product", "integer dot products")];
 
 /// What is known of a device.
 struct Known {
@@ -86,38 +77,13 @@ impl Known {
         self.kept.iter().filter(wrong).count()
     }
 
-    /// Forms of kernels that were tried, those of models included.
-    fn tried(&self) -> impl Iterator<Item = &Tried> {
-        self.kept.iter().flat_map(|entry| &entry.tried)
-    }
-
-    /// How many, and which of them are not used.
-    fn tried_in_words(&self) -> String {
-        let mut refused: Vec<String> = Vec::new();
-        for tried in self.tried() {
-            let why = match &tried.outcome {
-                Outcome::Right { .. } => continue,
-                Outcome::Wrong(by) => format!("wrong by {by:.0e}"),
-                Outcome::Refused(why) => format!("refused: {why}"),
-            };
-            let told = format!("; not used: {}, {} ({why})", tried.order, tried.form);
-            if !refused.contains(&told) {
-                refused.push(told);
-            }
-        }
-        match self.tried().count() {
-            0 => String::new(),
-            count => format!("; {count} kernels tried{}", refused.concat()),
-        }
-    }
-
     /// The device in words.
     fn words(&self) -> String {
         let Self { of, verdict, .. } = self;
         let judged = match verdict {
             Err(e) => format!("not usable: {e}"),
             Ok(v) => format!(
-                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread; {}{}",
+                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread; {}",
                 match v.same_bits {
                     true => "same bits as the CPU".to_owned(),
                     false => format!("numerics of its own, apart by {:.0e}", v.worst),
@@ -126,7 +92,6 @@ impl Known {
                 rate(v.speed),
                 rate(v.cpu),
                 v.kernels,
-                self.tried_in_words(),
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
@@ -167,60 +132,25 @@ impl Known {
             "gb_per_s": judged.map(|v| rate(v.speed)),
             "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
             "order": judged.map(|v| v.kernels.order),
-            "kernels": judged.map(|v| v.kernels.hidden),
-            "work_groups": judged.map(groups),
+            "kernels": judged.map(|v| v.kernels),
             "error": verdict.as_ref().err().map(ToString::to_string),
             "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
         })
     }
 }
 
-/// Items of work groups: of hidden values for one row, for several and for many, and of sums.
-fn groups(of: &Verdict) -> [usize; 4] {
-    let [one, several, many] = of.kernels.hidden.each().map(|way| way.group);
-    [one, several, many, of.kernels.sums]
-}
-
 /// A kept verdict.
 fn kept_json(entry: &Entry) -> Value {
-    let (same_bits, groups, wrong) = match &entry.found {
-        Found::Wrong(how) => (None, Vec::new(), Some(how)),
-        Found::Sums(v) => (Some(v.same_bits), groups(v).into(), None),
-        Found::Ways(ways) => (None, ways.each().map(|way| way.group).into(), None),
-        Found::Products(times) => (Some(times.same_bits), Vec::new(), None),
-    };
-    let kernels = match &entry.found {
-        Found::Sums(v) => Some(v.kernels.hidden),
-        Found::Ways(ways) => Some(*ways),
-        _ => None,
+    let (same_bits, wrong) = match &entry.found {
+        Found::Wrong(how) => (None, Some(how)),
+        Found::Right => (None, None),
+        Found::Sums(verdict) => (Some(verdict.same_bits), None),
+        Found::Products(times) => (Some(times.same_bits), None),
     };
     json!({
         "kernels": entry.kernels,
         "same_bits": same_bits,
-        "chosen": kernels,
-        "work_groups": groups,
         "wrong": wrong,
-        "tried": entry.tried.iter().map(tried_json).collect::<Vec<_>>(),
-    })
-}
-
-/// A form that was tried: what came of it, and milliseconds for one row, for eight and for 256.
-fn tried_json(tried: &Tried) -> Value {
-    let (result, why, ms) = match &tried.outcome {
-        Outcome::Right { worst, seconds, .. } => {
-            let ms = seconds.map(|s| s * 1e3);
-            ("right", format!("apart by {worst:.0e}"), Some(ms))
-        }
-        Outcome::Wrong(by) => ("wrong", format!("apart by {by:.0e}"), None),
-        Outcome::Refused(why) => ("refused", why.clone(), None),
-    };
-    json!({
-        "order": tried.order,
-        "form": tried.form,
-        "in_words": tried.form.to_string(),
-        "result": result,
-        "why": why,
-        "ms": ms,
     })
 }
 

@@ -1,0 +1,160 @@
+//! The check of a device's products of matrices against the CPU, for each format and width. It comes before the plan, so that
+//! what the driver takes for its kernels is part of the process whose size the plan knows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
+
+use super::check::wrong;
+use super::compare::deviation;
+use super::numbers::Numbers;
+use super::on_cpu::products;
+use super::{
+    Block, Dense, DeviceError, Found, Kernels, Lease, MANY, Order, ProductRoom, SharedMatrix,
+    token_bytes,
+};
+use crate::input::Input;
+
+/// Rows of the matrix, of which so many differ from each other. The last tile is short.
+const ROWS: usize = 1000;
+const DIFFERENT: usize = 61;
+
+/// Numbers of tokens: one, some, and many of which a block is short.
+const TOKENS: [usize; 3] = [1, 5, MOST];
+const MOST: usize = MANY + 4;
+
+/// A matrix that the device has.
+struct Compared<'d> {
+    device: &'d mut dyn Dense,
+    matrix: SharedMatrix,
+    number: usize,
+    x: Vec<f32>,
+}
+
+/// A matrix of random numbers.
+fn matrix(dtype: DType, cols: usize) -> SharedMatrix {
+    let (len, mut numbers) = (dtype.row_bytes(cols), Numbers::new(5));
+    let mut bytes = vec![0; DIFFERENT * len];
+    let mut row = vec![0.0f32; cols];
+    for bytes in bytes.chunks_exact_mut(len) {
+        row.iter_mut().for_each(|v| *v = 0.1 * numbers.next());
+        let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(cols));
+        // Finite numbers of such sizes fit every format.
+        let _ = quantize_row(dtype, &row, quants, scales);
+    }
+    let all: Vec<u8> = bytes.iter().copied().cycle().take(ROWS * len).collect();
+    SharedMatrix {
+        dtype,
+        rows: ROWS,
+        cols,
+        bytes: Arc::new(all),
+    }
+}
+
+impl<'d> Compared<'d> {
+    /// Shares a matrix with the device.
+    fn new(device: &'d mut dyn Dense, matrix: SharedMatrix) -> Result<Self, DeviceError> {
+        let mut numbers = Numbers::new(3);
+        let (dtype, cols) = (matrix.dtype, matrix.cols);
+        device.make_product_room(&ProductRoom {
+            input: MOST * token_bytes(dtype, cols),
+            results: MOST * ROWS,
+        })?;
+        Ok(Self {
+            number: device.share(matrix.clone())?,
+            device,
+            matrix,
+            x: (0..MOST * cols).map(|_| numbers.next()).collect(),
+        })
+    }
+
+    /// The device's products of some rows with the first tokens.
+    fn run(&mut self, rows: Range<usize>, tokens: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut quantized = Activations::default();
+        let x = &self.x[..tokens * self.matrix.cols];
+        let input = Input::new(Cpu::detect(), x, tokens, &mut quantized);
+        let mut out = vec![f32::NAN; tokens * rows.len()];
+        let block = Block {
+            matrix: self.number,
+            rows,
+        };
+        let ticket = self.device.multiply(&[block], input)?;
+        self.device.take_products(ticket, &mut out)?;
+        Ok(out)
+    }
+
+    /// How far products are from the CPU's, as a share of the largest.
+    fn apart(&mut self) -> Result<f32, DeviceError> {
+        let mut apart = 0.0f32;
+        for tokens in TOKENS {
+            let found = self.run(0..ROWS, tokens)?;
+            let mut quantized = Activations::default();
+            let x = &self.x[..tokens * self.matrix.cols];
+            Cpu::detect().quantize_activations(x, tokens, &mut quantized);
+            let some = 0..DIFFERENT;
+            let some = products(Cpu::detect(), &self.matrix, some, x, &quantized);
+            let both = some.chunks_exact(DIFFERENT).zip(found.chunks_exact(ROWS));
+            for (some, found) in both {
+                let expected: Vec<f32> = some.iter().copied().cycle().take(ROWS).collect();
+                apart = apart.max(deviation(&expected, found));
+            }
+        }
+        Ok(apart)
+    }
+}
+
+impl Lease {
+    /// Makes kernels for products with rows of `cols` elements, and compares them with the CPU. What came out is kept: wrong
+    /// ones are not run again. `order` is how the device's matrices lie.
+    ///
+    /// # Errors
+    /// The driver's, or products that are wrong.
+    pub(crate) fn prepare_products(
+        &self,
+        order: Order,
+        dtype: DType,
+        cols: usize,
+    ) -> Result<(), DeviceError> {
+        let mut dense = self.dense();
+        let kernels = Kernels {
+            order,
+            ..dense.kernels(dtype)
+        };
+        let Some(kept) = self.kept() else {
+            return dense.prepare_products(dtype, cols, &kernels);
+        };
+        let facts = dense.facts().clone();
+        let of = format!("products of {dtype}, width {cols}; {kernels}");
+        let known = kept.find(&facts, &of)?;
+        dense.prepare_products(dtype, cols, &kernels)?;
+        let apart = Compared::new(dense.as_mut(), matrix(dtype, cols))?.apart()?;
+        dense.clear();
+        dense.make_product_room(&ProductRoom::default())?;
+        let found = wrong(&facts, apart).map_or(Found::Right, Found::Wrong);
+        if known.as_ref() != Some(&found) {
+            kept.put(&facts, &of, found);
+        }
+        // Wrong ones are told of as at later starts.
+        kept.find(&facts, &of).map(|_| ())
+    }
+}
+
+/// How far products by some kernels are from the CPU's.
+#[cfg(test)]
+pub(super) fn apart(
+    device: &mut dyn Dense,
+    dtype: DType,
+    cols: usize,
+    kernels: &Kernels,
+) -> Result<f32, DeviceError> {
+    device.prepare_products(dtype, cols, kernels)?;
+    let mut compared = Compared::new(device, matrix(dtype, cols))?;
+    let apart = compared.apart()?;
+    // Some rows, from the middle of a tile to that of another.
+    let all = compared.run(0..ROWS, 1)?;
+    let some = compared.run(45..301, 1)?;
+    let number = compared.number;
+    device.give_back(number);
+    Ok(apart.max(deviation(&all[45..301], &some)))
+}
