@@ -13,7 +13,7 @@ take turns, each round has another seed, and numbers are medians. All runs of a 
 
 misses    The routing of --tokens tokens of the text is recorded and replayed with caches of each share of the
           experts' bytes, the first tenth to warm up.
-ahead     --read-ahead off, on and auto. The gain of a mode is the median of its speed over that of off in the
+ahead     --read-ahead off and on. The gain of a mode is the median of its speed over that of off in the
           same round. Where single neurons are read, nothing is read ahead.
 budgets   `plan` and `run` for each budget of --memory, up and down in turns: neither may fall as it grows.
 sparsity  --sparsity of --modes within the same bytes, those with which dense (whole experts) holds the share:
@@ -40,7 +40,7 @@ import tempfile
 
 HELDOUT = pathlib.Path(__file__).resolve().parent.parent / "models/demo/heldout.txt"
 POLICIES = ["shipped", "lru", "lfu", "belady"]
-MODES = ["off", "on", "auto"]
+MODES = ["off", "on"]
 PROMPT = "# Ownership\n\nOwnership is"
 
 
@@ -116,11 +116,11 @@ def misses(args):
 def ahead(args):
     print(f"\nreading ahead: {args.rounds} rounds of {args.new} tokens, --io {args.io}, --sparsity {args.sparsity}")
     table("resident", "mode", "tokens/s (lowest to highest)", "times off", "guesses right", "read ahead and used",
-          "waits", "passes with it", "gain that run tells")
+          "waits", "passes with it")
     for share in args.shares:
         runs = {mode: [] for mode in MODES}
         for turn in range(args.rounds):
-            for mode in MODES[turn % 3:] + MODES[:turn % 3]:
+            for mode in MODES[::-1 if turn % 2 else 1]:
                 runs[mode].append(run(args, turn, "--ffn-resident", share, "--sparsity", args.sparsity,
                                       "--read-ahead", mode))
             same_text([runs[mode][-1] for mode in MODES], f"round {turn} at {share}")
@@ -130,11 +130,10 @@ def ahead(args):
                        if run.get("read_ahead") and run["read_ahead"]["guessed"]]
             right, used = ([f"{statistics.median(a[key] for a in guessed):.0%}" if guessed else "–"
                             for key in ("precision", "used_share")])
-            told = [a["gain"] for a in guessed if a["gain"] is not None]
             passes = median(runs[mode], lambda run: (run.get("read_ahead") or {}).get("passes_share", 0.0))
             waits = median(runs[mode], lambda run: run["io"]["wait_share"])
             line(f"{float(share):.0%}", mode, ranged(runs[mode]), f"{gain:.2f}", right, used, f"{waits:.0%}",
-                 f"{passes:.0%}", f"{statistics.median(told):+.0%}" if told else "–")
+                 f"{passes:.0%}")
 
 
 def budgets(args):

@@ -59,19 +59,6 @@ pub enum Phases {
     Two,
 }
 
-/// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of
-/// its router. Affects speed, not results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ReadAhead {
-    /// While the device idles, guesses are right, and passes are no slower than without.
-    #[default]
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -86,8 +73,9 @@ pub struct Options {
     pub phases: Phases,
     /// Enabled mechanisms.
     pub ablation: Ablation,
-    /// Whether experts are read ahead.
-    pub read_ahead: ReadAhead,
+    /// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of its router. Affects
+    /// speed, not results.
+    pub read_ahead: bool,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
@@ -146,7 +134,7 @@ impl Default for Options {
             sparsity: Sparsity::Auto,
             phases: Phases::Auto,
             ablation: Ablation::Full,
-            read_ahead: ReadAhead::Auto,
+            read_ahead: true,
             io: Default::default(),
             io_core: None,
             lock: false,

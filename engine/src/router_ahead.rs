@@ -1,7 +1,7 @@
 //! A guess at the next layer's experts: its router looks at the residual stream one layer early.
 //!
-//! The stream changes little from layer to layer, so most guesses are right. They are read while the
-//! device would idle (`store/foresight.rs`) and change no result.
+//! The stream changes little from layer to layer, so most guesses are right. They are read behind
+//! what this layer needs and change no result.
 
 use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;

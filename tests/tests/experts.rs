@@ -6,7 +6,7 @@ use emberflow::pack::{PackOptions, pack};
 use emberflow::packed::Packed;
 use emberflow::verify::compare;
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Error, Logits, Model, Options, ReadAhead, Sparsity};
+use emberflow_engine::{Engine, Error, Logits, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -157,7 +157,7 @@ fn reading_ahead_changes_no_bit() {
         let case = case(name);
         let golden = Golden::load(&case, "golden.json");
         let container = packed(&case, dir.path(), DType::Q8);
-        let [off, on, auto] = [ReadAhead::Off, ReadAhead::On, ReadAhead::Auto].map(|read_ahead| {
+        let [off, on] = [false, true].map(|read_ahead| {
             let options = Options {
                 read_ahead,
                 ..roomy(golden.tokens.len())
@@ -170,13 +170,13 @@ fn reading_ahead_changes_no_bit() {
             }
             (found, engine.foreseen().unwrap())
         });
-        assert!(off.0 == on.0 && off.0 == auto.0, "{name}");
+        assert!(off.0 == on.0, "{name}");
         assert_eq!((off.1.guessed, off.1.clusters), (0, 0), "{name}");
         assert!(
             on.1.right <= on.1.guessed && on.1.used <= on.1.clusters,
             "{name}"
         );
-        assert_eq!(on.1.ahead, on.1.passes, "{name}");
+        assert!((1..=on.1.passes).contains(&on.1.ahead), "{name}");
         if ["mixtral", "qwen3_moe", "olmoe"].contains(&name) {
             assert!(on.1.right > 0 && on.1.used > 0, "{name}: {:?}", on.1);
         }

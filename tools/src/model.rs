@@ -9,7 +9,7 @@ use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
-use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
+use crate::cli::{EngineArgs, KvArg, ModelArg, Named, ReadAheadArg};
 use crate::progress::Loading;
 use crate::{Failure, budget};
 
@@ -167,7 +167,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         sparsity: args.sparsity.into(),
         phases: Phases::Auto,
         ablation: args.policy,
-        read_ahead: args.read_ahead.into(),
+        read_ahead: args.read_ahead == ReadAheadArg::On,
         io: args.io.parse().map_err(Failure::usage)?,
         io_core: args.io_core,
         lock: args.lock,

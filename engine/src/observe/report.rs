@@ -209,12 +209,6 @@ pub struct ReadAheadReport {
     pub clusters: u64,
     /// See `clusters`.
     pub used_share: f64,
-    /// Share of a pass without reading ahead in which the device idles; `null` where none was
-    /// measured.
-    pub idle_share: Option<f64>,
-    /// How much faster passes with it are than those before and after them, 0.1 for a tenth; `null`
-    /// before the first comparison.
-    pub gain: Option<f64>,
 }
 
 impl ReadAheadReport {
@@ -225,8 +219,6 @@ impl ReadAheadReport {
             precision: ratio(seen.right as f64, seen.guessed as f64),
             clusters: seen.clusters,
             used_share: ratio(seen.used as f64, seen.clusters as f64),
-            idle_share: seen.idle,
-            gain: seen.gain,
         }
     }
 }

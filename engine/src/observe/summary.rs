@@ -130,14 +130,9 @@ impl Report {
 
 impl ReadAheadReport {
     fn summary(&self) -> String {
-        let gain = match self.gain {
-            Some(gain) if gain >= 0.0 => format!("passes {:.1} % faster", 100.0 * gain),
-            Some(gain) => format!("passes {:.1} % slower", -100.0 * gain),
-            None => "gain not measured".to_owned(),
-        };
         format!(
             "experts guessed a layer early: {:.0} % right, {} clusters read, {:.0} % of them used, in \
-             {:.0} % of the passes; {gain}",
+             {:.0} % of the passes",
             100.0 * self.precision,
             self.clusters,
             100.0 * self.used_share,

@@ -168,14 +168,14 @@ impl NeuronStore {
         let own = self.layout.banks_of(number);
         let certain = std::mem::take(&mut self.layer.certain);
         if !certain && guessed.first().is_some_and(|bank| own.contains(bank)) {
-            let seen = &mut self.foresight.seen;
-            seen.guessed += guessed.len() as u64;
+            let mut right = 0;
             for bank in banks.filter(|bank| guessed.contains(bank)) {
                 let coming = self.layer.coming.iter().filter(|key| key.0 == bank);
                 let arrived = self.layer.arrived.iter().filter(|key| key.0 == bank);
-                seen.used += (coming.count() + arrived.count()) as u64;
-                seen.right += 1;
+                self.foresight.seen.used += (coming.count() + arrived.count()) as u64;
+                right += 1;
             }
+            self.foresight.judge(guessed.len() as u64, right);
         }
         let any = !certain && !guessed.is_empty() && !self.layer.coming.is_empty();
         self.layer.guessed = guessed;

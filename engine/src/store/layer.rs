@@ -44,8 +44,7 @@ impl NeuronStore {
         self.cold.begin_pass();
         self.hot.begin_pass();
         self.guesses.begin_pass(single);
-        let busy_ns = self.reader.stats().busy_ns;
-        self.foresight.begin_pass(single, busy_ns);
+        self.foresight.begin_pass(single);
     }
 
     /// Begins layer `number` for `rows` rows, or a part of it. It visits `banks`, banks of that
@@ -554,9 +553,6 @@ impl NeuronStore {
             }
         }
         self.layer.close();
-        if self.layer.number + 1 == self.layout.layers() {
-            self.foresight.end_pass();
-        }
     }
 
     /// The bank of a unit, and the places of its needed neurons.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use emberflow_engine::device::DeviceChoice;
-use emberflow_engine::{Ablation, Budget, ReadAhead, Sparsity};
+use emberflow_engine::{Ablation, Budget, Sparsity};
 use emberflow_models::demo::Demo;
 
 use super::{io_names, parse_budget, parse_share, policy_names};
@@ -69,9 +69,9 @@ pub struct EngineArgs {
     /// checks a neuron when it is first used, and not what the system drops and reads again.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Ablation,
-    /// Whether the experts of the next layer are read before its router has chosen them, by a guess:
-    /// auto does it where the disk idles and passes get no slower.
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Whether the experts of the next layer are read before its router has chosen them, by a guess,
+    /// behind what this layer needs.
+    #[arg(long, value_enum, default_value = "on")]
     pub read_ahead: ReadAheadArg,
     /// A device that holds the hottest neurons and computes them beside the processor: none, opencl or
     /// opencl:N (see doctor), cpu (the
@@ -127,25 +127,14 @@ impl From<SparsityArg> for Sparsity {
     }
 }
 
-/// When experts are read ahead.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+/// Whether experts are read ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReadAheadArg {
-    /// Where it pays.
-    Auto,
-    /// Always.
+    /// While most guesses are right.
+    #[value(alias = "auto")]
     On,
     /// Never.
     Off,
-}
-
-impl From<ReadAheadArg> for ReadAhead {
-    fn from(arg: ReadAheadArg) -> Self {
-        match arg {
-            ReadAheadArg::Auto => Self::Auto,
-            ReadAheadArg::On => Self::On,
-            ReadAheadArg::Off => Self::Off,
-        }
-    }
 }
 
 /// Key/value formats.
