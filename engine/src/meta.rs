@@ -140,13 +140,15 @@ impl SamplingDefaults {
     /// What they come to. Without a temperature: greedy, or temperature 1 where they choose among
     /// several tokens.
     pub fn sampling(self) -> Sampling {
-        let chooses = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let cuts = [self.top_p, self.min_p, self.typical_p];
+        let chooses = self.top_k.is_some() || cuts.iter().any(Option::is_some);
         let off = Sampling::default();
         Sampling {
             temperature: (self.temperature).unwrap_or(if chooses { 1.0 } else { 0.0 }),
             top_k: self.top_k.map_or(off.top_k, |k| k as usize),
             top_p: self.top_p.unwrap_or(off.top_p),
             min_p: self.min_p.unwrap_or(off.min_p),
+            typical_p: self.typical_p.unwrap_or(off.typical_p),
             repetition_penalty: (self.repetition_penalty).unwrap_or(off.repetition_penalty),
             ..off
         }

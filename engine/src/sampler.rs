@@ -27,9 +27,22 @@ pub struct Sampling {
     /// Drop tokens less likely than this share of the likeliest; 0 = none.
     #[serde(serialize_with = "as_written")]
     pub min_p: f32,
+    /// Keep the tokens whose surprise is nearest to the mean, with this probability mass; 1 = all. After
+    /// the filters above (locally typical sampling, arXiv 2202.00666).
+    pub typical_p: f32,
+    /// Drop tokens whose logit is more than so many standard deviations of all logits below the largest
+    /// (arXiv 2411.07641); 0 or less = none.
+    pub top_n_sigma: f32,
+    /// With this probability, drop all tokens but the least likely of those that have at least the
+    /// probability `xtc_threshold`; 0 = never. After all other filters.
+    pub xtc_probability: f32,
+    /// Of `xtc_probability`; above 0.5 it has no effect.
+    pub xtc_threshold: f32,
     /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
     #[serde(serialize_with = "as_written")]
     pub repetition_penalty: f32,
+    /// Last tokens to which `repetition_penalty` applies.
+    pub penalty_window: usize,
     /// Subtract this from the logits of generated tokens; 0 = off.
     #[serde(serialize_with = "as_written")]
     pub presence_penalty: f32,
@@ -54,7 +67,12 @@ impl Default for Sampling {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
             repetition_penalty: 1.0,
+            penalty_window: PENALTY_WINDOW,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             seed: 0,
@@ -142,6 +160,24 @@ impl Sampling {
         check(p > 0.0 && p <= 1.0, "top-p", p, "above 0 and at most 1")?;
         let m = self.min_p;
         check((0.0..=1.0).contains(&m), "min-p", m, "between 0 and 1")?;
+        let p = self.typical_p;
+        check(p > 0.0 && p <= 1.0, "typical-p", p, "above 0 and at most 1")?;
+        let n = self.top_n_sigma;
+        check(n.is_finite(), "top-n-sigma", n, "a number (0 = off)")?;
+        let x = self.xtc_probability;
+        check(
+            (0.0..=1.0).contains(&x),
+            "XTC's probability",
+            x,
+            "between 0 and 1",
+        )?;
+        let x = self.xtc_threshold;
+        check(
+            (0.0..=1.0).contains(&x),
+            "XTC's threshold",
+            x,
+            "between 0 and 1",
+        )?;
         let r = self.repetition_penalty;
         check(
             r.is_finite() && r > 0.0,
@@ -156,7 +192,7 @@ impl Sampling {
     }
 }
 
-/// Recent tokens subject to the repetition penalty.
+/// Recent tokens subject to the repetition penalty where no number is given.
 const PENALTY_WINDOW: usize = 64;
 
 /// A change of a token's logit.
@@ -190,6 +226,8 @@ pub struct Sampler {
     rules: Arc<TextRules>,
     /// A token was drawn.
     begun: bool,
+    /// Tokens that are penalised.
+    recent: Vec<u32>,
 }
 
 impl Sampler {
@@ -207,6 +245,7 @@ impl Sampler {
             drawn: Vec::new(),
             rules: Arc::default(),
             begun: false,
+            recent: Vec::with_capacity(settings.penalty_window.min(PENALTY_WINDOW)),
         }
     }
 
@@ -259,7 +298,6 @@ impl Sampler {
     /// Draws one of the candidates.
     fn draw(&mut self, history: &[u32]) -> u32 {
         let s = self.settings;
-        let recent = &history[history.len().saturating_sub(PENALTY_WINDOW)..];
         for bias in &self.bias {
             add(&mut self.candidates, bias.token, bias.add);
         }
@@ -268,11 +306,14 @@ impl Sampler {
             add(&mut self.candidates, drawn.token, -penalty);
         }
         if s.repetition_penalty != 1.0 {
-            for (i, id) in recent.iter().enumerate() {
-                // Once per distinct token.
-                if !recent[..i].contains(id)
-                    && let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1)
-                {
+            self.recent.clear();
+            let window = history.len().saturating_sub(s.penalty_window);
+            self.recent.extend_from_slice(&history[window..]);
+            // Once per distinct token.
+            self.recent.sort_unstable();
+            self.recent.dedup();
+            for id in &self.recent {
+                if let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1) {
                     let logit = &mut self.candidates[at].0;
                     *logit = penalise(*logit, s.repetition_penalty);
                 }
@@ -288,6 +329,9 @@ impl Sampler {
                     _ => Some(c),
                 })
                 .map_or(0, |b| b.1);
+        }
+        if s.top_n_sigma > 0.0 {
+            keep_within_sigma(&mut self.candidates, s.top_n_sigma);
         }
         self.keep_likeliest();
         let Some(&(max, first)) = self.candidates.first() else {
@@ -308,15 +352,30 @@ impl Sampler {
             mass += c.0;
             kept += 1;
         }
-        let u = (self.rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32;
-        let mut rest = u * mass;
-        for c in &self.candidates[..kept] {
+        self.candidates.truncate(kept);
+        if s.typical_p < 1.0 {
+            keep_typical(&mut self.candidates, s.typical_p);
+        }
+        if s.xtc_probability > 0.0 && self.share() < s.xtc_probability {
+            drop_likely(&mut self.candidates, s.xtc_threshold);
+        }
+        if s.typical_p < 1.0 || s.xtc_probability > 0.0 {
+            mass = self.candidates.iter().map(|c| c.0).sum();
+        }
+        let mut rest = self.share() * mass;
+        let first = self.candidates.first().map_or(first, |c| c.1);
+        for c in &self.candidates {
             if rest < c.0 {
                 return c.1;
             }
             rest -= c.0;
         }
         first
+    }
+
+    /// A random number of 0 or more and below 1.
+    fn share(&mut self) -> f32 {
+        (self.rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32
     }
 
     /// Sorts candidates by descending logit, ties by id, and truncates to top-k.
@@ -331,6 +390,56 @@ impl Sampler {
         }
         sort_descending(&mut self.candidates, &mut self.spare);
     }
+}
+
+/// Drops candidates more than `n` standard deviations of the logits below the largest one. What is
+/// forbidden has no logit to count.
+fn keep_within_sigma(candidates: &mut Vec<(f32, u32)>, n: f32) {
+    let logits = || {
+        candidates
+            .iter()
+            .map(|c| f64::from(c.0))
+            .filter(|l| l.is_finite())
+    };
+    let count = logits().count().max(1) as f64;
+    let mean = logits().sum::<f64>() / count;
+    let variance = logits().map(|l| (l - mean) * (l - mean)).sum::<f64>() / count;
+    let most = logits().fold(f64::NEG_INFINITY, f64::max);
+    let least = most - f64::from(n) * libm::sqrt(variance);
+    candidates.retain(|c| f64::from(c.0) >= least);
+}
+
+/// Keeps candidates, weights in descending order, whose surprise is nearest to its mean, until they have
+/// the share `p` of the weight; at least one.
+fn keep_typical(candidates: &mut Vec<(f32, u32)>, p: f32) {
+    let sum: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
+    let surprise = |weight: f32| -libm::log(f64::from(weight) / sum);
+    let mean = |c: &(f32, u32)| match c.0 > 0.0 {
+        true => f64::from(c.0) / sum * surprise(c.0),
+        false => 0.0,
+    };
+    let entropy: f64 = candidates.iter().map(mean).sum();
+    let far = |c: &(f32, u32)| (surprise(c.0) - entropy).abs();
+    candidates.sort_unstable_by(|a, b| far(a).total_cmp(&far(b)).then(a.1.cmp(&b.1)));
+    let mut mass = 0.0;
+    let reached = candidates.iter().position(|c| {
+        mass += f64::from(c.0);
+        mass >= f64::from(p) * sum
+    });
+    let kept = reached.map_or(candidates.len(), |at| at + 1);
+    candidates.truncate(kept);
+    candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+}
+
+/// Drops all candidates, weights in descending order, with at least the share `threshold` of the weight but
+/// the last of them.
+fn drop_likely(candidates: &mut Vec<(f32, u32)>, threshold: f32) {
+    let sum: f32 = candidates.iter().map(|c| c.0).sum();
+    let likely = candidates
+        .iter()
+        .take_while(|c| c.0 >= threshold * sum)
+        .count();
+    candidates.drain(..likely.saturating_sub(1));
 }
 
 /// Bits of a digit of [`sort_descending`].
@@ -458,6 +567,41 @@ mod tests {
         ];
         let biased = Sampler::new(greedy(0.0, 0.0), 3).with_bias(bias);
         assert_eq!(draw(biased), [0; 4]);
+    }
+
+    /// What the definitions keep, computed in Python.
+    #[test]
+    fn rarer_filters_keep_what_they_should() {
+        let ids = |c: &[(f32, u32)]| c.iter().map(|c| c.1).collect::<Vec<u32>>();
+        // Mean 0.2, standard deviation 2.2045: above 3 - 2.2045 lie 3 and 2.
+        let mut c: Vec<(f32, u32)> = [3.0, 2.0, 0.5, -1.5, -3.0].into_iter().zip(0..).collect();
+        keep_within_sigma(&mut c, 1.0);
+        assert_eq!(ids(&c), [0, 1]);
+        // Shares 0.5, 0.3, 0.15, 0.05: entropy 1.1421; distances 0.449, 0.062, 0.755, 1.854.
+        let shares = || vec![(0.5f32, 7u32), (0.3, 5), (0.15, 2), (0.05, 1)];
+        let mut c = shares();
+        keep_typical(&mut c, 0.25);
+        assert_eq!(ids(&c), [5]);
+        let mut c = shares();
+        keep_typical(&mut c, 0.6);
+        assert_eq!(ids(&c), [7, 5]);
+        let mut c = shares();
+        drop_likely(&mut c, 0.1);
+        assert_eq!(ids(&c), [2, 1]);
+        let mut c = shares();
+        drop_likely(&mut c, 0.4);
+        assert_eq!(ids(&c), [7, 5, 2, 1]);
+    }
+
+    #[test]
+    fn the_penalty_has_a_window() {
+        let greedy = |penalty_window| Sampling {
+            repetition_penalty: 2.0,
+            penalty_window,
+            ..Sampling::default()
+        };
+        let draw = |window| Sampler::new(greedy(window), 3).sample(&[1.0, 1.5, 0.0], &[1, 2, 2]);
+        assert_eq!([draw(0), draw(2), draw(3), draw(usize::MAX)], [1, 1, 0, 0]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn prompts_go_through_the_template_unless_raw() {
 
 #[test]
 fn lists_and_errors() {
-    let server = Server::start(&["--alias", "demo"]);
+    let server = Server::start(&["--alias", "demo", "--strict-model"]);
     let loaded = server
         .post("/api/generate", &json!({"model": "demo"}))
         .json();

@@ -154,6 +154,13 @@ fn several_texts_and_seeds() {
     assert!(first.iter().all(|text| text.starts_with("A vector")));
     assert_ne!(first[0], first[1]);
     assert_eq!(first, texts(&body), "the seed decides");
+    // More texts than run at once wait for each other.
+    body["n"] = json!(8);
+    let more = texts(&body);
+    assert_eq!((more.len(), &more[..3]), (8, &first[..]));
+    let usage = server.post("/v1/completions", &body).json()["usage"].take();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert!(cached <= usage["prompt_tokens"].as_u64(), "{usage}");
     // Text i is that of seed + i.
     body["n"] = json!(1);
     body["seed"] = json!(8);
@@ -259,7 +266,7 @@ fn biases_and_penalties_change_what_is_drawn() {
 
 #[test]
 fn wrong_requests_are_told_what_is_wrong() {
-    let server = Server::start(&["--api-key", "secret", "--context", "64"]);
+    let server = Server::start(&["--api-key", "secret", "--context", "64", "--strict-model"]);
     let with_key = |method: &str, path: &str, body: &str| {
         let head = format!("{method} {path} HTTP/1.0\r\nAuthorization: Bearer secret");
         server.ask(&head, body)
@@ -292,12 +299,13 @@ fn wrong_requests_are_told_what_is_wrong() {
         "no role `bogus`",
     );
     let long = request(&"word ".repeat(100), 1).to_string();
-    check(&with_key("POST", path, &long), 400, "room for 64");
+    check(&with_key("POST", path, &long), 400, "64 tokens");
     let huge = request(&"word ".repeat(1 << 20), 1).to_string();
     check(&with_key("POST", path, &huge), 413, "larger");
     for (field, value) in [
         ("model", json!("gpt-4")),
-        ("n", json!(5)),
+        ("n", json!(0)),
+        ("n", json!(129)),
         ("top_p", json!(7)),
         ("temperature", json!(-1)),
         ("min_p", json!(2)),
@@ -452,6 +460,27 @@ fn browsers_of_this_machine_may_ask() {
     assert!(allowed("http://127.0.0.1"));
     assert!(!allowed("http://localhost.evil.example"));
     assert!(!allowed("https://example.com"));
+    // A name that leads here but may be somebody else's is not answered, whatever is asked.
+    for path in ["/", "/health", "/stats", "/v1/models"] {
+        let get = |host: &str| {
+            server
+                .ask(&format!("GET {path} HTTP/1.0\r\nHost: {host}"), "")
+                .status
+        };
+        assert_eq!(get("evil.example"), 403, "{path}");
+        assert_eq!(get("evil.example:8080"), 403);
+        assert_eq!(get("127.0.0.1.evil.example"), 403);
+        for host in [
+            "localhost:8080",
+            "127.0.0.1",
+            "[::1]:8080",
+            "192.0.2.1",
+            "server",
+            "server.local",
+        ] {
+            assert_eq!(get(host), 200, "{path} of {host}");
+        }
+    }
     // Without such an origin nothing is computed, also where somebody's name leads to this machine.
     let body = request("A", 1).to_string();
     let status = |origin: &str, host: &str| {

@@ -8,8 +8,9 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use common::call;
 use serde_json::{Value, json};
-use server::{Reply, Server};
+use server::{Reply, Server, read};
 
 const PATH: &str = "/v1/completions";
 /// Connections beside `--parallel` and `--queue`.
@@ -97,7 +98,7 @@ fn a_slow_reader_holds_nobody_up() {
     );
     // What was not read is still there, whole.
     for stream in slow {
-        let reply = server::read(stream);
+        let reply = read(stream);
         assert_eq!(reply.events().last(), Some(&"[DONE]"));
     }
 }
@@ -112,7 +113,7 @@ fn texts_beyond_the_context_are_refused_with_both_numbers() {
         let error = &reply.json()["error"];
         let message = error["message"].as_str().unwrap();
         let numbers: Vec<usize> = message
-            .split(' ')
+            .split([' ', '('])
             .filter_map(|word| word.parse().ok())
             .collect();
         assert!(
@@ -120,6 +121,12 @@ fn texts_beyond_the_context_are_refused_with_both_numbers() {
             "{message}"
         );
         assert_eq!(error["param"], param);
+        // As llama.cpp's server says it.
+        assert_eq!(error["type"], "exceed_context_size_error");
+        assert_eq!(
+            (error["n_prompt_tokens"].as_u64(), &error["n_ctx"]),
+            (Some(numbers[0] as u64), &json!(64))
+        );
     };
     check(&server.post(PATH, &json!({"prompt": words})), "prompt");
     let chat = server.post("/v1/chat/completions", &json!({"messages": messages}));
@@ -131,5 +138,79 @@ fn texts_beyond_the_context_are_refused_with_both_numbers() {
     let ollama = server.post("/api/chat", &json!({"model": "demo", "messages": messages}));
     assert_eq!(ollama.status, 400);
     let error = ollama.json()["error"].to_string();
-    assert!(error.contains("room for 64"), "{error}");
+    assert!(error.contains("64 tokens"), "{error}");
+}
+
+/// With few files to open, health is told whatever waits, and requests are answered where there is room.
+#[test]
+fn few_files_are_enough_for_health() {
+    let server = Server::start_under("ulimit -n 24", &["--context", "64"]);
+    let idle = fill(&server, 30);
+    let start = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(server.get("/health").status, 200);
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+    drop(idle);
+    assert_eq!(server.post(PATH, &request(1)).status, 200);
+}
+
+#[test]
+fn hosts_have_names() {
+    let server = Server::start(&["--host", "localhost", "--allow-host", "chat.example"]);
+    assert!(
+        server.address.starts_with("127.0.0.1:"),
+        "{}",
+        server.address
+    );
+    let get = |host: &str| {
+        server
+            .ask(&format!("GET /health HTTP/1.0\r\nHost: {host}"), "")
+            .status
+    };
+    assert_eq!(
+        [
+            get("chat.example"),
+            get("Chat.Example.:80"),
+            get("other.example")
+        ],
+        [200, 200, 403]
+    );
+    let refused = call(&["serve", "--port", "0", "--host", "no such host"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--host no such host"));
+}
+
+/// A client that has said all that it wants to say may close its side and wait.
+#[test]
+fn who_closes_one_side_gets_the_answer() {
+    let server = Server::start(&["--parallel", "1", "--context", "1024"]);
+    let wanted = server.complete(&request(300));
+    for (stream, version) in [(false, "1.0"), (true, "1.0"), (false, "1.1"), (true, "1.1")] {
+        let mut body = request(300);
+        body["stream"] = json!(stream);
+        let head = format!("POST /v1/completions HTTP/{version}\r\nHost: localhost");
+        let connection = server.send(&head, &body.to_string());
+        connection.shutdown(std::net::Shutdown::Write).unwrap();
+        let reply = read(connection);
+        assert_eq!(reply.status, 200);
+        let whole = || {
+            let (begin, end) = (
+                reply.body.find('{').unwrap(),
+                reply.body.rfind('}').unwrap(),
+            );
+            let answer: Value = serde_json::from_str(&reply.body[begin..=end]).unwrap();
+            answer["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        let text = if stream { reply.streamed() } else { whole() };
+        assert_eq!(text, wanted, "HTTP/{version}");
+    }
+    // What is wrong at once keeps its status.
+    let connection = server.send("POST /v1/completions HTTP/1.0", "{");
+    connection.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(read(connection).status, 400);
 }

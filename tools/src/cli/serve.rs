@@ -1,7 +1,5 @@
 //! Arguments of `serve`.
 
-use std::net::IpAddr;
-
 use clap::{Args, ValueEnum};
 
 use super::{EngineArgs, ModelArg};
@@ -40,9 +38,9 @@ pub struct ServeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Address to listen on; the default is reachable from this machine only.
+    /// Address or name of this machine to listen on; the default is reachable from this machine only.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
+    pub host: String,
     /// Port to listen on; 0 takes a free one, which is printed.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
@@ -72,12 +70,19 @@ pub struct ServeArgs {
     /// always ask.
     #[arg(long, value_name = "ORIGIN")]
     pub allow_origin: Option<String>,
+    /// Also answer requests to this name, or to all with `*`; addresses, `--host` and names that nobody
+    /// can register (`localhost`, `server`, `server.local`) are always answered. May be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
     /// Who goes first.
     #[arg(long, value_name = "NAME", default_value = "classes")]
     pub scheduling: Scheduling,
     /// Name of the model for clients; default: its file's name.
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,
+    /// Refuse requests that name another model; without it the only model serves them.
+    #[arg(long)]
+    pub strict_model: bool,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,

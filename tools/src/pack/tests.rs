@@ -102,6 +102,12 @@ impl Checkpoint for Labelled<'_> {
     fn sampling_defaults(&self) -> SamplingDefaults {
         self.source.sampling_defaults()
     }
+    fn rules(&self) -> emberflow_models::TextRules {
+        self.source.rules()
+    }
+    fn tool_template(&self) -> Option<&str> {
+        self.source.tool_template()
+    }
     fn tokenizer_json(&self) -> &str {
         self.source.tokenizer_json()
     }

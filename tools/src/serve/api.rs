@@ -1,28 +1,25 @@
 //! Requests of `/v1/chat/completions` and `/v1/completions`.
 //!
-//! Unknown fields are ignored, as clients expect. Known fields that would change the output and are
-//! not supported are refused by name.
+//! What becomes of each field says `fields/`.
 
-use std::collections::BTreeMap;
-
-use emberflow_engine::meta::SamplingDefaults;
-use emberflow_engine::{Bias, Request, Sampling, Text};
+use emberflow_engine::{Request, Text};
 use emberflow_models::chat::{Conversation, Message};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::bounds::{self, Bounds};
 use super::error::ApiError;
 use super::infill::{self, Infill};
 use super::rules::{self, Rules};
-use super::{calls, thoughts};
+use super::turn::Turn;
+use super::{calls, sampling, thoughts};
 use crate::template::Renderer;
 
 /// Most stop strings of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP: usize = 256;
-/// Most tokens that are told at a place, and that can have a bias.
+/// Most tokens that are told at a place.
 const MAX_TOP: usize = 20;
-const MAX_BIAS: usize = 300;
 /// Tokens of a completion that names no number.
 const COMPLETION_TOKENS: usize = 16;
 
@@ -53,36 +50,33 @@ pub struct Common {
     /// Name of the model.
     pub model: Option<String>,
     max_tokens: Option<usize>,
-    #[serde(alias = "max_output_tokens")]
     max_completion_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<usize>,
-    min_p: Option<f32>,
-    #[serde(alias = "repetition_penalty")]
-    repeat_penalty: Option<f32>,
-    seed: Option<i64>,
     n: Option<usize>,
     stop: Option<OneOrMany>,
     ignore_eos: Option<bool>,
+    include_stop_str_in_output: Option<bool>,
+    skip_special_tokens: Option<bool>,
+    add_special_tokens: Option<bool>,
+    truncate_prompt_tokens: Option<i64>,
     /// Whether to stream.
     pub stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     priority: Option<i64>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
     logprobs: Option<LogProbsAsked>,
     top_logprobs: Option<usize>,
     #[serde(flatten)]
     rules: rules::Asked,
+    #[serde(flatten)]
+    sampling: sampling::Asked,
+    /// What tokens its texts may have.
+    #[serde(flatten)]
+    pub bounds: bounds::Asked,
     /// Tools that may be called.
     #[serde(flatten)]
     pub calls: calls::Asked,
     /// What the chat template is told, and what becomes of thoughts.
     #[serde(flatten)]
     pub thoughts: thoughts::Asked,
-    functions: Option<Value>,
     best_of: Option<usize>,
 }
 
@@ -113,6 +107,8 @@ enum OneOrMany {
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     messages: Vec<InMessage>,
+    continue_final_message: Option<Value>,
+    add_generation_prompt: Option<bool>,
     /// The other fields.
     #[serde(flatten)]
     pub common: Common,
@@ -159,8 +155,6 @@ fn joined(parts: &[ContentPart]) -> String {
 pub struct ResponsesRequest {
     input: Input,
     instructions: Option<String>,
-    previous_response_id: Option<Value>,
-    conversation: Option<Value>,
     text: Option<Value>,
     /// The other fields.
     #[serde(flatten)]
@@ -217,27 +211,17 @@ pub enum Prompt {
 }
 
 impl Common {
-    /// Refuses what is not supported.
+    /// Refuses a choice among more texts than are sent.
     pub fn check(&self) -> Result<(), ApiError> {
-        let given = |value: &Option<Value>| match value {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(Value::Number(n)) => n.as_f64() != Some(0.0),
-            Some(Value::Array(a)) => !a.is_empty(),
-            Some(Value::Object(o)) => !o.is_empty(),
-            Some(Value::String(s)) => !s.is_empty(),
-            Some(Value::Bool(true)) => true,
-        };
-        let refused = [
-            ("functions", given(&self.functions)),
-            ("best_of", self.best_of.is_some_and(|b| b != self.samples())),
-        ];
-        for (name, is_given) in refused {
-            if is_given {
-                let message = format!("`{name}` is not supported; leave it out");
-                return Err(ApiError::param(name, message));
+        let (best, n) = (self.best_of, self.samples());
+        match best.filter(|&best| best != n) {
+            None => Ok(()),
+            Some(best) => {
+                let message =
+                    format!("`best_of` is {best}, and only {n}, the value of `n`, is supported");
+                Err(ApiError::param("best_of", message))
             }
         }
-        Ok(())
     }
 
     /// What the texts are held to.
@@ -300,25 +284,38 @@ impl Common {
         }
     }
 
-    /// What is added to logits.
-    pub fn bias(&self, vocab: u32) -> Result<Vec<Bias>, ApiError> {
-        let Some(bias) = &self.logit_bias else {
-            return Ok(Vec::new());
+    /// What bounds each text of at most `most` tokens.
+    pub fn bounds(&self, text: &Text, most: usize) -> Result<Bounds, ApiError> {
+        let ignore_eos = self.ignore_eos.unwrap_or(false);
+        self.bounds.bounds(text, ignore_eos, most)
+    }
+
+    /// Whether the stop string that ends a text is a part of it.
+    pub fn keeps_stop(&self) -> bool {
+        self.include_stop_str_in_output.unwrap_or(false)
+    }
+
+    /// Whether special tokens give text.
+    pub fn shows_special(&self) -> bool {
+        self.skip_special_tokens == Some(false)
+    }
+
+    /// Keeps as many of a prompt's last tokens as the request says; -1 as many as the context has.
+    pub fn truncate(&self, prompt: &mut Vec<u32>, context: usize) -> Result<(), ApiError> {
+        let most = match self.truncate_prompt_tokens {
+            None => return Ok(()),
+            Some(-1) => context,
+            Some(most) => usize::try_from(most)
+                .ok()
+                .filter(|&most| most > 0)
+                .ok_or_else(|| {
+                    let message =
+                        format!("`truncate_prompt_tokens` is {most}, expected 1 or more, or -1");
+                    ApiError::param("truncate_prompt_tokens", message)
+                })?,
         };
-        if bias.len() > MAX_BIAS {
-            let message = format!("at most {MAX_BIAS} tokens");
-            return Err(ApiError::param("logit_bias", message));
-        }
-        let one = |(token, &add): (&String, &f32)| {
-            let token = token.parse().ok().filter(|&token| token < vocab);
-            let add = Some(add).filter(|add| add.abs() <= 100.0);
-            token.zip(add).map(|(token, add)| Bias { token, add })
-        };
-        let all: Option<Vec<Bias>> = bias.iter().map(one).collect();
-        all.ok_or_else(|| {
-            let message = format!("numbers of tokens below {vocab}, with values of -100 to 100");
-            ApiError::param("logit_bias", message)
-        })
+        prompt.drain(..prompt.len().saturating_sub(most));
+        Ok(())
     }
 
     /// What to generate after a prompt of `prompt` of `context` positions. `seed` is used where none
@@ -329,23 +326,7 @@ impl Common {
         default_tokens: usize,
         seed: u64,
     ) -> Result<Request, ApiError> {
-        let chosen = SamplingDefaults {
-            temperature: self.temperature,
-            top_k: self.top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)),
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repeat_penalty,
-            ..SamplingDefaults::default()
-        };
-        let sampling = Sampling {
-            presence_penalty: self.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-            seed: self.seed.map_or(seed, i64::cast_unsigned),
-            ..text.sampling(chosen)
-        };
-        sampling
-            .validate()
-            .map_err(|bad| ApiError::param(field_of(bad.what), bad))?;
+        let sampling = self.sampling.sampling(text, seed)?;
         let asked = self.max_completion_tokens.or(self.max_tokens);
         Ok(Request {
             max_tokens: asked.unwrap_or(default_tokens),
@@ -357,19 +338,17 @@ impl Common {
     }
 }
 
-/// The field of a sampling parameter.
-fn field_of(parameter: &'static str) -> &'static str {
-    match parameter {
-        "top-p" => "top_p",
-        "min-p" => "min_p",
-        "repetition penalty" => "repeat_penalty",
-        "presence penalty" => "presence_penalty",
-        "frequency penalty" => "frequency_penalty",
-        same => same,
-    }
-}
-
 impl ChatRequest {
+    /// Tokens of the conversation's text.
+    pub fn tokens(&self, text: &Text, rendered: &str) -> Result<Vec<u32>, ApiError> {
+        let tokens = match self.common.add_special_tokens {
+            Some(true) => text.encode(rendered),
+            // The template writes its own special tokens.
+            _ => text.tokens(rendered),
+        };
+        tokens.map_err(ApiError::invalid)
+    }
+
     /// Text of the conversation. It has its own special tokens.
     pub fn rendered(&self, template: &Renderer, tools: &[Value]) -> Result<String, ApiError> {
         let developer = template.source(!tools.is_empty()).contains("developer");
@@ -381,13 +360,20 @@ impl ChatRequest {
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there are no messages"));
         }
-        let rendered = template.render(&Conversation {
-            messages,
-            tools: tools.to_vec(),
-            add_generation_prompt: true,
-            variables: self.common.thoughts.variables(),
-        });
-        rendered.map_err(|e| ApiError::param("messages", e))
+        let turn = Turn::of(
+            self.continue_final_message.as_ref(),
+            self.add_generation_prompt,
+            messages.last(),
+        )?;
+        turn.prompt(&messages, |messages, open| {
+            let rendered = template.render(&Conversation {
+                messages: messages.to_vec(),
+                tools: tools.to_vec(),
+                add_generation_prompt: open,
+                variables: self.common.thoughts.variables(),
+            });
+            rendered.map_err(|e| ApiError::param("messages", e))
+        })
     }
 }
 
@@ -533,17 +519,8 @@ impl InMessage {
 impl ResponsesRequest {
     /// The same as a chat.
     pub fn chat(mut self) -> Result<ChatRequest, ApiError> {
-        let refuse = |name: &'static str, why: &str| Err(ApiError::param(name, why));
-        let given = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        if given(&self.previous_response_id) || given(&self.conversation) {
-            let why = "nothing is stored here; send the whole conversation as `input`";
-            return refuse("previous_response_id", why);
-        }
         if let Some(format) = self.text.as_mut().and_then(|text| text.get_mut("format")) {
             self.common.rules.set_format(format.take());
-        }
-        if self.common.samples() != 1 {
-            return refuse("n", "a response has one text");
         }
         let mut messages = Vec::new();
         if let Some(instructions) = self.instructions {
@@ -559,15 +536,23 @@ impl ResponsesRequest {
         }
         Ok(ChatRequest {
             messages,
+            continue_final_message: None,
+            add_generation_prompt: None,
             common: self.common,
         })
     }
 }
 
 impl Prompt {
-    /// Tokens of each.
-    pub fn tokens(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |prompt: &String| text.encode(prompt).map_err(ApiError::invalid);
+    /// Tokens of each; with `add_special` with the tokenizer's own around texts.
+    pub fn tokens(&self, text: &Text, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |prompt: &String| {
+            let tokens = match add_special {
+                true => text.encode(prompt),
+                false => text.tokens(prompt),
+            };
+            tokens.map_err(ApiError::invalid)
+        };
         match self {
             Self::Text(prompt) => Ok(vec![encode(prompt)?]),
             Self::Texts(prompts) => prompts.iter().map(encode).collect(),
@@ -581,7 +566,9 @@ impl CompletionRequest {
     /// Tokens of each prompt.
     pub fn prompts(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
         let Some(suffix) = self.suffix.as_deref().filter(|s| !s.is_empty()) else {
-            return self.prompt.tokens(text);
+            return self
+                .prompt
+                .tokens(text, self.common.add_special_tokens != Some(false));
         };
         let refuse = |message: &str| Err(ApiError::param("suffix", message));
         let infill = Infill::of(text, "suffix")?;

@@ -48,6 +48,10 @@ pub struct App {
     pub key: Option<String>,
     /// Origin that browsers may send beside those of this machine.
     pub origin: Option<String>,
+    /// Names under which clients may ask beside those that nobody can register.
+    pub hosts: Vec<String>,
+    /// Whether requests that name another model are refused.
+    pub strict_model: bool,
     /// Seconds since 1970 at the start.
     pub created: u64,
     /// When it started.
@@ -83,19 +87,20 @@ impl App {
 
     /// Checks the fields that both kinds of request share.
     pub fn check(&self, common: &Common) -> Result<(), ApiError> {
-        self.check_model(common.model.as_deref().unwrap_or_default())?;
-        let samples = common.samples();
-        if samples == 0 || samples > self.parallel {
-            let message = format!(
-                "`n` is {samples}, and this server runs 1 to {} texts at once (see --parallel)",
-                self.parallel
-            );
-            return Err(ApiError::param("n", message));
-        }
+        self.serves_model(common.model.as_deref().unwrap_or_default())?;
         common.check()
     }
 
-    /// Checks the name of a model.
+    /// Checks the name of a model that a request asks: the only one there is serves every name, unless
+    /// it is to be strict.
+    pub fn serves_model(&self, name: &str) -> Result<(), ApiError> {
+        match self.strict_model {
+            true => self.check_model(name),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is a model of this name.
     pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
         match name.is_empty() || name == self.model {
             true => Ok(()),
@@ -189,6 +194,26 @@ impl App {
             .zip(key.bytes())
             .fold(0, |d, (a, b)| d | (a ^ b));
         wanted.len() == key.len() && differs == 0
+    }
+
+    /// Whether requests to `host` are answered. A page can make its own name lead to this address and then
+    /// read what is here; addresses and names that nobody can register are not such names.
+    pub fn allows_host(&self, host: &HeaderValue) -> bool {
+        const RESERVED: [&str; 4] = [".localhost", ".local", ".internal", ".home.arpa"];
+        let Ok(host) = host.to_str() else {
+            return false;
+        };
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.parse::<u16>().is_ok() => name,
+            _ => host,
+        };
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        let address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let named = |other: &String| other == "*" || other.eq_ignore_ascii_case(&name);
+        address
+            || !name.contains('.')
+            || RESERVED.iter().any(|end| name.ends_with(end))
+            || self.hosts.iter().any(named)
     }
 
     /// Whether pages from `origin` may use the server, which they know as `host`: those of this machine,

@@ -10,9 +10,12 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use rustix::process::{Resource, getrlimit};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
+
+use super::peer::Peer;
 
 /// Time for the head of a request to arrive, and for the next one of a connection to come.
 const HEAD_TIME: Duration = Duration::from_secs(20);
@@ -24,6 +27,9 @@ const CROWDED_TIME: Duration = Duration::from_secs(2);
 pub const SPARE: usize = 16;
 /// Time to wait after the system had no connection to give.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Files that must be left to open when a connection gets a place: for connections that are answered once,
+/// and for the process that renders a chat template.
+const FILES: u64 = 10;
 /// Bytes that a connection keeps of its requests.
 const BUFFER: usize = 16 << 10;
 /// Bytes that a connection takes in all.
@@ -40,7 +46,7 @@ pub struct Doors {
 }
 
 /// Serves until `stop`; connections that are then running end by themselves. Who comes when all places
-/// are taken is answered once, within [`CROWDED_TIME`].
+/// are taken, or no files are left to open, is answered once, within [`CROWDED_TIME`].
 pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output = ()>) {
     let mut stop = pin!(stop);
     let places = Arc::new(Semaphore::new(doors.most));
@@ -49,6 +55,7 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
+        .half_close(true)
         .max_buf_size(BUFFER);
     let mut once = http.clone();
     once.header_read_timeout(CROWDED_TIME).keep_alive(false);
@@ -68,14 +75,22 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let stream = TokioIo::new(Box::pin(limited(stream)));
+        // Without it small pieces of a stream would wait for each other.
+        let _ = stream.set_nodelay(true);
+        let peer = Peer::new(stream);
+        let stream = TokioIo::new(Box::pin(limited(peer.clone())));
         // A client that breaks off is no fault of ours.
-        if let Ok(place) = places.clone().try_acquire_owned() {
+        let place = places
+            .clone()
+            .try_acquire_owned()
+            .ok()
+            .filter(|_| has_files());
+        if let Some(place) = place {
             drop(spare);
             let service = TowerToHyperService::new(doors.router.clone());
             let connection = running.watch(http.serve_connection(stream, service));
             tokio::spawn(async move {
-                let _ = connection.await;
+                peer.run(connection).await;
                 drop(place);
             });
         } else {
@@ -91,9 +106,18 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
     running.shutdown().await;
 }
 
-fn limited(stream: TcpStream) -> TimeoutStream<TcpStream> {
-    // Without it small pieces of a stream would wait for each other.
-    let _ = stream.set_nodelay(true);
+/// Whether this process may open so many more files that another connection may stay. Where that cannot
+/// be found out, it may.
+fn has_files() -> bool {
+    let limit = getrlimit(Resource::Nofile).current;
+    let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count);
+    match (limit, open) {
+        (Some(limit), Ok(open)) => open as u64 + FILES <= limit,
+        _ => true,
+    }
+}
+
+fn limited(stream: Peer) -> TimeoutStream<Peer> {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIME));
     stream

@@ -106,7 +106,7 @@ async fn openai(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let request: EmbeddingsRequest = read(&app, body).await?;
-    app.check_model(request.model.as_deref().unwrap_or_default())?;
+    app.serves_model(request.model.as_deref().unwrap_or_default())?;
     let base64 = match request.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -119,7 +119,7 @@ async fn openai(
     let background = proactive(&headers)?.unwrap_or(background);
     let ours = app.clone();
     let (input, dimensions) = (request.input, request.dimensions);
-    let prompts = app.compute(move || input.tokens(&ours.text)).await?;
+    let prompts = app.compute(move || input.tokens(&ours.text, true)).await?;
     let mut found = embed(&app, prompts, background, permit).await?;
     found.normalise(dimensions)?;
     let model = json!(app.model);
@@ -145,7 +145,7 @@ async fn ollama(
     let start = Instant::now();
     let permit = app.permit()?;
     let request: EmbedRequest = read(&app, body).await?;
-    app.check_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
+    app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = match request.input {
         Inputs::One(text) if text.is_empty() => Vec::new(),
         Inputs::One(text) => vec![text],
@@ -174,7 +174,7 @@ async fn ollama(
 async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response, Plain> {
     let permit = app.permit()?;
     let request: OldEmbedRequest = read(&app, body).await?;
-    app.check_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
+    app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = Some(request.prompt).filter(|text| !text.is_empty());
     let prompts = encoded(&app, texts.into_iter().collect(), app.context).await?;
     let found = embed(&app, prompts, false, permit).await?;
@@ -195,7 +195,7 @@ async fn encoded(
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let ours = app.clone();
     let all = app.compute(move || {
-        let mut all = Prompt::Texts(texts).tokens(&ours.text)?;
+        let mut all = Prompt::Texts(texts).tokens(&ours.text, true)?;
         all.iter_mut().for_each(|tokens| tokens.truncate(most));
         Ok(all)
     });

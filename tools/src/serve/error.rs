@@ -12,6 +12,16 @@ pub struct ApiError {
     message: String,
     kind: &'static str,
     param: Option<&'static str>,
+    size: Option<ContextSize>,
+}
+
+/// A prompt that is longer than the context.
+#[derive(Debug, Clone, Copy)]
+pub struct ContextSize {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Positions of the context.
+    pub context: usize,
 }
 
 impl ApiError {
@@ -21,6 +31,7 @@ impl ApiError {
             message: message.to_string(),
             kind,
             param: None,
+            size: None,
         }
     }
 
@@ -37,6 +48,20 @@ impl ApiError {
         }
     }
 
+    /// 400: the text of this parameter is longer than the context. Type and members are those of
+    /// llama.cpp's server, by which clients know that they must shorten.
+    pub fn too_long(param: &'static str, size: ContextSize) -> Self {
+        let ContextSize { prompt, context } = size;
+        let message = format!(
+            "the request ({prompt} tokens) exceeds the available context size ({context} tokens); shorten it, or start the server with a larger --context"
+        );
+        Self {
+            kind: "exceed_context_size_error",
+            size: Some(size),
+            ..Self::param(param, message)
+        }
+    }
+
     /// 401: no key, or a wrong one.
     pub fn key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`";
@@ -46,6 +71,16 @@ impl ApiError {
     /// 403: a web page from elsewhere.
     pub fn origin() -> Self {
         let message = "web pages from this origin may not ask; --allow-origin names one that may";
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// 403: a name that may be somebody else's.
+    pub fn host(name: &str) -> Self {
+        let name: String = name.chars().take(100).collect();
+        let message = format!(
+            "requests to `{name}` are not answered: pages of whoever owns that name could read what is here; \
+             --allow-host names one that may be asked"
+        );
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
@@ -135,12 +170,17 @@ impl ApiError {
 
     /// The error object.
     pub fn body(&self) -> Value {
-        json!({"error": {
+        let mut error = json!({
             "message": self.message,
             "type": self.kind,
             "param": self.param,
             "code": self.status.as_u16(),
-        }})
+        });
+        if let Some(size) = self.size {
+            error["n_prompt_tokens"] = size.prompt.into();
+            error["n_ctx"] = size.context.into();
+        }
+        json!({"error": error})
     }
 }
 

@@ -13,7 +13,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::api::Kind;
 use super::app::App;
 use super::calls::Part;
-use super::error::ApiError;
+use super::error::{ApiError, Plain};
+use super::peer::{attentive, patient};
 use super::reply::{Call, CallPiece, Choice};
 use super::submit::{Asked, PING, Pending, submit};
 use super::worker::Out;
@@ -32,11 +33,21 @@ pub async fn respond(
     let with_usage = asked.common.include_usage();
     let kind = asked.kind;
     let pending = submit(&app, asked, permit)?;
-    match kind {
-        Kind::Response => responses::respond(pending, streams).await,
-        Kind::OllamaChat | Kind::OllamaGenerate => ollama::respond(pending, streams).await,
-        _ if streams => Ok(streamed(pending, with_usage)),
-        _ => whole(pending).await,
+    let ollama = matches!(kind, Kind::OllamaChat | Kind::OllamaGenerate);
+    let answer = async move {
+        match kind {
+            Kind::Response => responses::respond(pending, streams).await,
+            _ if ollama => ollama::respond(pending, streams).await,
+            _ if streams => Ok(streamed(pending, with_usage)),
+            _ => whole(pending).await,
+        }
+    };
+    // A line, or a comment, without meaning.
+    let probe: &[u8] = if ollama { b" " } else { b":\n\n" };
+    match streams {
+        true => Ok(attentive(answer.await?, probe)),
+        false if ollama => patient(answer, |why| Plain::from(why).into_response()).await,
+        false => patient(answer, ApiError::into_response).await,
     }
 }
 
@@ -52,7 +63,6 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
         });
     }
     let mut log_probs = vec![Vec::new(); count];
-    let mut asked = pending.texts.iter().any(|text| text.first.is_some());
     while pending.left > 0 {
         match pending.out.recv().await {
             Some(Out::Started { cached, .. }) => pending.usage.cached += cached,
@@ -69,7 +79,6 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 for part in pending.parts(index, text) {
                     choices[index].take(part, |call| pending.call_id(index, call));
                 }
-                asked |= !more.is_empty();
                 log_probs[index].extend(more);
             }
             Some(Out::Done { index, end, tokens }) => {
@@ -87,7 +96,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
             None => return Err(ApiError::failed("the engine has stopped")),
         }
     }
-    if asked {
+    if pending.request.log_probs.is_some() {
         for (choice, tokens) in choices.iter_mut().zip(&log_probs) {
             choice.log_probs = Some(pending.log_probs(choice.index, tokens));
         }

@@ -22,6 +22,7 @@ use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest}
 use super::app::App;
 use super::calls::Plan;
 use super::error::{ApiError, Typed};
+use super::fields::{self, on};
 use super::generate::respond;
 use super::page::page;
 use super::stats::{slots, stats};
@@ -114,10 +115,16 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let sent = headers.get(header::ORIGIN);
     let origin = sent.filter(|o| app.allows_origin(o, headers.get(header::HOST)));
     let foreign = sent.is_some() && origin.is_none();
+    let host = headers
+        .get(header::HOST)
+        .filter(|host| !app.allows_host(host));
+    let host = host.map(|host| ApiError::host(host.to_str().unwrap_or_default()));
     let origin = origin.cloned();
     let path = request.uri().path();
     let public = PUBLIC.contains(&path);
-    let mut response = if request.method() == Method::OPTIONS {
+    let mut response = if let Some(why) = host {
+        refused(request.uri(), why)
+    } else if request.method() == Method::OPTIONS {
         StatusCode::OK.into_response()
     } else if foreign {
         refused(request.uri(), ApiError::origin())
@@ -152,10 +159,23 @@ fn sent_key(headers: &HeaderMap) -> Option<&str> {
 
 /// Reads and parses a body.
 pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
-    let limit = app.body_limit;
-    let bytes = tokio::time::timeout(BODY_TIME, collect(body, limit)).await;
-    let bytes = bytes.map_err(|_| ApiError::slow())??;
+    let bytes = receive(app, body).await?;
     serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the body: {e}")))
+}
+
+/// Reads the body of a request of a kind (`fields::on`), whose fields the table knows.
+pub async fn read_fields<T: DeserializeOwned>(
+    on: u16,
+    app: &App,
+    body: Body,
+) -> Result<T, ApiError> {
+    let bytes = receive(app, body).await?;
+    fields::read(on, &fields::take(on, &bytes)?)
+}
+
+async fn receive(app: &App, body: Body) -> Result<Vec<u8>, ApiError> {
+    let bytes = tokio::time::timeout(BODY_TIME, collect(body, app.body_limit)).await;
+    bytes.map_err(|_| ApiError::slow())?
 }
 
 /// A body of at most `limit` bytes. The rest of a larger one is read and dropped: a client sees the
@@ -186,7 +206,7 @@ async fn chat(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: ChatRequest = read(&app, body).await?;
+    let request: ChatRequest = read_fields(on::CHAT, &app, body).await?;
     converse(app, &headers, request, Kind::Chat, permit).await
 }
 
@@ -196,7 +216,7 @@ async fn responses(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: ResponsesRequest = read(&app, body).await?;
+    let request: ResponsesRequest = read_fields(on::RESPONSE, &app, body).await?;
     converse(app, &headers, request.chat()?, Kind::Response, permit).await
 }
 
@@ -239,8 +259,8 @@ pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, 
         let rendered = request.rendered(template, tools)?;
         let opening = Opening::behind(&rendered, template.source(!tools.is_empty()));
         let opening = opening.filter(|_| request.common.thoughts.separates());
-        // The template writes its own special tokens.
-        let prompt = ours.text.tokens(&rendered).map_err(ApiError::invalid)?;
+        let mut prompt = request.tokens(&ours.text, &rendered)?;
+        request.common.truncate(&mut prompt, ours.context)?;
         Ok(Prepared {
             common: request.common,
             plan,
@@ -300,7 +320,7 @@ async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request = read(&app, body).await?;
+    let request = read_fields(on::TEXT, &app, body).await?;
     complete(app, headers, request, Kind::Text, permit).await
 }
 
@@ -332,7 +352,10 @@ pub async fn continuation(
     }
     let rules = request.common.rules()?;
     let asked = app.compute(move || {
-        let prompts = request.prompts(&ours.text)?;
+        let mut prompts = request.prompts(&ours.text)?;
+        for prompt in &mut prompts {
+            request.common.truncate(prompt, ours.context)?;
+        }
         let mut echo = Vec::new();
         if request.echo == Some(true) {
             for prompt in &prompts {
@@ -461,7 +484,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
 
 async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
     let _permit = app.permit()?;
-    let request: ChatRequest = read(&app, body).await?;
+    let request: ChatRequest = read_fields(on::CHAT, &app, body).await?;
     let ours = app.clone();
     let rendered = app.compute(move || {
         let Some(template) = &ours.template else {

@@ -102,11 +102,12 @@ impl Writer<'_> {
             *offset += self.shown(one.chosen.token);
             tokens.push(self.name(one.chosen.token));
             likely.push(Some(one.chosen.log_prob));
-            let top = one.top.iter();
-            tops.push(Some(
-                top.map(|entry| (self.name(entry.token), entry.log_prob))
-                    .collect(),
-            ));
+            let mut top = BTreeMap::new();
+            for entry in &one.top {
+                // Parts of characters can have the same name; the likeliest comes first.
+                top.entry(self.name(entry.token)).or_insert(entry.log_prob);
+            }
+            tops.push(Some(top));
         }
         LogProbsJson::Text {
             tokens,

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::api::{ChatRequest, Kind};
 use super::app::App;
 use super::error::{ApiError, Typed};
+use super::fields::{self, on};
 use super::http::{conversation, prepared, read};
 use super::messages::respond;
 use super::submit::submit;
@@ -80,7 +81,7 @@ async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Result<Json<Va
 impl MessagesRequest {
     /// The same as a chat.
     fn chat(self) -> Result<ChatRequest, ApiError> {
-        serde_json::from_value(Value::Object(self.fields()?)).map_err(ApiError::invalid)
+        fields::rewrite(on::CHAT, &self.fields()?)
     }
 
     /// The fields of a chat.

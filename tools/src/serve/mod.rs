@@ -11,11 +11,13 @@
 
 mod api;
 mod app;
+mod bounds;
 mod calls;
 mod connections;
 mod costs;
 mod embeddings;
 mod error;
+pub mod fields;
 mod generate;
 mod http;
 mod infill;
@@ -29,9 +31,11 @@ mod ollama;
 mod ollama_api;
 mod openapi;
 mod page;
+mod peer;
 mod reply;
 mod responses;
 mod rules;
+mod sampling;
 pub(crate) mod schedule;
 pub(crate) mod shared;
 mod snapshot;
@@ -39,12 +43,13 @@ mod stats;
 pub mod stops;
 mod submit;
 mod thoughts;
+mod turn;
 pub(crate) mod worker;
 
 pub use self::rules::command as check_grammar;
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -90,7 +95,8 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
             "the API key is empty (--api-key, EMBERFLOW_API_KEY): give one, or unset it to ask for none",
         ));
     }
-    if args.api_key.is_none() && !args.host.is_loopback() {
+    let address = address(&args.host, args.port)?;
+    if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
             "everybody who reaches {} may ask: no --api-key is given",
             args.host
@@ -120,7 +126,6 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         + grammars
         + (connections(&app) + connections::SPARE) as u64 * connections::MEMORY
         + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
-    let address = SocketAddr::new(args.host, args.port);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
         Failure::usage(format!(
             "cannot listen on {address}: {e}; choose another --port"
@@ -149,6 +154,17 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         Ok(served) => Ok(served?),
         Err(_) => Err(Failure::Fault("the HTTP thread has failed".to_owned())),
     }
+}
+
+/// The address of a host; of several the first of IPv4, which clients try where they know no name.
+fn address(host: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let plain = host.trim_matches(['[', ']']);
+    let none = |why: String| Failure::usage(format!("--host {host}: {why}"));
+    let found = (plain, port).to_socket_addrs();
+    let found: Vec<SocketAddr> = found.map_err(|e| none(e.to_string()))?.collect();
+    let first = found.iter().find(|address| address.is_ipv4());
+    let first = first.or(found.first()).copied();
+    first.ok_or_else(|| none("this name has no address".to_owned()))
 }
 
 fn app(
@@ -185,6 +201,13 @@ fn app(
         body_limit: BODY + BODY_PER_POSITION * context,
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),
+        hosts: args
+            .allow_host
+            .iter()
+            .chain([&args.host])
+            .cloned()
+            .collect(),
+        strict_model: args.strict_model,
         created: app::now(),
         started: Instant::now(),
         count: AtomicU64::new(0),

@@ -18,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::api::Kind;
 use super::app::App;
 use super::error::ApiError;
+use super::fields::{self, on};
 use super::http::{continuation, read};
 use super::infill::{self, File, Infill};
 use super::native::{Wanted, respond};
@@ -64,7 +65,6 @@ struct Extra {
 struct Shared {
     /// Negative: without limit.
     n_predict: Option<i64>,
-    logit_bias: Option<Value>,
     n_probs: Option<usize>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
@@ -146,34 +146,11 @@ async fn go_on(
     if wanted.tokens || wanted.probabilities {
         fields.insert("logprobs".to_owned(), shared.n_probs.unwrap_or(0).into());
     }
-    if let Some(bias) = shared.logit_bias {
-        fields.insert("logit_bias".to_owned(), biases(bias)?);
-    }
-    let request = serde_json::from_value(Value::Object(fields)).map_err(ApiError::invalid)?;
+    let request = fields::rewrite(on::TEXT, &fields)?;
     let mut asked = continuation(&app, &headers, request, Kind::Native).await?;
     asked.ends = ends;
     let streams = asked.common.stream == Some(true);
     respond(submit(&app, asked, permit)?, wanted, streams).await
-}
-
-/// Biases by token, from pairs of a token and a bias; `false` forbids a token.
-fn biases(given: Value) -> Result<Value, ApiError> {
-    let Value::Array(pairs) = given else {
-        return Ok(given);
-    };
-    let mut all = Map::new();
-    for pair in pairs {
-        let bias = match &pair[1] {
-            Value::Bool(false) => json!(-100),
-            bias => bias.clone(),
-        };
-        let Some(token) = pair[0].as_u64() else {
-            let message = "pairs of a token's number and a bias";
-            return Err(ApiError::param("logit_bias", message));
-        };
-        all.insert(token.to_string(), bias);
-    }
-    Ok(all.into())
 }
 
 /// Tokens of one prompt or of several: a text, a list of tokens and texts that are one, or a list of

@@ -16,7 +16,8 @@ use serde_json::{Map, Value, json};
 use super::api::{ChatRequest, CompletionRequest, Kind};
 use super::app::{App, now};
 use super::error::{ApiError, Plain};
-use super::http::{complete, converse, read};
+use super::fields::{self, on};
+use super::http::{complete, converse, read, read_fields};
 use super::ollama::{loaded, plain_name, written};
 use super::reply::Head;
 use super::thoughts::Form;
@@ -73,47 +74,31 @@ struct Generate {
     #[serde(default)]
     prompt: String,
     system: Option<String>,
+    suffix: Option<String>,
     #[serde(default)]
     raw: bool,
-    suffix: Option<String>,
-    template: Option<String>,
-    images: Option<Vec<Value>>,
-    context: Option<Vec<Value>>,
     #[serde(flatten)]
     shared: Shared,
 }
 
-/// The options that have the same name and meaning on both sides.
-const SAME: [&str; 9] = [
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-];
-
 impl Shared {
     /// The fields of a request of OpenAI's interface.
-    fn fields(&self) -> Result<Map<String, Value>, ApiError> {
-        let mut fields = Map::new();
+    fn fields(&self, app: &App) -> Result<Map<String, Value>, ApiError> {
+        let mut fields: Map<String, Value> = fields::rewrite(on::OPTIONS, &self.options)?;
+        // A larger context than this server has would have no effect.
+        let asked = fields.shift_remove("num_ctx").and_then(|n| n.as_u64());
+        if let Some(asked) = asked.filter(|&asked| asked > app.context as u64) {
+            let context = app.context;
+            let message = format!(
+                "`num_ctx` is {asked}, and the context of this server {context} (see --context)"
+            );
+            return Err(ApiError::param("num_ctx", message));
+        }
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         if let Some(model) = &self.model {
             set("model", plain_name(model).into());
         }
         set("stream", self.stream.unwrap_or(true).into());
-        for name in SAME {
-            if let Some(value) = self.options.get(name) {
-                set(name, value.clone());
-            }
-        }
-        // Negative: without limit.
-        if let Some(most) = self.options.get("num_predict").and_then(Value::as_u64) {
-            set("max_tokens", most.into());
-        }
         match &self.think {
             None | Some(Value::Null) => {}
             Some(Value::Bool(thinks)) => {
@@ -148,39 +133,27 @@ impl Shared {
     }
 }
 
-/// A request of OpenAI's interface with these fields.
-fn asked<T: for<'a> Deserialize<'a>>(fields: Map<String, Value>) -> Result<T, ApiError> {
-    serde_json::from_value(Value::Object(fields)).map_err(ApiError::invalid)
-}
-
-fn refuse(name: &'static str, is_given: bool) -> Result<(), ApiError> {
-    match is_given {
-        true => {
-            let message = format!("`{name}` is not supported; leave it out");
-            Err(ApiError::param(name, message))
-        }
-        false => Ok(()),
-    }
-}
-
-fn some<T>(list: &Option<Vec<T>>) -> bool {
-    list.as_ref().is_some_and(|list| !list.is_empty())
-}
-
 async fn chat(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: Chat = read(&app, body).await?;
-    let mut fields = request.shared.fields()?;
+    let request: Chat = read_fields(on::OLLAMA_CHAT, &app, body).await?;
+    let mut fields = request.shared.fields(&app)?;
     if request.messages.is_empty() {
         return Ok(load(&app, Kind::OllamaChat));
     }
     let mut messages = Vec::new();
     for message in &request.messages {
-        refuse("images", some(&message.images))?;
+        if message
+            .images
+            .as_ref()
+            .is_some_and(|images| !images.is_empty())
+        {
+            let why = "`images` is not supported: no model here sees images";
+            return Err(ApiError::param("messages", why).into());
+        }
         messages.push(json!({
             "role": message.role,
             "content": message.content,
@@ -191,7 +164,7 @@ async fn chat(
     }
     fields.insert("messages".to_owned(), messages.into());
     fields.extend(request.tools.map(|tools| ("tools".to_owned(), tools)));
-    let request: ChatRequest = asked(fields)?;
+    let request: ChatRequest = fields::rewrite(on::CHAT, &fields)?;
     Ok(converse(app, &headers, request, Kind::OllamaChat, permit).await?)
 }
 
@@ -201,20 +174,18 @@ async fn generate(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: Generate = read(&app, body).await?;
+    let request: Generate = read_fields(on::OLLAMA_GENERATE, &app, body).await?;
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    refuse("template", given(&request.template))?;
-    refuse("images", some(&request.images))?;
-    refuse("context", some(&request.context))?;
     let kind = Kind::OllamaGenerate;
-    let mut fields = request.shared.fields()?;
+    let mut fields = request.shared.fields(&app)?;
     if request.prompt.is_empty() {
         return Ok(load(&app, kind));
     }
     let gap = given(&request.suffix);
     if request.raw || gap || app.template.is_none() {
         if gap && given(&request.system) {
-            refuse("system", true)?;
+            let why = "`system` and `suffix` do not go together";
+            return Err(ApiError::param("system", why).into());
         }
         fields.extend(
             request
@@ -222,7 +193,7 @@ async fn generate(
                 .map(|suffix| ("suffix".to_owned(), suffix.into())),
         );
         fields.insert("prompt".to_owned(), request.prompt.into());
-        let request: CompletionRequest = asked(fields)?;
+        let request: CompletionRequest = fields::rewrite(on::TEXT, &fields)?;
         return Ok(complete(app, headers, request, kind, permit).await?);
     }
     let system = request.system.filter(|system| !system.is_empty());
@@ -230,7 +201,7 @@ async fn generate(
     let user = json!({"role": "user", "content": request.prompt});
     let messages: Vec<Value> = system.into_iter().chain([user]).collect();
     fields.insert("messages".to_owned(), messages.into());
-    let request: ChatRequest = asked(fields)?;
+    let request: ChatRequest = fields::rewrite(on::CHAT, &fields)?;
     Ok(converse(app, &headers, request, kind, permit).await?)
 }
 
@@ -275,7 +246,7 @@ struct Show {
 async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Plain> {
     let _permit = app.permit()?;
     let request: Show = read(&app, body).await?;
-    app.check_model(plain_name(&request.model))?;
+    app.serves_model(plain_name(&request.model))?;
     let template = app.template.as_ref().map(|template| template.source(false));
     let thinks = template.is_some_and(|template| Form::of_template(template).is_some());
     let tools = app

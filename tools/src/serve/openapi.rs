@@ -14,6 +14,8 @@ mod tests {
 
     use serde_json::Value;
 
+    use super::super::fields::{Does, TABLE, on};
+
     fn description() -> Value {
         serde_json::from_str(&super::description()).unwrap()
     }
@@ -78,40 +80,81 @@ mod tests {
         all
     }
 
+    /// The fields of a kind of request that have an effect, and all names by which they can be sent.
+    fn honoured(on: u16, aliases: bool) -> BTreeSet<String> {
+        let fields = TABLE.iter().filter(|field| field.on & on != 0);
+        let names = fields.filter(|field| match field.does {
+            Does::Honoured => true,
+            Does::As(_) => aliases,
+            _ => false,
+        });
+        names.map(|field| field.name.to_owned()).collect()
+    }
+
+    fn described(name: &str) -> BTreeSet<String> {
+        let properties = description()["components"]["schemas"][name]["properties"].take();
+        let properties = properties.as_object().expect(name);
+        properties.keys().cloned().collect()
+    }
+
+    /// What the server reads into structs is what the table says that it honours, and what is described.
     #[test]
     fn every_field_is_described_and_no_other() {
-        let api = include_str!("api.rs");
-        let common = &members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked");
+        let (api, ollama) = (include_str!("api.rs"), include_str!("ollama_api.rs"));
+        let common = &(&members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked"))
+            | &members(include_str!("bounds.rs"), "Asked");
+        let common = &common | &members(include_str!("sampling.rs"), "Asked");
         let tools = members(include_str!("calls/asked.rs"), "Asked");
         let thoughts = members(include_str!("thoughts/asked.rs"), "Asked");
         let with_tools = &(&common | &tools) | &thoughts;
-        let none = BTreeSet::new();
         let http = include_str!("http.rs");
         let embeddings = include_str!("embeddings.rs");
-        for (name, source, shared) in [
-            ("ChatRequest", api, &with_tools),
-            ("ResponsesRequest", api, &with_tools),
-            ("CompletionRequest", api, &common),
-            ("InMessage", api, &none),
-            ("InItem", api, &none),
-            ("ContentPart", api, &none),
-            ("Tokenize", http, &none),
-            ("Detokenize", http, &none),
-            ("EmbeddingsRequest", embeddings, &none),
+        for (name, on, source, shared) in [
+            ("ChatRequest", on::CHAT, api, &with_tools),
+            ("ResponsesRequest", on::RESPONSE, api, &with_tools),
+            ("CompletionRequest", on::TEXT, api, &common),
+            ("Chat", on::OLLAMA_CHAT, ollama, &members(ollama, "Shared")),
+            (
+                "Generate",
+                on::OLLAMA_GENERATE,
+                ollama,
+                &members(ollama, "Shared"),
+            ),
         ] {
-            let wanted = &members(source, name) | shared;
+            let read = &members(source, name) | shared;
+            let honoured_here = honoured(on, false);
+            let lost: Vec<_> = honoured_here.difference(&read).collect();
+            assert!(lost.is_empty(), "{name} does not read {lost:?}");
+            // A struct that several kinds share may read more than the table lets one of them send.
+            let own = members(source, name);
+            let lost: Vec<_> = own.difference(&honoured_here).collect();
             assert!(
-                wanted.len() > 1 || name == "Detokenize",
-                "{name}: {wanted:?}"
+                lost.is_empty(),
+                "the table does not let {name} have {lost:?}"
             );
-            let properties = description()["components"]["schemas"][name]["properties"].take();
-            let described: BTreeSet<String> = properties
-                .as_object()
-                .expect(name)
-                .keys()
-                .cloned()
-                .collect();
-            assert_eq!(described, wanted, "{name}");
+            if on & on::OPEN != 0 {
+                assert_eq!(described(name), honoured(on, true), "{name}");
+            }
         }
+        for field in &with_tools {
+            assert!(field_of(field), "no request may have {field}");
+        }
+        for (name, source) in [
+            ("InMessage", api),
+            ("InItem", api),
+            ("ContentPart", api),
+            ("Tokenize", http),
+            ("Detokenize", http),
+            ("EmbeddingsRequest", embeddings),
+        ] {
+            assert_eq!(described(name), members(source, name), "{name}");
+        }
+    }
+
+    /// Whether some request of OpenAI's interface honours the field.
+    fn field_of(name: &str) -> bool {
+        [on::CHAT, on::TEXT, on::RESPONSE]
+            .iter()
+            .any(|&on| honoured(on, false).contains(name))
     }
 }

@@ -8,6 +8,8 @@ use emberflow_models::tokenizer::StreamDecoder;
 #[derive(Debug)]
 pub struct Stops {
     stops: Vec<String>,
+    /// Whether the stop string is a part of the text.
+    keeps: bool,
     /// Text that could be the beginning of a stop string.
     held: String,
     /// Parts of it that are no text: control tokens, which a stop string may name.
@@ -31,10 +33,17 @@ impl Stops {
         stops.retain(|stop| !stop.is_empty());
         Self {
             stops,
+            keeps: false,
             held: String::new(),
             hidden: Vec::new(),
             found: None,
         }
+    }
+
+    /// Whether the one that ends the text is a part of it.
+    #[must_use]
+    pub fn keeping(self, keeps: bool) -> Self {
+        Self { keeps, ..self }
     }
 
     /// Takes the next token of `stream`. A control token may end the text, but is no part of it.
@@ -64,6 +73,7 @@ impl Stops {
         let at = |stop: &String| Some((self.held.find(stop)?, stop.clone()));
         let found = self.stops.iter().filter_map(at);
         if let Some((at, stop)) = found.min_by_key(|&(at, _)| at) {
+            let at = if self.keeps { at + stop.len() } else { at };
             self.found = Some(stop);
             return Passed {
                 text: self.take(at),
@@ -134,6 +144,14 @@ mod tests {
         }
         out.push_str(&filter.finish());
         (out, false)
+    }
+
+    #[test]
+    fn the_stop_string_can_be_a_part_of_the_text() {
+        let mut filter = Stops::new(vec!["END".into()]).keeping(true);
+        assert_eq!(filter.push("a EN").text, "a ");
+        let passed = filter.push("D b");
+        assert_eq!((passed.text.as_str(), passed.stopped), ("END", true));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::api::{Common, Kind};
 use super::app::{App, now};
 use super::calls::{Part, Plan};
-use super::error::ApiError;
+use super::error::{ApiError, ContextSize};
 use super::log_probs::{LogProbsJson, Piece, Writer};
 use super::reply::{Head, Usage, reason};
 use super::thoughts::{Opening, Reading};
@@ -95,10 +95,15 @@ pub fn submit(
     permit: OwnedSemaphorePermit,
 ) -> Result<Pending, ApiError> {
     let samples = asked.common.samples();
-    let texts = asked.prompts.len() * samples;
+    let texts = asked.prompts.len().saturating_mul(samples);
     if texts == 0 || texts > MAX_TEXTS {
         let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
-        return Err(ApiError::param("prompt", message));
+        let field = if asked.prompts.len() > MAX_TEXTS {
+            "prompt"
+        } else {
+            "n"
+        };
+        return Err(ApiError::param(field, message));
     }
     check_prompts(app, asked.kind, &asked.prompts)?;
     let number = app.next();
@@ -109,7 +114,10 @@ pub fn submit(
     check_log_probs(&asked, &request)?;
     let mut stops = asked.common.stops()?;
     stops.extend(asked.ends.iter().cloned());
-    let bias = asked.common.bias(app.text.config().vocab)?;
+    let vocab = app.text.config().vocab;
+    let bias = asked.common.bounds.bias(&app.text)?;
+    let bounds = asked.common.bounds(&app.text, request.max_tokens)?;
+    let ends: Arc<[u32]> = asked.common.bounds.ends(vocab)?.into();
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
     let mut all = vec![Text::default(); texts];
@@ -126,18 +134,27 @@ pub fn submit(
             text.begin = asked.echo.get(at).cloned().unwrap_or_default();
             text.first = prompt.first().copied().filter(|_| request.prompt_log_probs);
         }
-        let job = Job {
-            request,
-            first: at * samples,
-            samples,
-            stops: [&stops[..], &app.text.rules().stop_strings].concat(),
-            bias: bias.clone(),
-            constraint: asked.constraint.as_ref().map(|c| c.fork()),
-            signs: signs.clone(),
-            proactive: asked.proactive,
-            ..Job::new(prompt, sender.clone())
-        };
-        app.submit(job)?;
+        // More texts than run at once wait for each other.
+        for first in (0..samples).step_by(app.parallel) {
+            let mut request = request;
+            request.sampling.seed = request.sampling.seed.wrapping_add(first as u64);
+            let constraint = asked.constraint.as_ref().map(|c| c.fork());
+            let job = Job {
+                request,
+                first: at * samples + first,
+                samples: app.parallel.min(samples - first),
+                begins: first == 0,
+                stops: [&stops[..], &app.text.rules().stop_strings].concat(),
+                keeps_stop: asked.common.keeps_stop(),
+                ends: ends.clone(),
+                bias: bias.clone(),
+                constraint: bounds.clone().hold(constraint),
+                signs: signs.clone(),
+                proactive: asked.proactive,
+                ..Job::new(prompt.clone(), sender.clone())
+            };
+            app.submit(job)?;
+        }
     }
     Ok(Pending {
         app: app.clone(),
@@ -156,8 +173,15 @@ pub fn submit(
     })
 }
 
-/// Structural tokens that are text here: signs of thoughts and calls.
+/// Structural tokens that are text here: signs of thoughts and calls, or all that the request wants shown.
 fn signs(app: &App, asked: &Asked) -> Arc<[u32]> {
+    if asked.common.shows_special() {
+        let tokens = 0..app.text.config().vocab;
+        let tokenizer = app.text.tokenizer();
+        return tokens
+            .filter(|&token| tokenizer.is_special(token))
+            .collect();
+    }
     let calls = asked
         .plan
         .iter()
@@ -196,11 +220,11 @@ pub fn check_prompts(app: &App, kind: Kind, prompts: &[Vec<u32>]) -> Result<(), 
             return Err(ApiError::param(field, format!("the {what} is empty")));
         }
         if len > app.context {
-            let message = format!(
-                "the {what} has {len} tokens, and there is room for {} (see --context)",
-                app.context
-            );
-            return Err(ApiError::param(field, message));
+            let size = ContextSize {
+                prompt: len,
+                context: app.context,
+            };
+            return Err(ApiError::too_long(field, size));
         }
     }
     Ok(())
@@ -222,10 +246,12 @@ fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
         .prompts
         .iter()
         .map(|prompt| match request.prompt_log_probs {
-            true => prompt.len() + request.max_tokens,
-            false => request.max_tokens * asked.common.samples(),
+            true => prompt.len().saturating_add(request.max_tokens),
+            false => request.max_tokens.saturating_mul(asked.common.samples()),
         });
-    let entries = prompts.sum::<usize>().saturating_mul(top + 1);
+    let entries = prompts
+        .fold(0, usize::saturating_add)
+        .saturating_mul(top + 1);
     match entries <= MAX_ENTRIES {
         true => Ok(()),
         false => refuse(format!(

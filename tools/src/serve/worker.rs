@@ -35,8 +35,14 @@ pub struct Job {
     pub first: usize,
     /// Continuations.
     pub samples: usize,
+    /// Whether these are the first texts of their prompt.
+    pub begins: bool,
     /// Where each text ends.
     pub stops: Vec<String>,
+    /// Whether the stop string is a part of the text.
+    pub keeps_stop: bool,
+    /// Tokens that end each text, beside the model's own.
+    pub ends: Arc<[u32]>,
     /// What is added to logits.
     pub bias: Vec<Bias>,
     /// What each text is held to.
@@ -59,7 +65,10 @@ impl Job {
             request: Request::default(),
             first: 0,
             samples: 1,
+            begins: true,
             stops: Vec::new(),
+            keeps_stop: false,
+            ends: Arc::default(),
             bias: Vec::new(),
             constraint: None,
             signs: Arc::default(),
@@ -143,6 +152,7 @@ struct Live<'t> {
     stops: Stops,
     /// Log-probabilities of the tokens whose text was not sent.
     log_probs: Vec<LogProbs>,
+    ends: Arc<[u32]>,
     tokens: usize,
     prompt: usize,
     proactive: bool,
@@ -351,17 +361,20 @@ impl<'t> Worker<'_, 't> {
         class.queue.add(job.arrived.elapsed());
         self.totals.prompt_tokens += (job.prompt.len() - known) as u64;
         self.totals.cached_tokens += known as u64;
-        let _ = job.out.send(Out::Started {
-            index: job.first,
-            cached: known,
-        });
+        if job.begins {
+            let _ = job.out.send(Out::Started {
+                index: job.first,
+                cached: known,
+            });
+        }
         for index in 0..job.samples {
             self.live.push(Live {
                 id: first.sample(index),
                 number: self.texts + index as u64,
                 index: job.first + index,
                 stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
-                stops: Stops::new(job.stops.clone()),
+                stops: Stops::new(job.stops.clone()).keeping(job.keeps_stop),
+                ends: job.ends.clone(),
                 log_probs: Vec::new(),
                 tokens: 0,
                 prompt: job.prompt.len(),
@@ -504,9 +517,9 @@ impl<'t> Worker<'_, 't> {
             let class = self.totals.class(live.proactive);
             class.first.add(live.arrived.elapsed());
         }
-        let mut stopped = stop == Some(Stop::Eos);
-        // The end-of-text token is not a part of the text.
-        live.log_probs.extend(log_probs.filter(|_| !stopped));
+        // A token that ends the text is not a part of it; it is counted, and told where tokens are.
+        let mut stopped = stop == Some(Stop::Eos) || live.ends.contains(&token);
+        live.log_probs.extend(log_probs);
         let passed = (!stopped).then(|| live.stops.push_token(&mut live.stream, token));
         if let Some(passed) = passed {
             stopped = passed.stopped;

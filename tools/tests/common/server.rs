@@ -55,6 +55,26 @@ impl Server {
     pub fn start(args: &[&str]) -> Self {
         let mut command = emberflow();
         command.args(["serve", "--port", "0"]).args(args);
+        Self::begin(command)
+    }
+
+    /// Starts it in a shell after a command, `ulimit` for example.
+    pub fn start_under(command: &str, args: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let serve = format!("{command} && exec \"$0\" serve --port 0 \"$@\"");
+        shell
+            .args(["-c", &serve, env!("CARGO_BIN_EXE_emberflow")])
+            .args(args);
+        let plain = emberflow();
+        shell.envs(
+            plain
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        Self::begin(shell)
+    }
+
+    fn begin(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap())

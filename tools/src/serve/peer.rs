@@ -1,0 +1,216 @@
+//! The client's end of a connection: it may close its side and still wait for the answer.
+//!
+//! A client that has closed its side and one that has gone look alike, until something is sent: only
+//! then does the system of one that has gone say so. While such a client waits, bytes that mean nothing
+//! are therefore sent in front of its answer; when the connection breaks, its request ends with it.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt, stream};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::error::ApiError;
+
+/// Time between two of the bytes that mean nothing.
+const PROBE: Duration = Duration::from_secs(1);
+/// Time after which a client that has sent its next request early is looked at again.
+const EARLY: Duration = Duration::from_millis(100);
+
+tokio::task_local! {
+    /// The client whose request this task answers.
+    static PEER: Peer;
+}
+
+/// A connection to a client.
+#[derive(Debug, Clone)]
+pub struct Peer(Arc<TcpStream>);
+
+impl Peer {
+    /// Of a connection.
+    pub fn new(stream: TcpStream) -> Self {
+        Self(Arc::new(stream))
+    }
+
+    /// Runs the connection until it ends or breaks.
+    pub async fn run(self, connection: impl Future) {
+        let gone = self.clone();
+        let connection = PEER.scope(self, connection);
+        tokio::select! {
+            _ = connection => {}
+            _ = gone.0.ready(Interest::ERROR) => {}
+        }
+    }
+
+    /// Waits until the client closes its side.
+    async fn closes(&self) {
+        loop {
+            let mut byte = [0];
+            let mut byte = ReadBuf::new(&mut byte);
+            match poll_fn(|cx| self.0.poll_peek(cx, &mut byte)).await {
+                Ok(1..) => tokio::time::sleep(EARLY).await,
+                Ok(0) | Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Waits for a response of JSON. If the client closes its side before it is there, it begins with white
+/// space, and an error has status 200 like the rest; `wrong` writes errors.
+pub async fn patient(
+    answer: impl Future<Output = Result<Response, ApiError>> + Send + 'static,
+    wrong: fn(ApiError) -> Response,
+) -> Result<Response, ApiError> {
+    let Ok(peer) = PEER.try_with(Peer::clone) else {
+        return answer.await;
+    };
+    let mut answer: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(answer);
+    tokio::select! {
+        biased;
+        done = &mut answer => return done,
+        () = peer.closes() => {}
+    }
+    let whole = async move {
+        let response = answer.await.unwrap_or_else(wrong);
+        to_bytes(response.into_body(), usize::MAX)
+            .await
+            .unwrap_or_default()
+    };
+    let probed = Probed {
+        peer,
+        closed: true,
+        due: true,
+        probe: b" ",
+        pieces: Box::pin(stream::once(whole).map(Ok)),
+    };
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    Ok((kind, probed.body()).into_response())
+}
+
+/// A streamed response with bytes that mean nothing while its client has closed its side.
+pub fn attentive(response: Response, probe: &'static [u8]) -> Response {
+    let Ok(peer) = PEER.try_with(Peer::clone) else {
+        return response;
+    };
+    let (head, body) = response.into_parts();
+    let probed = Probed {
+        peer,
+        closed: false,
+        due: false,
+        probe,
+        pieces: Box::pin(body.into_data_stream()),
+    };
+    Response::from_parts(head, probed.body())
+}
+
+/// A body with bytes that mean nothing between its pieces.
+struct Probed<S> {
+    peer: Peer,
+    /// Whether the client has closed its side.
+    closed: bool,
+    /// Whether to send them now.
+    due: bool,
+    probe: &'static [u8],
+    pieces: Pin<Box<S>>,
+}
+
+impl<S: Stream<Item = Result<Bytes, axum::Error>> + Send + 'static> Probed<S> {
+    fn body(self) -> Body {
+        let pieces = stream::unfold(self, |mut probed| async move {
+            let piece = probed.next().await?;
+            Some((piece, probed))
+        });
+        Body::from_stream(pieces)
+    }
+
+    async fn next(&mut self) -> Option<S::Item> {
+        let probe = Bytes::from_static(self.probe);
+        if std::mem::take(&mut self.due) {
+            return Some(Ok(probe));
+        }
+        let Self {
+            peer,
+            closed,
+            pieces,
+            ..
+        } = self;
+        let wait = async {
+            match closed {
+                true => tokio::time::sleep(PROBE).await,
+                false => peer.closes().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            piece = pieces.next() => piece,
+            () = wait => {
+                self.closed = true;
+                Some(Ok(probe))
+            }
+        }
+    }
+}
+
+impl AsyncRead for Peer {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buffer.initialize_unfilled()) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                read => {
+                    buffer.advance(read?);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Peer {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write_vectored(parts) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// The connection ends when it is dropped.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
