@@ -5,7 +5,8 @@ import sys
 import anthropic
 
 CHAT = [{"role": "user", "content": "What is a vector?"}]
-GREEDY = {"model": "demo", "max_tokens": 16, "temperature": 0}
+# The package names no sampling parameters any more; the interface has them.
+GREEDY = {"model": "demo", "max_tokens": 16, "extra_body": {"temperature": 0}}
 TOOL = {
     "name": "look_up",
     "description": "Looks up a type.",
@@ -59,7 +60,7 @@ def tools(client):
         "model": "demo",
         "messages": CHAT,
         "max_tokens": 150,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
         "tools": [TOOL],
         "tool_choice": {"type": "tool", "name": "look_up", "disable_parallel_tool_use": True},
     }

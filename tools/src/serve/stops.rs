@@ -75,8 +75,12 @@ impl Stops {
         if let Some((at, stop)) = found.min_by_key(|&(at, _)| at) {
             let at = if self.keeps { at + stop.len() } else { at };
             self.found = Some(stop);
+            let text = self.take(at);
+            // Nothing of the text is behind its end.
+            self.held.clear();
+            self.hidden.clear();
             return Passed {
-                text: self.take(at),
+                text,
                 stopped: true,
             };
         }
@@ -170,6 +174,7 @@ mod tests {
         assert_eq!(run(&["b", "a"], &["xab"]), ("x".into(), true));
         let mut filter = Stops::new(vec!["b".into(), "a".into()]);
         assert!(filter.push("xab").stopped);
+        assert_eq!(filter.finish(), "", "nothing behind the stop string");
         assert_eq!(filter.found().as_deref(), Some("a"));
         assert_eq!(run(&[""], &["xab"]), ("xab".into(), false));
         assert_eq!(
