@@ -28,6 +28,17 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/v1/messages/count_tokens", post(count_tokens))
 }
 
+/// The fields that chats have too.
+const SAME: [&str; 7] = [
+    "model",
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_k",
+    "top_p",
+    "priority",
+];
+
 /// `/v1/messages`
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
@@ -40,7 +51,7 @@ struct MessagesRequest {
     output_config: Option<Value>,
     output_format: Option<Value>,
     mcp_servers: Option<Vec<Value>>,
-    /// Those that chats have too: `model`, `max_tokens`, `stream`, `temperature`, `top_k`, `top_p`.
+    /// Others; those of [`SAME`] count.
     #[serde(flatten)]
     same: Map<String, Value>,
 }
@@ -91,6 +102,7 @@ impl MessagesRequest {
             return Err(ApiError::param("mcp_servers", message));
         }
         let mut fields = self.same;
+        fields.retain(|name, _| SAME.contains(&&**name));
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         let mut messages = Vec::new();
         if let Some(system) = self.system {
@@ -257,6 +269,7 @@ mod tests {
         let message = json!({
             "model": "demo",
             "max_tokens": 9,
+            "n": 2,
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
             "stop_sequences": ["END"],
             "thinking": {"type": "enabled", "budget_tokens": 1024},
