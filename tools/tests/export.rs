@@ -64,7 +64,7 @@ fn templates_for_tools_come_back() {
     succeed(&["pack", &folder, "-o", &packed]);
     for out in [path("again"), path("again.gguf")] {
         succeed(&["export", &packed, "-o", &out]);
-        let opened = emberflow_models::open(std::path::Path::new(&out)).unwrap();
+        let opened = emberflow_models::open(Path::new(&out)).unwrap();
         assert_eq!(opened.chat_template(), Some("plain"), "{out}");
         assert_eq!(opened.tool_template(), Some("tools"), "{out}");
     }
