@@ -1,6 +1,8 @@
 //! Sampling: greedy, or temperature with top-k, top-p, min-p and a repetition penalty.
 //! Deterministic: the same logits and seed give the same token.
 
+mod filters;
+
 use std::fmt;
 
 use rand_chacha::ChaCha8Rng;
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use emberflow_models::TextRules;
 
 use crate::constraint::Constraint;
+use filters::{drop_likely, keep_typical, keep_within_sigma, sort_descending};
 
 /// Sampling parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -306,18 +309,7 @@ impl Sampler {
             add(&mut self.candidates, drawn.token, -penalty);
         }
         if s.repetition_penalty != 1.0 {
-            self.recent.clear();
-            let window = history.len().saturating_sub(s.penalty_window);
-            self.recent.extend_from_slice(&history[window..]);
-            // Once per distinct token.
-            self.recent.sort_unstable();
-            self.recent.dedup();
-            for id in &self.recent {
-                if let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1) {
-                    let logit = &mut self.candidates[at].0;
-                    *logit = penalise(*logit, s.repetition_penalty);
-                }
-            }
+            self.penalise_recent(history);
         }
         if s.temperature == 0.0 {
             // Argmax: the first of the largest.
@@ -373,6 +365,22 @@ impl Sampler {
         first
     }
 
+    /// Makes the last tokens less likely, each once.
+    fn penalise_recent(&mut self, history: &[u32]) {
+        self.recent.clear();
+        let window = history.len().saturating_sub(self.settings.penalty_window);
+        self.recent.extend_from_slice(&history[window..]);
+        // Once per distinct token.
+        self.recent.sort_unstable();
+        self.recent.dedup();
+        for id in &self.recent {
+            if let Ok(at) = self.candidates.binary_search_by_key(id, |c| c.1) {
+                let logit = &mut self.candidates[at].0;
+                *logit = penalise(*logit, self.settings.repetition_penalty);
+            }
+        }
+    }
+
     /// A random number of 0 or more and below 1.
     fn share(&mut self) -> f32 {
         (self.rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32
@@ -389,96 +397,6 @@ impl Sampler {
             return;
         }
         sort_descending(&mut self.candidates, &mut self.spare);
-    }
-}
-
-/// Drops candidates more than `n` standard deviations of the logits below the largest one. What is
-/// forbidden has no logit to count.
-fn keep_within_sigma(candidates: &mut Vec<(f32, u32)>, n: f32) {
-    let logits = || {
-        candidates
-            .iter()
-            .map(|c| f64::from(c.0))
-            .filter(|l| l.is_finite())
-    };
-    let count = logits().count().max(1) as f64;
-    let mean = logits().sum::<f64>() / count;
-    let variance = logits().map(|l| (l - mean) * (l - mean)).sum::<f64>() / count;
-    let most = logits().fold(f64::NEG_INFINITY, f64::max);
-    let least = most - f64::from(n) * libm::sqrt(variance);
-    candidates.retain(|c| f64::from(c.0) >= least);
-}
-
-/// Keeps candidates, weights in descending order, whose surprise is nearest to its mean, until they have
-/// the share `p` of the weight; at least one.
-fn keep_typical(candidates: &mut Vec<(f32, u32)>, p: f32) {
-    let sum: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
-    let surprise = |weight: f32| -libm::log(f64::from(weight) / sum);
-    let mean = |c: &(f32, u32)| match c.0 > 0.0 {
-        true => f64::from(c.0) / sum * surprise(c.0),
-        false => 0.0,
-    };
-    let entropy: f64 = candidates.iter().map(mean).sum();
-    let far = |c: &(f32, u32)| (surprise(c.0) - entropy).abs();
-    candidates.sort_unstable_by(|a, b| far(a).total_cmp(&far(b)).then(a.1.cmp(&b.1)));
-    let mut mass = 0.0;
-    let reached = candidates.iter().position(|c| {
-        mass += f64::from(c.0);
-        mass >= f64::from(p) * sum
-    });
-    let kept = reached.map_or(candidates.len(), |at| at + 1);
-    candidates.truncate(kept);
-    candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-}
-
-/// Drops all candidates, weights in descending order, with at least the share `threshold` of the weight but
-/// the last of them.
-fn drop_likely(candidates: &mut Vec<(f32, u32)>, threshold: f32) {
-    let sum: f32 = candidates.iter().map(|c| c.0).sum();
-    let likely = candidates
-        .iter()
-        .take_while(|c| c.0 >= threshold * sum)
-        .count();
-    candidates.drain(..likely.saturating_sub(1));
-}
-
-/// Bits of a digit of [`sort_descending`].
-const DIGIT: u32 = 11;
-
-/// A logit as a number that is smaller for a larger logit.
-fn descending(logit: f32) -> u32 {
-    let bits = logit.to_bits();
-    match logit.is_sign_negative() {
-        true => bits,
-        false => !bits & !(1 << 31),
-    }
-}
-
-/// Sorts candidates that are in the order of their numbers by descending logit, equal ones by number:
-/// by digits, which takes a third of the time of comparisons. `spare` is as long afterwards.
-fn sort_descending(candidates: &mut Vec<(f32, u32)>, spare: &mut Vec<(f32, u32)>) {
-    const DIGITS: usize = u32::BITS.div_ceil(DIGIT) as usize;
-    let digit = |logit: f32, place: usize| {
-        (descending(logit) >> (place as u32 * DIGIT)) as usize % (1 << DIGIT)
-    };
-    let mut starts = [[0u32; 1 << DIGIT]; DIGITS];
-    for &(logit, _) in &*candidates {
-        for (place, counts) in starts.iter_mut().enumerate() {
-            counts[digit(logit, place)] += 1;
-        }
-    }
-    spare.resize(candidates.len(), (0.0, 0));
-    for (place, starts) in starts.iter_mut().enumerate() {
-        let mut sum = 0;
-        for start in starts.iter_mut() {
-            sum += std::mem::replace(start, sum);
-        }
-        for &candidate in &*candidates {
-            let to = &mut starts[digit(candidate.0, place)];
-            spare[*to as usize] = candidate;
-            *to += 1;
-        }
-        std::mem::swap(candidates, spare);
     }
 }
 
@@ -569,30 +487,6 @@ mod tests {
         assert_eq!(draw(biased), [0; 4]);
     }
 
-    /// What the definitions keep, computed in Python.
-    #[test]
-    fn rarer_filters_keep_what_they_should() {
-        let ids = |c: &[(f32, u32)]| c.iter().map(|c| c.1).collect::<Vec<u32>>();
-        // Mean 0.2, standard deviation 2.2045: above 3 - 2.2045 lie 3 and 2.
-        let mut c: Vec<(f32, u32)> = [3.0, 2.0, 0.5, -1.5, -3.0].into_iter().zip(0..).collect();
-        keep_within_sigma(&mut c, 1.0);
-        assert_eq!(ids(&c), [0, 1]);
-        // Shares 0.5, 0.3, 0.15, 0.05: entropy 1.1421; distances 0.449, 0.062, 0.755, 1.854.
-        let shares = || vec![(0.5f32, 7u32), (0.3, 5), (0.15, 2), (0.05, 1)];
-        let mut c = shares();
-        keep_typical(&mut c, 0.25);
-        assert_eq!(ids(&c), [5]);
-        let mut c = shares();
-        keep_typical(&mut c, 0.6);
-        assert_eq!(ids(&c), [7, 5]);
-        let mut c = shares();
-        drop_likely(&mut c, 0.1);
-        assert_eq!(ids(&c), [2, 1]);
-        let mut c = shares();
-        drop_likely(&mut c, 0.4);
-        assert_eq!(ids(&c), [7, 5, 2, 1]);
-    }
-
     #[test]
     fn the_penalty_has_a_window() {
         let greedy = |penalty_window| Sampling {
@@ -640,20 +534,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn sorting_by_digits_equals_comparing(
-            logits in prop::collection::vec(prop_oneof![
-                -5f32..5.0, Just(0.0), Just(-0.0), Just(f32::INFINITY), Just(f32::NEG_INFINITY),
-                any::<f32>().prop_filter("a number", |l| !l.is_nan()),
-            ], 0..200),
-        ) {
-            let mut sorted: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
-            let mut expected = sorted.clone();
-            expected.sort_by(|a, b| b.0.total_cmp(&a.0));
-            sort_descending(&mut sorted, &mut Vec::new());
-            prop_assert_eq!(sorted, expected);
-        }
-
         #[test]
         fn filters_bound_the_choice(
             logits in prop::collection::vec(-5f32..5.0, 1..60),

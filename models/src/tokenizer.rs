@@ -8,6 +8,7 @@
 mod check;
 mod cuts;
 mod follow;
+mod images;
 mod least;
 mod pieces;
 mod stream;

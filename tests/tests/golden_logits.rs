@@ -142,7 +142,7 @@ fn mean_hidden(container: &Path, tokens: &[u32], chunk: usize) -> Vec<f32> {
 #[test]
 fn means_of_hidden_states_agree_with_transformers() {
     let dir = tempfile::tempdir().unwrap();
-    let means = std::fs::read_to_string(fixtures().join("models/means.json")).unwrap();
+    let means = std::fs::read_to_string(fixtures().join("means.json")).unwrap();
     let means: BTreeMap<String, Vec<f32>> = serde_json::from_str(&means).unwrap();
     assert!(means.len() >= 7);
     for (name, expected) in means {

@@ -354,8 +354,8 @@ mod tests {
 
     impl<I: Iterator<Item = &'static u8>> Read for Endless<I> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-            let bytes = self.0.by_ref().zip(buffer.iter_mut());
-            Ok(bytes.map(|(&byte, place)| *place = byte).count())
+            let bytes = buffer.iter_mut().zip(self.0.by_ref());
+            Ok(bytes.map(|(place, &byte)| *place = byte).count())
         }
     }
 }

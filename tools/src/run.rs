@@ -387,16 +387,11 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         }
         said.messages.push(Message::new("user", &line));
         let ids = loop {
-            let rendered = template.render(&said)?;
-            // The template writes its own special tokens.
-            let ids = engine.text().tokens(&rendered)?;
+            let ids = rendered(&template, &said, &text)?;
             if !forget(&mut said.messages, first_turn, ids.len(), context) {
                 break ids;
             }
         };
-        if ids.is_empty() {
-            return Err(Failure::usage("the chat template renders to no text"));
-        }
         // What the sequence already holds is kept as far as it agrees.
         let both = sequence.tokens().iter().zip(&ids);
         let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
@@ -410,6 +405,15 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
             }
             stop.store(false, Ordering::Relaxed);
         }
+    }
+}
+
+/// The tokens of a conversation. The template writes its own special tokens.
+fn rendered(template: &Renderer, said: &Conversation, text: &Text) -> Result<Vec<u32>, Failure> {
+    let ids = text.tokens(&template.render(said)?)?;
+    match ids.is_empty() {
+        true => Err(Failure::usage("the chat template renders to no text")),
+        false => Ok(ids),
     }
 }
 

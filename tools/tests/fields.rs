@@ -90,6 +90,7 @@ fn sample(field: &Field, on: u16) -> Value {
         "options" => json!({"top_k": 3}),
         "continue_final_message" => json!(false),
         "add_generation_prompt" => json!(false),
+        "include_reasoning" => json!(false),
         _ => Value::Null,
     };
     match (given, field.kind) {

@@ -124,6 +124,43 @@ fn what_may_be_replaced_is() {
     }
 }
 
+/// A file that is read.
+enum Kind {
+    Source,
+    Container,
+    Shard,
+}
+
+/// Commands that write, but for the file: what they would write to is what they read.
+const WRITERS: [(&str, Kind); 26] = [
+    ("pack FILE -o", Kind::Source),
+    ("pack SOURCE --calibrate FILE -o", Kind::Container),
+    ("pack SOURCE --stats FILE -o", Kind::Container),
+    ("pack demo-hf -o", Kind::Shard),
+    ("pack demo-hf/model.safetensors -o", Kind::Shard),
+    ("export FILE -o", Kind::Source),
+    ("inspect FILE --svg", Kind::Container),
+    ("plan FILE --svg", Kind::Container),
+    ("run FILE -p x --trace", Kind::Container),
+    ("run -f FILE --trace", Kind::Container),
+    ("profile FILE -f x -o", Kind::Container),
+    ("profile -f FILE -o", Kind::Container),
+    ("profile merge x FILE -o", Kind::Container),
+    ("profile show FILE --svg", Kind::Container),
+    ("trace record FILE -f x -o", Kind::Container),
+    ("trace record -f FILE -o", Kind::Container),
+    ("trace simulate FILE --svg", Kind::Container),
+    ("train-predictor FILE -f x -o", Kind::Container),
+    ("train-predictor -f FILE -o", Kind::Container),
+    ("bench sweep FILE --csv", Kind::Container),
+    ("bench sweep --beside FILE --svg", Kind::Container),
+    ("bench decode FILE --svg", Kind::Container),
+    ("bench predictor FILE --csv", Kind::Container),
+    ("bench serve FILE --csv", Kind::Container),
+    ("bench timeline FILE --svg", Kind::Container),
+    ("bench io FILE --csv", Kind::Container),
+];
+
 /// `pack X -o X --force` and others replaced what they had read, and ended with exit code 0.
 #[test]
 fn what_is_read_is_never_written_to() {
@@ -138,35 +175,12 @@ fn what_is_read_is_never_written_to() {
     // links to each, in a folder that is a link itself
     std::fs::create_dir(dir.path().join("links")).unwrap();
     symlink(dir.path().join("links"), dir.path().join("way")).unwrap();
-    let lines = [
-        ("pack FILE -o", &source),
-        ("pack SOURCE --calibrate FILE -o", &container),
-        ("pack SOURCE --stats FILE -o", &container),
-        ("pack demo-hf -o", &shard),
-        ("pack demo-hf/model.safetensors -o", &shard),
-        ("export FILE -o", &source),
-        ("inspect FILE --svg", &container),
-        ("plan FILE --svg", &container),
-        ("run FILE -p x --trace", &container),
-        ("run -f FILE --trace", &container),
-        ("profile FILE -f x -o", &container),
-        ("profile -f FILE -o", &container),
-        ("profile merge x FILE -o", &container),
-        ("profile show FILE --svg", &container),
-        ("trace record FILE -f x -o", &container),
-        ("trace record -f FILE -o", &container),
-        ("trace simulate FILE --svg", &container),
-        ("train-predictor FILE -f x -o", &container),
-        ("train-predictor -f FILE -o", &container),
-        ("bench sweep FILE --csv", &container),
-        ("bench sweep --beside FILE --svg", &container),
-        ("bench decode FILE --svg", &container),
-        ("bench predictor FILE --csv", &container),
-        ("bench serve FILE --csv", &container),
-        ("bench timeline FILE --svg", &container),
-        ("bench io FILE --csv", &container),
-    ];
-    for (line, file) in lines {
+    for (line, kind) in WRITERS {
+        let file = match kind {
+            Kind::Source => &source,
+            Kind::Container => &container,
+            Kind::Shard => &shard,
+        };
         let before = std::fs::metadata(file).unwrap();
         let [hard, soft] = ["hard.gguf", "soft.gguf"].map(|n| dir.path().join("links").join(n));
         std::fs::hard_link(file, &hard).unwrap();

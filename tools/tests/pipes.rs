@@ -325,9 +325,9 @@ fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
     let file = within_address_space(&[&run[..], &["-f", &long]].concat());
     refused({ file }.output().unwrap(), "-f FILE");
     for line in [
-        "perplexity -f LONG --limit 600 --memory 40MiB",
-        "profile -f LONG -o OUT --limit 600 --memory 40MiB",
-        "trace record -f LONG -o OUT.trace --limit 600 --memory 40MiB",
+        "perplexity -f LONG --limit 600 --memory 60MiB",
+        "profile -f LONG -o OUT --limit 600 --memory 60MiB",
+        "trace record -f LONG -o OUT.trace --limit 600 --memory 60MiB",
     ] {
         let out = dir.path().join("out").display().to_string();
         let line = line.replace("LONG", &long).replace("OUT", &out);

@@ -287,11 +287,8 @@ fn wrong_requests_are_told_what_is_wrong() {
     check(&with_key("GET", "/v1/nothing", ""), 404, "nothing");
     check(&with_key("POST", path, "{"), 400, "body");
     check(&with_key("POST", path, "{}"), 400, "prompt");
-    check(
-        &with_key("POST", path, r#"{"prompt": 3}"#),
-        400,
-        "`prompt` is a text",
-    );
+    let number = with_key("POST", path, r#"{"prompt": 3}"#);
+    check(&number, 400, "`prompt` is a text");
     let role = json!({"messages": [{"role": "bogus", "content": "A"}]}).to_string();
     check(
         &with_key("POST", "/v1/chat/completions", &role),

@@ -15,6 +15,17 @@ pub(super) fn call(
     let Some(text) = value.as_str() else {
         return collections(state, value, method, args);
     };
+    match method {
+        "removeprefix" | "removesuffix" | "partition" | "rpartition" | "rsplit" | "index"
+        | "rindex" => searched(text, method, args),
+        "strip" | "lstrip" | "rstrip" | "splitlines" | "swapcase" | "casefold" | "title"
+        | "center" | "ljust" | "rjust" | "zfill" => shaped(text, method, args),
+        _ => unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// Methods of strings that look for a text.
+fn searched(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let one = |args: &[Value]| -> Result<String, Error> {
         let (text,): (String,) = from_args(args)?;
         Ok(text)
@@ -52,7 +63,7 @@ pub(super) fn call(
             }
             Ok(Value::from(rsplit(text, separator.as_deref(), limit)))
         }
-        "index" | "rindex" => {
+        _ => {
             let wanted = one(args)?;
             let at = match method {
                 "index" => text.find(&wanted),
@@ -61,6 +72,12 @@ pub(super) fn call(
             let at = at.ok_or_else(|| invalid("index: the text is not found"))?;
             Ok(Value::from(text[..at].chars().count()))
         }
+    }
+}
+
+/// Methods of strings that cut, fill or change their characters.
+fn shaped(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<String>,) = from_args(args)?;
             let chars = chars.as_deref();
@@ -86,7 +103,7 @@ pub(super) fn call(
             };
             Ok(Value::from(padded(text, width, fill.unwrap_or(' '), side)))
         }
-        "zfill" => {
+        _ => {
             let (width,): (usize,) = from_args(args)?;
             let digits = text.trim_start_matches(['-', '+']);
             let sign = &text[..(text.len() - digits.len()).min(1)];
@@ -95,7 +112,6 @@ pub(super) fn call(
             let digits = padded(digits, width, '0', Side::Before);
             Ok(Value::from(format!("{sign}{digits}")))
         }
-        _ => unknown_method_callback(state, value, method, args),
     }
 }
 

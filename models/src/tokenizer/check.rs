@@ -23,6 +23,18 @@ const MAX_ID: u32 = (1 << 24) - 1;
 /// short (`\p{L}{99}`).
 const MAX_PATTERNS: usize = 8;
 
+/// The character of a byte in the alphabet of byte-level tokenizers.
+pub(super) fn byte_level_char(byte: u8) -> char {
+    let code = u32::from(byte);
+    let code = match byte {
+        0x00..=0x20 => code + 0x100,
+        0x7f..=0xa0 => code - 0x7f + 0x121,
+        0xad => 0x143,
+        _ => code,
+    };
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
 /// Facts about a checked file.
 #[derive(Debug)]
 pub(super) struct Checked {

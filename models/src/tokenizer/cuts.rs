@@ -18,9 +18,8 @@ use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
 
-use super::check::{kind_of, literal, steps_of};
+use super::check::{byte_level_char, kind_of, literal, steps_of};
 use super::follow::Follow;
-use super::stream::byte_level_char;
 
 /// The pattern of `ByteLevel`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -273,10 +272,8 @@ impl Step {
         let flag = |key: &str, usual| step.get(key).map_or(Some(usual), Value::as_bool);
         Some(match kind_of(step) {
             "Split" => {
-                let isolates = match (text("behavior")?, flag("invert", false)?) {
-                    ("Isolated", _) | ("Removed", true) => true,
-                    _ => false,
-                };
+                let behaviour = (text("behavior")?, flag("invert", false)?);
+                let isolates = matches!(behaviour, ("Isolated", _) | ("Removed", true));
                 match literal(step) {
                     Some(text) => vec![Self::Literal(text.to_owned())],
                     None => vec![Self::split(

@@ -2,6 +2,7 @@
 
 use super::Tokenizer;
 use super::cuts::Cuts;
+use super::images;
 use super::least::Least;
 use crate::Error;
 
@@ -142,7 +143,7 @@ impl Tokenizer {
     }
 
     fn least(&self) -> &Least {
-        self.least.get_or_init(|| Least::of(self))
+        self.least.get_or_init(|| images::least(self))
     }
 }
 

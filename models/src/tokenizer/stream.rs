@@ -135,18 +135,6 @@ fn byte_level_byte(c: char) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// The character of a byte in that alphabet.
-pub(super) fn byte_level_char(byte: u8) -> char {
-    let code = u32::from(byte);
-    let code = match byte {
-        0x00..=0x20 => code + 0x100,
-        0x7f..=0xa0 => code - 0x7f + 0x121,
-        0xad => 0x143,
-        _ => code,
-    };
-    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
 /// Bytes of a SentencePiece token: one raw byte for `<0xHH>`, else its text.
 fn piece_bytes(pieces: &Pieces, mut token: String) -> Vec<u8> {
     for (from, to) in &pieces.replace {
@@ -171,6 +159,7 @@ fn fallback_byte(token: &str) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::check::byte_level_char;
 
     #[test]
     fn byte_alphabet_is_a_bijection() {

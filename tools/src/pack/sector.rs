@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_file_system_in_memory_pads_nothing() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
-            eprintln!("skipped: there is no /dev/shm");
+            crate::tell::tell("SKIPPED: there is no /dev/shm");
             return;
         };
         let (sector, _) = choose(&dir.path().join("m.ember"), None, bundles(576)).unwrap();

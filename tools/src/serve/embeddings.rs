@@ -24,6 +24,7 @@ use super::app::App;
 use super::error::{ApiError, Plain};
 use super::http::{proactive, read};
 use super::ollama::plain_name;
+use super::peer::patient;
 use super::submit::{RESULT_BYTES, check_prompts};
 use super::worker::{Job, Out};
 
@@ -120,21 +121,24 @@ async fn openai(
     let ours = app.clone();
     let (input, dimensions) = (request.input, request.dimensions);
     let prompts = app.compute(move || input.tokens(&ours.text, true)).await?;
-    let mut found = embed(&app, prompts, background, permit).await?;
-    found.normalise(dimensions)?;
-    let model = json!(app.model);
-    let tokens = found.tokens;
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    let head = "{\"object\":\"list\",\"data\":[".to_owned();
-    let tail = format!("],\"model\":{model},\"usage\":{usage}}}");
-    Ok(found.written(head, tail, move |index, values| {
-        let values = match base64 {
-            true => Values::Base64(base64::encode(bytes(values))),
-            false => Values::Numbers(values),
-        };
-        let values = serde_json::to_string(&values).unwrap_or_default();
-        format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{values}}}")
-    }))
+    let answer = async move {
+        let mut found = embed(&app, prompts, background, permit).await?;
+        found.normalise(dimensions)?;
+        let model = json!(app.model);
+        let tokens = found.tokens;
+        let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+        let head = "{\"object\":\"list\",\"data\":[".to_owned();
+        let tail = format!("],\"model\":{model},\"usage\":{usage}}}");
+        Ok(found.written(head, tail, move |index, values| {
+            let values = match base64 {
+                true => Values::Base64(base64::encode(bytes(values))),
+                false => Values::Numbers(values),
+            };
+            let values = serde_json::to_string(&values).unwrap_or_default();
+            format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{values}}}")
+        }))
+    };
+    patient(answer, ApiError::into_response).await
 }
 
 async fn ollama(
@@ -157,17 +161,21 @@ async fn ollama(
     };
     let prompts = encoded(&app, texts, most).await?;
     let background = proactive(&headers)?.unwrap_or(false);
-    let mut found = embed(&app, prompts, background, permit).await?;
-    found.normalise(request.dimensions)?;
-    let head = format!("{{\"model\":{},\"embeddings\":[", json!(app.model));
-    let tail = format!(
-        "],\"total_duration\":{},\"load_duration\":0,\"prompt_eval_count\":{}}}",
-        start.elapsed().as_nanos(),
-        found.tokens
-    );
-    Ok(found.written(head, tail, |_, values| {
-        serde_json::to_string(values).unwrap_or_default()
-    }))
+    let dimensions = request.dimensions;
+    let answer = async move {
+        let mut found = embed(&app, prompts, background, permit).await?;
+        found.normalise(dimensions)?;
+        let head = format!("{{\"model\":{},\"embeddings\":[", json!(app.model));
+        let tail = format!(
+            "],\"total_duration\":{},\"load_duration\":0,\"prompt_eval_count\":{}}}",
+            start.elapsed().as_nanos(),
+            found.tokens
+        );
+        Ok(found.written(head, tail, |_, values| {
+            serde_json::to_string(values).unwrap_or_default()
+        }))
+    };
+    patient(answer, Plain::into_response).await
 }
 
 /// The older path: one text, and its mean as it is, not of length 1.
@@ -177,9 +185,12 @@ async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response,
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = Some(request.prompt).filter(|text| !text.is_empty());
     let prompts = encoded(&app, texts.into_iter().collect(), app.context).await?;
-    let found = embed(&app, prompts, false, permit).await?;
-    let values = found.all.first().map_or(&[][..], |values| values);
-    Ok(Json(Single { embedding: values }).into_response())
+    let answer = async move {
+        let found = embed(&app, prompts, false, permit).await?;
+        let values = found.all.first().map_or(&[][..], |values| values);
+        Ok(Json(Single { embedding: values }).into_response())
+    };
+    patient(answer, Plain::into_response).await
 }
 
 #[derive(Serialize)]

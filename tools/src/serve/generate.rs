@@ -14,7 +14,7 @@ use super::api::Kind;
 use super::app::App;
 use super::calls::Part;
 use super::error::{ApiError, Plain};
-use super::peer::{attentive, patient};
+use super::peer::{COMMENT, attentive, patient};
 use super::reply::{Call, CallPiece, Choice};
 use super::submit::{Asked, PING, Pending, submit};
 use super::worker::Out;
@@ -42,8 +42,8 @@ pub async fn respond(
             _ => whole(pending).await,
         }
     };
-    // A line, or a comment, without meaning.
-    let probe: &[u8] = if ollama { b" " } else { b":\n\n" };
+    // In lines of JSON white space has no meaning.
+    let probe = if ollama { b" " } else { COMMENT };
     match streams {
         true => Ok(attentive(answer.await?, probe)),
         false if ollama => patient(answer, |why| Plain::from(why).into_response()).await,

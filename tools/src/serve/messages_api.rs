@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use super::error::{ApiError, Typed};
 use super::fields::{self, on};
 use super::http::{conversation, prepared, read};
 use super::messages::respond;
+use super::peer::{COMMENT, attentive, patient};
 use super::submit::submit;
 
 /// The paths.
@@ -79,7 +80,11 @@ async fn messages(
     let request = request.chat()?;
     let streams = request.common.stream == Some(true);
     let asked = conversation(&app, &headers, request, Kind::Message).await?;
-    respond(submit(&app, asked, permit)?, streams).await
+    let answer = respond(submit(&app, asked, permit)?, streams);
+    match streams {
+        true => Ok(attentive(answer.await?, COMMENT)),
+        false => patient(answer, Typed::into_response).await,
+    }
 }
 
 async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Typed> {

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use emberflow_engine::Text;
 use serde::Deserialize;
@@ -22,6 +22,7 @@ use super::fields::{self, on};
 use super::http::{continuation, read};
 use super::infill::{self, File, Infill};
 use super::native::{Wanted, respond};
+use super::peer::{COMMENT, attentive, patient};
 use super::submit::{check_prompts, submit};
 
 /// The paths.
@@ -150,7 +151,11 @@ async fn go_on(
     let mut asked = continuation(&app, &headers, request, Kind::Native).await?;
     asked.ends = ends;
     let streams = asked.common.stream == Some(true);
-    respond(submit(&app, asked, permit)?, wanted, streams).await
+    let answer = respond(submit(&app, asked, permit)?, wanted, streams);
+    match streams {
+        true => Ok(attentive(answer.await?, COMMENT)),
+        false => patient(answer, ApiError::into_response).await,
+    }
 }
 
 /// Tokens of one prompt or of several: a text, a list of tokens and texts that are one, or a list of

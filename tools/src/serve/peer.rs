@@ -18,8 +18,8 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::error::ApiError;
-
+/// A comment in a stream of events.
+pub const COMMENT: &[u8] = b":\n\n";
 /// Time between two of the bytes that mean nothing.
 const PROBE: Duration = Duration::from_secs(1);
 /// Time after which a client that has sent its next request early is looked at again.
@@ -65,10 +65,10 @@ impl Peer {
 
 /// Waits for a response of JSON. If the client closes its side before it is there, it begins with white
 /// space, and an error has status 200 like the rest; `wrong` writes errors.
-pub async fn patient(
-    answer: impl Future<Output = Result<Response, ApiError>> + Send + 'static,
-    wrong: fn(ApiError) -> Response,
-) -> Result<Response, ApiError> {
+pub async fn patient<E: Send + 'static>(
+    answer: impl Future<Output = Result<Response, E>> + Send + 'static,
+    wrong: fn(E) -> Response,
+) -> Result<Response, E> {
     let Ok(peer) = PEER.try_with(Peer::clone) else {
         return answer.await;
     };

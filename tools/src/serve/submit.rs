@@ -95,16 +95,7 @@ pub fn submit(
     permit: OwnedSemaphorePermit,
 ) -> Result<Pending, ApiError> {
     let samples = asked.common.samples();
-    let texts = asked.prompts.len().saturating_mul(samples);
-    if texts == 0 || texts > MAX_TEXTS {
-        let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {texts}");
-        let field = if asked.prompts.len() > MAX_TEXTS {
-            "prompt"
-        } else {
-            "n"
-        };
-        return Err(ApiError::param(field, message));
-    }
+    let mut all = texts(&asked)?;
     check_prompts(app, asked.kind, &asked.prompts)?;
     let number = app.next();
     let seed = now().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
@@ -120,12 +111,6 @@ pub fn submit(
     let ends: Arc<[u32]> = asked.common.bounds.ends(vocab)?.into();
     let (sender, out) = unbounded_channel();
     let mut usage = Usage::default();
-    let mut all = vec![Text::default(); texts];
-    let read = asked.plan.is_some() || asked.opening.is_some();
-    for text in &mut all {
-        let calls = asked.plan.as_ref().map(Plan::reader);
-        text.reader = read.then(|| Reading::new(asked.opening, calls));
-    }
     let signs = signs(app, &asked);
     for (at, prompt) in asked.prompts.into_iter().enumerate() {
         usage.prompt += prompt.len();
@@ -167,10 +152,27 @@ pub fn submit(
         },
         request,
         usage,
-        left: texts,
+        left: all.len(),
         texts: all,
         _permit: permit,
     })
+}
+
+/// The texts of a response before they begin.
+fn texts(asked: &Asked) -> Result<Vec<Text>, ApiError> {
+    let count = asked.prompts.len().saturating_mul(asked.common.samples());
+    if count == 0 || count > MAX_TEXTS {
+        let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {count}");
+        let many = asked.prompts.len() > MAX_TEXTS;
+        return Err(ApiError::param(if many { "prompt" } else { "n" }, message));
+    }
+    let mut all = vec![Text::default(); count];
+    let read = asked.plan.is_some() || asked.opening.is_some();
+    for text in &mut all {
+        let calls = asked.plan.as_ref().map(Plan::reader);
+        text.reader = read.then(|| Reading::new(asked.opening, calls));
+    }
+    Ok(all)
 }
 
 /// Structural tokens that are text here: signs of thoughts and calls, or all that the request wants shown.

@@ -94,19 +94,25 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
         needed_per_token: per_token,
         active_share: per_token / (layers * neurons).max(1) as f64,
     };
-    if args.json {
-        return print_json(&done);
+    match args.json {
+        true => print_json(&done),
+        false => done.print(),
     }
-    writeln!(
-        std::io::stdout().lock(),
-        "{}: {} tokens, {:.0} {} needed per token ({:.1} %)",
-        done.output,
-        done.tokens,
-        done.needed_per_token,
-        done.unit,
-        100.0 * done.active_share
-    )?;
-    Ok(())
+}
+
+impl Done {
+    fn print(&self) -> Result<(), Failure> {
+        writeln!(
+            std::io::stdout().lock(),
+            "{}: {} tokens, {:.0} {} needed per token ({:.1} %)",
+            self.output,
+            self.tokens,
+            self.needed_per_token,
+            self.unit,
+            100.0 * self.active_share
+        )?;
+        Ok(())
+    }
 }
 
 /// The neurons, or experts, that the tokens of a chunk need.

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::gguf_vocab::GgufVocab;
-use crate::tokenizer::stream::byte_level_char;
+use crate::tokenizer::check::byte_level_char;
 use crate::tokenizer::tests::{byte_level, normalizers, pieces, read, splitters};
 
 /// The tokens of `text`, which comes in pieces of about `piece` bytes, and how many times it was cut.

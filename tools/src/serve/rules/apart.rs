@@ -4,6 +4,9 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value};
 
+/// Whether no value can be valid against two schemas.
+type Test<'a> = dyn Fn(&Map<String, Value>, &Map<String, Value>) -> bool + 'a;
+
 /// Most comparisons.
 const MAX_STEPS: usize = 20_000;
 /// How deep schemas are compared, and references followed.
@@ -55,9 +58,7 @@ impl<'a> Schemas<'a> {
         }
         let (a_parts, b_parts) = (self.parts(a), self.parts(b));
         let common = types(&a_parts) & types(&b_parts);
-        let pair = |test: &dyn Fn(&Map<String, Value>, &Map<String, Value>) -> bool| {
-            a_parts.iter().any(|a| b_parts.iter().any(|b| test(a, b)))
-        };
+        let pair = |test: &Test<'_>| a_parts.iter().any(|a| b_parts.iter().any(|b| test(a, b)));
         let only = |kinds: u8| common & !kinds == 0;
         let limits = |less: &str, more: &str| {
             pair(&|a, b| above(a, b, less, more) || above(b, a, less, more))

@@ -83,8 +83,7 @@ impl Harmony {
         match self.state {
             State::Begin => {
                 let signs = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
-                let known = |sign: &&str| self.held.starts_with(*sign);
-                if signs.iter().any(|sign| known(sign)) {
+                if signs.iter().any(|sign| self.held.starts_with(sign)) {
                     self.state = State::Header;
                 } else if signs.iter().any(|sign| sign.starts_with(&self.held)) {
                     return false;
