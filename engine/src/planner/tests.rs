@@ -167,34 +167,6 @@ fn gate_rows_of_some_layers_bridge_the_step_to_all_of_them() {
     assert!(partly >= 4, "{partly}");
 }
 
-/// Up to the whole model. A longer chunk of prompts may add a 24th to what each token reads.
-#[test]
-fn forecasts_never_fall_with_more_memory() {
-    let flat = Firing::measured((0..LAYERS).map(|_| &[0.22; NEURONS][..]), Some(0.6), None);
-    for profile in [Profile::Nvme, Profile::Ufs4, Profile::Emmc] {
-        for (firing, measured) in [
-            (sparse(), false),
-            (flat.clone(), false),
-            (flat.clone(), true),
-        ] {
-            let mut p = planner(profile, firing);
-            p.rates.measured = measured;
-            let (least, full) = (p.smallest_budget(), p.full_budget());
-            let mut most = 0.0f64;
-            for step in 0..=24 {
-                let budget = least + (full - least) / 24 * step;
-                let plan = p.plan(budget).unwrap();
-                let speed = plan.decode.tokens_per_s;
-                assert!(
-                    speed > 0.93 * most,
-                    "{profile:?} {measured} {step}: {speed} after {most}"
-                );
-                most = most.max(speed);
-            }
-        }
-    }
-}
-
 #[test]
 fn speculation_hides_reads() {
     let mut p = planner(Profile::Nvme, sparse());
