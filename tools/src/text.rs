@@ -85,13 +85,14 @@ pub struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// The first `limit` tokens of the file `path`, or all.
+    /// The first `limit` tokens of the file `path`, or all. The first block is tokenised at once, so that a
+    /// plan of memory that is made afterwards counts what the tokenizer takes.
     ///
     /// # Errors
-    /// A file that cannot be opened.
+    /// A file that cannot be opened, and those of [`Tokens::next`].
     pub fn open(text: &'a Text, path: &Path, limit: Option<u64>) -> Result<Self, Failure> {
         let file = File::open(path).map_err(Failure::file(path))?;
-        Ok(Self {
+        let mut tokens = Self {
             text,
             path: path.to_owned(),
             bytes: file.metadata().map_or(0, |m| m.len()),
@@ -101,7 +102,9 @@ impl<'a> Tokens<'a> {
             encoder: Some(text.tokenizer().encoder()),
             ready: Vec::new(),
             left: limit.unwrap_or(u64::MAX),
-        })
+        };
+        tokens.read_on(&mut vec![0; BLOCK])?;
+        Ok(tokens)
     }
 
     /// The next `most` tokens, fewer at the end, none behind it.

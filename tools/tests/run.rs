@@ -544,7 +544,8 @@ fn minus_one_is_no_length() {
 fn the_sampling_in_use_is_told() {
     let sampling = |extra: &[&str]| generate(extra)["sampling"].clone();
     let recommended = serde_json::json!({
-        "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0,
+        "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": 0.0,
+        "xtc_probability": 0.0, "xtc_threshold": 0.1, "repetition_penalty": 1.0, "penalty_window": 64,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "from": "recommended",
     });
     assert_eq!(sampling(&[]), recommended);
