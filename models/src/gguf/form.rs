@@ -51,6 +51,9 @@ const UNGATED: Style = Style {
 /// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
 pub(super) const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
+/// Where logits are capped.
+const LOGIT_CAP: &str = "final_logit_softcapping";
+
 /// Rows of OPT's table of positions before that of position 0.
 pub(super) const UNUSED_POSITIONS: u32 = 2;
 
@@ -113,14 +116,14 @@ const STYLES: [Style; 11] = [
     Style {
         name: "gemma2",
         act: Activation::GeluTanh,
-        reads: &["attn_logit_softcapping", "final_logit_softcapping"],
+        reads: &["attn_logit_softcapping", LOGIT_CAP],
         ..PLAIN
     },
     Style {
         name: "gemma3",
         act: Activation::GeluTanh,
         local_rope: true,
-        reads: &[PATTERN, LOCAL_BASE],
+        reads: &[PATTERN, LOCAL_BASE, LOGIT_CAP],
         ..PLAIN
     },
     Style {
@@ -128,7 +131,7 @@ const STYLES: [Style; 11] = [
         act: Activation::GeluTanh,
         local_rope: true,
         reads: &[
-            PATTERN, LOCAL_BASE, STREAMS, ACTIVE, PER_LAYER, SHARED_KV, TOP,
+            PATTERN, LOCAL_BASE, LOGIT_CAP, STREAMS, ACTIVE, PER_LAYER, SHARED_KV, TOP,
         ],
         ..PLAIN
     },
@@ -223,13 +226,19 @@ pub(super) fn form(metadata: &Metadata, arch: &str, shape: Shape) -> Result<Form
         },
         "gemma2" => Form {
             attention_cap: Some(factor("attn_logit_softcapping")?.unwrap_or(50.0)),
-            logit_cap: Some(factor("final_logit_softcapping")?.unwrap_or(30.0)),
+            logit_cap: Some(factor(LOGIT_CAP)?.unwrap_or(30.0)),
             ..gemma(shape, 46, plain)
         },
-        "gemma3" => gemma(shape, 62, plain),
+        "gemma3" => Form {
+            logit_cap: factor(LOGIT_CAP)?,
+            ..gemma(shape, 62, plain)
+        },
         GEMMA3N => {
             let plain = gemma(shape, 0, plain);
-            streams::form(metadata, shape.layers, shape.streams, plain)?
+            Form {
+                logit_cap: Some(factor(LOGIT_CAP)?.unwrap_or(30.0)),
+                ..streams::form(metadata, shape.layers, shape.streams, plain)?
+            }
         }
         _ => plain,
     })

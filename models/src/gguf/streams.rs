@@ -75,7 +75,6 @@ pub(super) fn form(
     let shares: Vec<f32> = shares.collect();
     Ok(Form {
         attention_scale: Some(1.0),
-        logit_cap: Some(30.0),
         value_norm: true,
         shared_kv: need(SHARED_KV)?,
         gate_top: match shares.iter().all(|&share| share == 0.0) {

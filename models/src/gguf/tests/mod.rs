@@ -412,6 +412,47 @@ fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
     }
 }
 
+/// llama.cpp's converter writes the cap of Gemma 3n's logits (`Gemma3Model.set_gguf_parameters` in
+/// `conversion/gemma.py`), and llama.cpp reads that of Gemma 3, 0 for none (`gemma3.cpp`).
+#[test]
+fn caps_of_logits_are_read() {
+    let shape = form::Shape {
+        d_model: 8,
+        layers: 2,
+        heads: 2,
+        head_dim: 4,
+        ffn_bias: false,
+        two_norms: false,
+        windowed: true,
+        streams: streams::Sizes::of(|_| None),
+    };
+    let cap = |arch: &str, cap: Option<f64>| {
+        let mut metadata = Metadata::new(Path::new("m.gguf"));
+        let mut set = |key: &str, value| metadata.insert(format!("{arch}.{key}"), value).unwrap();
+        for key in [streams::STREAMS, streams::PER_LAYER, streams::SHARED_KV] {
+            set(key, value::Value::Uint(1));
+        }
+        set(streams::ACTIVE, value::Value::Uint(0));
+        set(
+            streams::TOP,
+            value::Value::List(vec![value::Value::Float(0.0); 2]),
+        );
+        if let Some(cap) = cap {
+            set("final_logit_softcapping", value::Value::Float(cap));
+        }
+        form::form(&metadata, arch, shape).unwrap().logit_cap
+    };
+    for (arch, without) in [
+        ("gemma2", Some(30.0)),
+        ("gemma3", None),
+        ("gemma3n", Some(30.0)),
+    ] {
+        assert_eq!(cap(arch, None), without, "{arch}");
+        assert_eq!(cap(arch, Some(0.0)), without, "{arch}");
+        assert_eq!(cap(arch, Some(20.0)), Some(20.0), "{arch}");
+    }
+}
+
 #[test]
 fn smallthinker_comes_with_down_either_way() {
     let path = fixtures().join("models/smallthinker/model.gguf");
