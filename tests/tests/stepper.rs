@@ -270,6 +270,7 @@ fn means(share: f64, batch: usize) -> Vec<Vec<u32>> {
                 let &(_, at) = ids.iter().find(|(of, _)| *of == id).unwrap();
                 assert!(found[at].is_empty(), "told once");
                 found[at] = mean.into_iter().map(f32::to_bits).collect();
+                assert!(stepper.take(id).is_some(), "the text has ended");
             }
         }
     }
