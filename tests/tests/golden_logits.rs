@@ -130,7 +130,8 @@ fn mean_hidden(container: &Path, tokens: &[u32], chunk: usize) -> Vec<f32> {
         })
         .unwrap();
     while let Stepped::Passed { events, .. } = stepper.step().unwrap() {
-        if let Some(Event::Hidden { mean, .. }) = events.drain(..).next() {
+        let event = events.drain(..).next();
+        if let Some(Event::Hidden { mean, .. }) = event {
             assert!(stepper.take(id).is_some(), "the text has ended");
             return mean;
         }
