@@ -86,15 +86,18 @@ fn sample(field: &Field, on: u16) -> Value {
         "logprobs" if on == on::CHAT => json!(true),
         "bad_words" => json!(["trait"]),
         "top_logprobs" => json!(2),
-        "min_tokens" | "best_of" | "n" | "n_cmpl" => json!(1),
+        "n" => json!(2),
+        "min_tokens" | "best_of" | "n_cmpl" => json!(1),
         "options" => json!({"top_k": 3}),
         "continue_final_message" => json!(false),
+        "think" => json!(true),
+        // The bundled model has no tokens for gaps.
+        "suffix" => json!(""),
         "add_generation_prompt" => json!(false),
-        "include_reasoning" => json!(false),
         _ => Value::Null,
     };
     match (given, field.kind) {
-        (Value::Null, Type::Flag) => json!(true),
+        (Value::Null, Type::Flag) => json!(!field.off.contains(&"true")),
         (Value::Null, Type::Whole | Type::Count) => json!(3),
         (Value::Null, Type::Number) => json!(0.5),
         (Value::Null, Type::Text) => json!("some"),

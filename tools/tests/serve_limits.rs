@@ -156,7 +156,12 @@ fn few_files_are_enough_for_health() {
         start.elapsed()
     );
     drop(idle);
-    assert_eq!(server.post(PATH, &request(1)).status, 200);
+    // The server hears one after the other that they have gone.
+    let answered = || server.post(PATH, &request(1)).status == 200;
+    assert!((0..300).any(|_| answered() || {
+        std::thread::sleep(Duration::from_millis(100));
+        false
+    }));
 }
 
 #[test]
