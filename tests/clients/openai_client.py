@@ -152,7 +152,6 @@ def tools(client):
 def refusals(client):
     """Errors of the right classes."""
     for error, call in [
-        (openai.NotFoundError, lambda: client.chat.completions.create(model="other", messages=CHAT)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model="demo", messages=[])),
         (openai.NotFoundError, lambda: client.models.retrieve("other")),
         (openai.BadRequestError, lambda: client.completions.create(prompt="A", extra_body={"grammar": "("}, **GREEDY)),
