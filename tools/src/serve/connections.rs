@@ -23,6 +23,8 @@ const HEAD_TIME: Duration = Duration::from_secs(20);
 const WRITE_TIME: Duration = Duration::from_secs(30);
 /// Time for a request and its answer when all places are taken.
 const CROWDED_TIME: Duration = Duration::from_secs(2);
+/// The same where few files are left to open.
+const HURRIED_TIME: Duration = Duration::from_millis(300);
 /// Connections beside the places, for those who are told that all are taken.
 pub const SPARE: usize = 16;
 /// Time to wait after the system had no connection to give.
@@ -80,11 +82,9 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
         let peer = Peer::new(stream);
         let stream = TokioIo::new(Box::pin(limited(peer.clone())));
         // A client that breaks off is no fault of ours.
-        let place = places
-            .clone()
-            .try_acquire_owned()
-            .ok()
-            .filter(|_| has_files());
+        let files = has_files();
+        let place = places.clone().try_acquire_owned().ok();
+        let place = place.filter(|_| files);
         if let Some(place) = place {
             drop(spare);
             let service = TowerToHyperService::new(doors.router.clone());
@@ -97,7 +97,8 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
             let service = TowerToHyperService::new(doors.crowded.clone());
             let connection = once.serve_connection(stream, service);
             tokio::spawn(async move {
-                let _ = tokio::time::timeout(CROWDED_TIME, connection).await;
+                let time = if files { CROWDED_TIME } else { HURRIED_TIME };
+                let _ = tokio::time::timeout(time, connection).await;
                 drop(spare);
             });
         }
