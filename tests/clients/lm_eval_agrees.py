@@ -2,8 +2,8 @@
 
 Two tasks made of TEXT. `heldout` takes documents that fit a window: bits per byte are those of
 `emberflow perplexity`. `easy` asks as arc_easy does, which of four lines follows: every log-likelihood is
-that of lm-eval's `hf` model, and so is every word on whether the line is the likeliest. The numbers of
-`hf` lie in lm_eval_hf.json; --record finds them anew, which needs torch.
+that of lm-eval's `hf` model to a thousandth, and so is every word on whether the
+line is the likeliest. The numbers of `hf` lie in lm_eval_hf.json; --record finds them anew, which needs torch.
 
 Needs the packages `lm_eval[api]==0.4.13` and `transformers`; asks no other machine for anything.
 """
@@ -110,8 +110,8 @@ def evaluate(folder, task, model, options):
     return json.loads(results.read_text())["results"][task], samples
 
 
-def served(folder, model, checkpoint, task):
-    """The same of `emberflow serve`."""
+def served(folder, model, checkpoint, task, more=()):
+    """The same of `emberflow serve`, with `more` options."""
     server = subprocess.Popen(
         [PROGRAM, "serve", *model, "--port", "0", "--alias", "demo", "--context", str(WINDOW)],
         stdout=subprocess.PIPE,
@@ -128,6 +128,7 @@ def served(folder, model, checkpoint, task):
             "max_length": WINDOW,
             "num_concurrent": 1,
             "max_retries": 1,
+            **dict(more),
         }
         return evaluate(folder, task, "local-completions", options)
     finally:
@@ -163,11 +164,12 @@ def main():
         print(f"{len(texts)} documents: emberflow {a:.6f}, lm-eval {b:.6f} bits per byte")
         assert abs(a / b - 1) < 1e-3
 
-        # As `hf` computes: with the checkpoint's own numbers.
+        # As `hf` computes: with the checkpoint's own numbers, and keys and values in f32.
         exact = folder / "exact.ember"
         pack = [PROGRAM, "pack", checkpoint, "-o", exact, "--quant", "f32"]
         subprocess.run(pack, check=True, capture_output=True)
-        results, samples = served(folder, [exact], checkpoint, "easy")
+        # `hf` follows the tokenizer, which puts a token before each text; here it must be asked for.
+        results, samples = served(folder, [exact, "--kv", "f32"], checkpoint, "easy", {"add_bos_token": True})
         golden, found = json.loads(GOLDEN.read_text()), likelihoods(samples)
         worst = 0.0
         for wanted, got in zip(golden["likelihoods"], found, strict=True):
