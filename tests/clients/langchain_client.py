@@ -29,7 +29,7 @@ def main():
     assert "".join(part.content for part in other.stream(ASK)) == answer.content
 
     longer = langchain_openai.ChatOpenAI(**OPENAI, temperature=0, max_tokens=120)
-    called = longer.bind_tools([LookUp], tool_choice="LookUp").invoke(ASK)
+    called = longer.bind_tools([LookUp], tool_choice="LookUp", strict=True).invoke(ASK)
     assert called.tool_calls[0]["name"] == "LookUp" and "name" in called.tool_calls[0]["args"], called
     structured = longer.with_structured_output(LookUp, method="json_schema").invoke(ASK)
     assert isinstance(structured, LookUp), structured
