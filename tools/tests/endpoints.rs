@@ -537,6 +537,16 @@ fn gaps_are_filled() {
     let wanted = greedy(&server, "/completion", json!({"prompt": gap(&server)}));
     let parts = json!({"input_prefix": "A vector", "prompt": " is a", "input_suffix": AFTER});
     assert_eq!(greedy(&server, "/infill", parts), wanted);
+    // The fields that llama.vim sends.
+    let editor = json!({
+        "id_slot": 0, "input_prefix": "A vector", "input_suffix": AFTER, "input_extra": [], "prompt": " is a",
+        "n_predict": 8, "n_indent": 0, "stop": [], "top_k": 1, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"],
+        "t_max_prompt_ms": 500, "t_max_predict_ms": 60_000, "stream": false, "cache_prompt": true,
+        "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
+    });
+    let reply = server.post("/infill", &editor);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.json()["timings/prompt_n"], 0, "{}", reply.body);
     let mut body = json!({"prompt": BEFORE, "suffix": AFTER, "max_tokens": 8, "temperature": 0});
     let ollama = json!({"prompt": BEFORE, "suffix": AFTER, "stream": false, "options": {"num_predict": 8, "temperature": 0}});
     let ended = server.complete(&body);

@@ -63,6 +63,36 @@ fn requests() -> Vec<Request> {
             "/response",
             json!({"prompt": "A vector", "raw": true, "stream": false, "options": options}),
         ),
+        request(
+            on::NATIVE,
+            "/completion",
+            "/content",
+            json!({"prompt": "A vector", "n_predict": 2, "temperature": 0}),
+        ),
+        request(
+            on::MESSAGE,
+            "/v1/messages",
+            "/content/0/text",
+            json!({"messages": messages, "max_tokens": 2, "temperature": 0}),
+        ),
+        request(
+            on::EMBEDDING,
+            "/v1/embeddings",
+            "/data/0/embedding",
+            json!({"input": "A vector"}),
+        ),
+        request(
+            on::OLLAMA_EMBED,
+            "/api/embed",
+            "/embeddings/0",
+            json!({"input": "A vector"}),
+        ),
+        request(
+            on::OLLAMA_EMBEDDING,
+            "/api/embeddings",
+            "/embedding",
+            json!({"prompt": "A vector"}),
+        ),
     ]
 }
 
@@ -70,6 +100,12 @@ fn requests() -> Vec<Request> {
 fn sample(field: &Field, on: u16) -> Value {
     let given = match field.name {
         "messages" => json!([{"role": "user", "content": "Hello"}]),
+        "system" if on == on::MESSAGE => json!(""),
+        "tools" if on == on::MESSAGE => json!([{"name": "f", "input_schema": {"type": "object"}}]),
+        "tool_choice" if on == on::MESSAGE => json!({"type": "auto"}),
+        "stop_sequences" => json!(["A trait"]),
+        "encoding_format" => json!("float"),
+        "response_fields" if on == on::NATIVE => json!(["content"]),
         "prompt" | "input" | "stop" => json!("A trait"),
         "tools" => json!([{"type": "function", "function": {"name": "f"}}]),
         "tool_choice" => json!("auto"),

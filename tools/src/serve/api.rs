@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::bounds::{self, Bounds};
 use super::error::ApiError;
 use super::infill::{self, Infill};
+use super::lines::Lines;
 use super::rules::{self, Rules};
 use super::turn::Turn;
 use super::{calls, sampling, thoughts};
@@ -77,6 +78,9 @@ pub struct Common {
     /// What the chat template is told, and what becomes of thoughts.
     #[serde(flatten)]
     pub thoughts: thoughts::Asked,
+    /// Where its texts end by their lines.
+    #[serde(flatten)]
+    pub lines: Lines,
     best_of: Option<usize>,
 }
 

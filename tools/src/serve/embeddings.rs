@@ -22,7 +22,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::api::{Kind, Prompt};
 use super::app::App;
 use super::error::{ApiError, Plain};
-use super::http::{proactive, read};
+use super::fields::on;
+use super::http::{proactive, read_fields};
 use super::ollama::plain_name;
 use super::peer::patient;
 use super::submit::{RESULT_BYTES, check_prompts};
@@ -106,7 +107,7 @@ async fn openai(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: EmbeddingsRequest = read(&app, body).await?;
+    let request: EmbeddingsRequest = read_fields(on::EMBEDDING, &app, body).await?;
     app.serves_model(request.model.as_deref().unwrap_or_default())?;
     let base64 = match request.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -148,7 +149,7 @@ async fn ollama(
 ) -> Result<Response, Plain> {
     let start = Instant::now();
     let permit = app.permit()?;
-    let request: EmbedRequest = read(&app, body).await?;
+    let request: EmbedRequest = read_fields(on::OLLAMA_EMBED, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = match request.input {
         Inputs::One(text) if text.is_empty() => Vec::new(),
@@ -181,7 +182,7 @@ async fn ollama(
 /// The older path: one text, and its mean as it is, not of length 1.
 async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: OldEmbedRequest = read(&app, body).await?;
+    let request: OldEmbedRequest = read_fields(on::OLLAMA_EMBEDDING, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = Some(request.prompt).filter(|text| !text.is_empty());
     let prompts = encoded(&app, texts.into_iter().collect(), app.context).await?;

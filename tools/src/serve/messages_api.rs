@@ -17,7 +17,7 @@ use super::api::{ChatRequest, Kind};
 use super::app::App;
 use super::error::{ApiError, Typed};
 use super::fields::{self, on};
-use super::http::{conversation, prepared, read};
+use super::http::{conversation, prepared, read_fields};
 use super::messages::respond;
 use super::peer::{COMMENT, attentive, patient};
 use super::submit::submit;
@@ -28,17 +28,6 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/v1/messages", post(messages))
         .route("/v1/messages/count_tokens", post(count_tokens))
 }
-
-/// The fields that chats have too.
-const SAME: [&str; 7] = [
-    "model",
-    "max_tokens",
-    "stream",
-    "temperature",
-    "top_k",
-    "top_p",
-    "priority",
-];
 
 /// `/v1/messages`
 #[derive(Debug, Deserialize)]
@@ -51,8 +40,7 @@ struct MessagesRequest {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
-    mcp_servers: Option<Vec<Value>>,
-    /// Others; those of [`SAME`] count.
+    /// Those that chats have too.
     #[serde(flatten)]
     same: Map<String, Value>,
 }
@@ -76,7 +64,7 @@ async fn messages(
     body: Body,
 ) -> Result<Response, Typed> {
     let permit = app.permit()?;
-    let request: MessagesRequest = read(&app, body).await?;
+    let request: MessagesRequest = read_fields(on::MESSAGE, &app, body).await?;
     let request = request.chat()?;
     let streams = request.common.stream == Some(true);
     let asked = conversation(&app, &headers, request, Kind::Message).await?;
@@ -89,7 +77,7 @@ async fn messages(
 
 async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Typed> {
     let _permit = app.permit()?;
-    let request: MessagesRequest = read(&app, body).await?;
+    let request: MessagesRequest = read_fields(on::MESSAGE, &app, body).await?;
     let prepared = prepared(&app, request.chat()?).await?;
     Ok(Json(json!({"input_tokens": prepared.prompt.len()})))
 }
@@ -102,12 +90,7 @@ impl MessagesRequest {
 
     /// The fields of a chat.
     fn fields(self) -> Result<Map<String, Value>, ApiError> {
-        if self.mcp_servers.is_some_and(|servers| !servers.is_empty()) {
-            let message = "`mcp_servers` is not supported: this server asks no other";
-            return Err(ApiError::param("mcp_servers", message));
-        }
         let mut fields = self.same;
-        fields.retain(|name, _| SAME.contains(&&**name));
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         let mut messages = Vec::new();
         if let Some(system) = self.system {
@@ -274,7 +257,6 @@ mod tests {
         let message = json!({
             "model": "demo",
             "max_tokens": 9,
-            "n": 2,
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
             "stop_sequences": ["END"],
             "thinking": {"type": "enabled", "budget_tokens": 1024},

@@ -21,6 +21,7 @@ pub mod fields;
 mod generate;
 mod http;
 mod infill;
+mod lines;
 mod log_probs;
 mod messages;
 mod messages_api;

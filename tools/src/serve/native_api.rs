@@ -19,7 +19,7 @@ use super::api::Kind;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{self, on};
-use super::http::{continuation, read};
+use super::http::{continuation, read_fields};
 use super::infill::{self, File, Infill};
 use super::native::{Wanted, respond};
 use super::peer::{COMMENT, attentive, patient};
@@ -64,8 +64,8 @@ struct Extra {
 /// Fields that both have.
 #[derive(Debug, Deserialize)]
 struct Shared {
-    /// Negative: without limit.
-    n_predict: Option<i64>,
+    /// Most tokens of a text, if there is a limit.
+    max_tokens: Option<usize>,
     n_probs: Option<usize>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
@@ -74,20 +74,13 @@ struct Shared {
     same: Map<String, Value>,
 }
 
-impl Shared {
-    /// Most tokens of a text, if there is a limit.
-    fn most(&self) -> Option<usize> {
-        usize::try_from(self.n_predict?).ok()
-    }
-}
-
 async fn completion(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: NativeRequest = read(&app, body).await?;
+    let request: NativeRequest = read_fields(on::NATIVE, &app, body).await?;
     let ours = app.clone();
     let prompts = app.compute(move || prompts(&ours.text, request.prompt));
     let prompts = prompts.await?;
@@ -100,9 +93,9 @@ async fn infill(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: InfillRequest = read(&app, body).await?;
+    let request: InfillRequest = read_fields(on::INFILL, &app, body).await?;
     // Half of the context at least is the prompt's.
-    let text = request.shared.most().unwrap_or(app.context / 4);
+    let text = request.shared.max_tokens.unwrap_or(app.context / 4);
     let most = app.context - text.min(app.context / 2);
     let ours = app.clone();
     let prompt = app.compute(move || {
@@ -129,7 +122,6 @@ async fn go_on(
     ends: Vec<String>,
     permit: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
-    let most = shared.most();
     let mut wanted = Wanted {
         tokens: shared.return_tokens == Some(true),
         probabilities: shared.n_probs.is_some_and(|n| n > 0),
@@ -142,7 +134,11 @@ async fn go_on(
         wanted.prompts.push(text.map_err(ApiError::invalid)?);
     }
     let mut fields = shared.same;
-    fields.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
+    fields.extend(
+        shared
+            .max_tokens
+            .map(|most| ("max_tokens".to_owned(), most.into())),
+    );
     fields.insert("prompt".to_owned(), json!(prompts));
     if wanted.tokens || wanted.probabilities {
         fields.insert("logprobs".to_owned(), shared.n_probs.unwrap_or(0).into());

@@ -14,6 +14,7 @@ use emberflow_engine::{
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::lines::Lines;
 use super::metrics::Totals;
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
@@ -41,6 +42,8 @@ pub struct Job {
     pub stops: Vec<String>,
     /// Whether the stop string is a part of the text.
     pub keeps_stop: bool,
+    /// Where each text ends by its lines.
+    pub lines: Lines,
     /// Tokens that end each text, beside the model's own.
     pub ends: Arc<[u32]>,
     /// What is added to logits.
@@ -68,6 +71,7 @@ impl Job {
             begins: true,
             stops: Vec::new(),
             keeps_stop: false,
+            lines: Lines::default(),
             ends: Arc::default(),
             bias: Vec::new(),
             constraint: None,
@@ -150,6 +154,7 @@ struct Live<'t> {
     index: usize,
     stream: StreamDecoder<'t>,
     stops: Stops,
+    lines: Lines,
     /// Log-probabilities of the tokens whose text was not sent.
     log_probs: Vec<LogProbs>,
     ends: Arc<[u32]>,
@@ -374,6 +379,7 @@ impl<'t> Worker<'_, 't> {
                 index: job.first + index,
                 stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
                 stops: Stops::new(job.stops.clone()).keeping(job.keeps_stop),
+                lines: job.lines.clone(),
                 ends: job.ends.clone(),
                 log_probs: Vec::new(),
                 tokens: 0,
@@ -521,15 +527,17 @@ impl<'t> Worker<'_, 't> {
         let mut stopped = stop == Some(Stop::Eos) || live.ends.contains(&token);
         live.log_probs.extend(log_probs);
         let passed = (!stopped).then(|| live.stops.push_token(&mut live.stream, token));
-        if let Some(passed) = passed {
-            stopped = passed.stopped;
+        let mut cut = false;
+        if let Some(mut passed) = passed {
+            cut = live.lines.push(&mut passed.text, Instant::now());
+            stopped = passed.stopped && !cut;
             if !passed.text.is_empty() {
                 live.send(passed.text);
             }
         }
-        let word = live.stops.found();
-        if stopped || stop.is_some() {
-            let by_itself = stopped || stop == Some(Stop::Complete);
+        let word = live.stops.found().filter(|_| !cut);
+        if stopped || cut || stop.is_some() {
+            let by_itself = stopped || stop == Some(Stop::Complete) && !cut;
             let end = if by_itself { End::Eos } else { End::Length };
             self.end(id, word.map_or(end, End::Word));
         }
@@ -546,7 +554,9 @@ impl<'t> Worker<'_, 't> {
             }
             // What only began like a stop string is text.
             let mut rest = live.stops.finish();
-            if !end.stopped() {
+            if live.lines.ended() {
+                rest.clear();
+            } else if !end.stopped() {
                 let fresh = self.tokenizer.stream_after_prompt();
                 let stream = std::mem::replace(&mut live.stream, fresh);
                 rest.push_str(&stream.finish().unwrap_or_default());

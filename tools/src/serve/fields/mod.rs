@@ -1,7 +1,7 @@
 //! What becomes of each field of a request.
 //!
-//! [`TABLE`] names the fields of OpenAI's, vLLM's, llama.cpp's and Ollama's interfaces: honoured,
-//! ignored without harm, or refused by name. [`take`] holds a body to it before anything else reads
+//! [`TABLE`] names the fields of OpenAI's, vLLM's, llama.cpp's, Ollama's and Anthropic's interfaces:
+//! honoured, ignored without harm, or refused by name. [`take`] holds a body to it before anything else reads
 //! the body. docs/serve.md shows the table, and a test posts every row of it.
 
 mod table;
@@ -28,9 +28,23 @@ pub mod on {
     pub const OLLAMA_GENERATE: u16 = 16;
     /// `options` of Ollama's requests
     pub const OPTIONS: u16 = 32;
-    /// All of OpenAI's.
+    /// `/completion`
+    pub const NATIVE: u16 = 64;
+    /// `/infill`
+    pub const INFILL: u16 = 128;
+    /// `/v1/messages`
+    pub const MESSAGE: u16 = 256;
+    /// `/v1/embeddings`
+    pub const EMBEDDING: u16 = 512;
+    /// `/api/embed`
+    pub const OLLAMA_EMBED: u16 = 1024;
+    /// `/api/embeddings`
+    pub const OLLAMA_EMBEDDING: u16 = 2048;
+    /// All of OpenAI's that give texts.
     pub const OPEN: u16 = CHAT | TEXT | RESPONSE;
-    /// All of Ollama's.
+    /// llama.cpp's own, whose fields those of completions are.
+    pub const OWN: u16 = NATIVE | INFILL;
+    /// All of Ollama's that give texts.
     pub const OLLAMA: u16 = OLLAMA_CHAT | OLLAMA_GENERATE;
 }
 
@@ -46,6 +60,8 @@ pub mod of {
     pub const A: u8 = 8;
     /// Emberflow's own.
     pub const E: u8 = 16;
+    /// Anthropic
+    pub const N: u8 = 32;
 }
 
 /// What a field's value may be. `null` is as if the field were not there.
@@ -227,17 +243,30 @@ pub fn markdown() -> String {
 }
 
 /// What the bits of [`on`] are called.
-const ON: [&str; 6] = [
+const ON: [&str; 12] = [
     "chats",
     "completions",
     "responses",
     "`/api/chat`",
     "`/api/generate`",
     "`options`",
+    "`/completion`",
+    "`/infill`",
+    "messages",
+    "embeddings",
+    "`/api/embed`",
+    "`/api/embeddings`",
 ];
 
 /// What the bits of [`of`] are called.
-const OF: [&str; 5] = ["OpenAI", "vLLM", "llama.cpp", "Ollama", "Emberflow"];
+const OF: [&str; 6] = [
+    "OpenAI",
+    "vLLM",
+    "llama.cpp",
+    "Ollama",
+    "Emberflow",
+    "Anthropic",
+];
 
 /// The names of the bits that are set.
 fn words(bits: u16, names: &[&str]) -> String {

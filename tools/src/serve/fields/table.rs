@@ -3,16 +3,23 @@
 
 use super::Does::{As, Harmless, Honoured, Refused};
 use super::Type::{Any, Count, Flag, List, Number, Object, Text, Whole};
-use super::of::{A, E, L, O, V};
+use super::of::{A, E, L, N, O, V};
 use super::on::{
-    CHAT, OLLAMA, OLLAMA_CHAT, OLLAMA_GENERATE, OPEN, OPTIONS, RESPONSE, TEXT as COMPLETION,
+    CHAT, EMBEDDING, INFILL, MESSAGE, NATIVE, OLLAMA, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDING,
+    OLLAMA_GENERATE, OPTIONS, OWN, RESPONSE, TEXT,
 };
-use super::{Does, Field, Type};
+use super::{Does, Field, on};
 
-/// Both of OpenAI's paths that existed first.
+/// Continuations of a text.
+const COMPLETION: u16 = TEXT | OWN;
+/// Both of OpenAI's paths that existed first, and what has their fields.
 const OLD: u16 = CHAT | COMPLETION;
+/// All of OpenAI's, and what has their fields.
+const OPEN: u16 = on::OPEN | OWN;
 /// Sampling: everywhere.
 const ALL: u16 = OPEN | OPTIONS;
+/// Embeddings.
+const EMBED: u16 = EMBEDDING | OLLAMA_EMBED | OLLAMA_EMBEDDING;
 
 /// A line of the table.
 const fn f(name: &'static str, kind: Type, on: u16, of: u8, does: Does) -> Field {
@@ -23,18 +30,24 @@ const fn f(name: &'static str, kind: Type, on: u16, of: u8, does: Does) -> Field
 #[rustfmt::skip]
 pub const TABLE: &[Field] = &[
     // The conversation or the text, and who answers.
-    f("model", Text, OPEN | OLLAMA, O | V | L | A, Honoured),
-    f("messages", List, CHAT | OLLAMA_CHAT, O | V | L | A, Honoured),
-    f("prompt", Any, COMPLETION, O | V | L, Honoured),
-    f("prompt", Text, OLLAMA_GENERATE, A, Honoured),
+    f("model", Text, OPEN | OLLAMA | MESSAGE | EMBED, O | V | L | A | N, Honoured),
+    f("messages", List, CHAT | OLLAMA_CHAT | MESSAGE, O | V | L | A | N, Honoured),
+    f("messages", List, EMBEDDING, V, Refused("send texts as `input`")),
+    f("prompt", Any, TEXT | NATIVE, O | V | L, Honoured),
+    f("prompt", Text, OLLAMA_GENERATE | OLLAMA_EMBEDDING, A, Honoured),
+    f("prompt", Text, INFILL, L, Honoured),
     f("prompt", Any, RESPONSE, O, Refused("send the text as `input`")),
-    f("input", Any, RESPONSE, O | V | L, Honoured),
+    f("input", Any, RESPONSE | EMBEDDING | OLLAMA_EMBED, O | V | L | A, Honoured),
+    f("input_prefix", Text, INFILL, L, Honoured),
+    f("input_suffix", Text, INFILL, L, Honoured),
+    f("input_extra", List, INFILL, L, Honoured),
     f("instructions", Text, RESPONSE, O | V | L, Honoured),
     f("system", Text, OLLAMA_GENERATE, A, Honoured),
+    f("system", Any, MESSAGE, N, Honoured),
     f("raw", Flag, OLLAMA_GENERATE, A, Honoured),
     f("echo", Flag, COMPLETION, O | V, Honoured),
     f("echo", Flag, CHAT, V | L, Refused("")).off(&["false"]),
-    f("suffix", Text, COMPLETION | OLLAMA_GENERATE, O | V | A, Honoured).off(&["\"\""]),
+    f("suffix", Text, TEXT | OLLAMA_GENERATE, O | V | A, Honoured).off(&["\"\""]),
     f("images", List, OLLAMA_GENERATE, A, Refused("no model here sees images")).off(&["[]"]),
     f("context", List, OLLAMA_GENERATE, A, Refused("use /api/chat with `messages`")).off(&["[]"]),
     f("template", Text, OLLAMA_GENERATE, A, Refused("the model's own chat template is used")).off(&["\"\""]),
@@ -48,6 +61,8 @@ pub const TABLE: &[Field] = &[
     f("truncation_side", Text, OLD, V, Refused("")).off(&["\"left\""]),
     f("truncation", Text, RESPONSE, O, Refused("a prompt that does not fit is refused")).off(&["\"disabled\""]),
     f("truncate", Flag, OLLAMA, A, Harmless("a prompt that does not fit is refused")),
+    f("truncate", Flag, OLLAMA_EMBED, A, Honoured),
+    f("truncate_prompt_tokens", Whole, EMBEDDING, V, Refused("a text that does not fit is refused")),
     f("shift", Flag, OLLAMA, A, Harmless("a text ends where the context ends")),
     f("chat_template", Text, CHAT, V, Refused("the model's own chat template is used")),
     f("chat_template_kwargs", Object, CHAT | RESPONSE, V | L, Honoured),
@@ -56,6 +71,7 @@ pub const TABLE: &[Field] = &[
     f("enable_thinking", Flag, CHAT | RESPONSE, V | L, Honoured),
     f("reasoning", Object, CHAT | RESPONSE, O | V, Honoured),
     f("think", Any, OLLAMA, A, Honoured),
+    f("thinking", Object, MESSAGE, N, Honoured),
     f("include_reasoning", Flag, CHAT, V, Refused("")).off(&["true"]),
     f("reasoning_format", Text, CHAT | RESPONSE, L, Honoured),
     f("prediction", Object, CHAT, O, Harmless("it is a hint that saves time")),
@@ -63,6 +79,7 @@ pub const TABLE: &[Field] = &[
     f("prompt_embeds", Any, COMPLETION, V, Refused("")),
     // How many tokens, how many texts, where they end.
     f("max_tokens", Count, OPEN, O | V | L, Honoured).off(&["-1"]),
+    f("max_tokens", Count, MESSAGE, N, Honoured),
     f("max_completion_tokens", Count, OPEN, O | V | L, Honoured).off(&["-1"]),
     f("max_output_tokens", Count, RESPONSE, O | V | L, As("max_tokens")).off(&["-1"]),
     f("n_predict", Count, OPEN, L, As("max_tokens")).off(&["-1", "-2"]),
@@ -73,19 +90,21 @@ pub const TABLE: &[Field] = &[
     f("n_cmpl", Count, OLD, L, As("n")),
     f("best_of", Count, OLD, O, Honoured),
     f("stop", Any, ALL, O | V | L | A, Honoured),
+    f("stop_sequences", Any, MESSAGE, N, Honoured),
     f("stop_token_ids", List, OPEN, V, Honoured).off(&["[]"]),
     f("include_stop_str_in_output", Flag, OPEN, V, Honoured).off(&["false"]),
     f("ignore_eos", Flag, OPEN, V | L, Honoured),
     f("skip_special_tokens", Flag, OPEN, V, Honoured).off(&["true"]),
     f("spaces_between_special_tokens", Flag, OPEN, V, Harmless("no spaces are added")),
     f("repetition_detection", Object, OLD, V, Refused("`repeat_penalty` makes repetitions less likely")),
-    f("n_indent", Count, OPEN, L, Refused("")).off(&["0"]),
-    f("t_max_predict_ms", Whole, OPEN, L, Refused("use `max_tokens`")).off(&["-1", "0"]),
+    f("n_indent", Count, OPEN, L, Honoured).off(&["0"]),
+    f("t_max_predict_ms", Count, OPEN, L, Honoured).off(&["-1", "0"]),
+    f("t_max_prompt_ms", Whole, OPEN, L, Harmless("a prompt is computed whole")),
     f("num_ctx", Count, OPTIONS, A, Honoured).off(&["0"]),
     // How a token is drawn.
-    f("temperature", Number, ALL, O | V | L | A, Honoured),
-    f("top_p", Number, ALL, O | V | L | A, Honoured),
-    f("top_k", Count, ALL, V | L | A, Honoured).off(&["-1"]),
+    f("temperature", Number, ALL | MESSAGE, O | V | L | A | N, Honoured),
+    f("top_p", Number, ALL | MESSAGE, O | V | L | A | N, Honoured),
+    f("top_k", Count, ALL | MESSAGE, V | L | A | N, Honoured).off(&["-1"]),
     f("min_p", Number, ALL, V | L | A, Honoured),
     f("repeat_penalty", Number, ALL, L | A, Honoured),
     f("repetition_penalty", Number, OPEN, V, As("repeat_penalty")),
@@ -115,7 +134,8 @@ pub const TABLE: &[Field] = &[
     f("dry_sequence_breakers", List, OPEN, L, Harmless("it only counts with `dry_multiplier`")),
     f("adaptive_target", Number, OPEN, L, Refused("use `min_p`")).off(&["-1"]),
     f("adaptive_decay", Number, OPEN, L, Harmless("it only counts with `adaptive_target`")),
-    f("samplers", Any, OPEN, L, Refused("they have one order: penalties, temperature, `top_k`, `top_p`, `min_p`")).off(&["[]", "\"\""]),
+    f("samplers", Any, INFILL, L, Harmless("they have one order: penalties, temperature, `top_k`, `top_p`, `min_p`")),
+    f("samplers", Any, on::OPEN | NATIVE, L, Refused("they have one order: penalties, temperature, `top_k`, `top_p`, `min_p`")).off(&["[]", "\"\""]),
     f("min_keep", Count, OPEN, L, Refused("")).off(&["0", "1"]),
     f("use_beam_search", Flag, OLD, V, Refused("")).off(&["false"]),
     f("length_penalty", Number, OLD, V, Harmless("it only counts with `use_beam_search`")),
@@ -129,6 +149,8 @@ pub const TABLE: &[Field] = &[
     f("response_format", Object, OPEN, O | V | L, Honoured),
     f("text", Object, RESPONSE, O | V | L, Honoured),
     f("format", Any, OLLAMA, A, Honoured),
+    f("output_config", Object, MESSAGE, N, Honoured),
+    f("output_format", Object, MESSAGE, N, Honoured),
     f("json_schema", Any, OPEN, L, Honoured),
     f("grammar", Text, OPEN, L, Honoured),
     f("guided_json", Any, OPEN, V, Honoured),
@@ -142,17 +164,19 @@ pub const TABLE: &[Field] = &[
     f("grammar_triggers", List, OPEN, L, Refused("use `tools`")).off(&["[]"]),
     f("preserved_tokens", List, OPEN, L, Harmless("tokens are known by their text")),
     // Tools.
-    f("tools", List, CHAT | RESPONSE | OLLAMA_CHAT, O | V | L | A, Honoured),
+    f("tools", List, CHAT | RESPONSE | OLLAMA_CHAT | MESSAGE, O | V | L | A | N, Honoured),
     f("tools", List, COMPLETION, E, Refused("completions call no tools; use /v1/chat/completions")).off(&["[]"]),
-    f("tool_choice", Any, CHAT | RESPONSE, O | V | L, Honoured),
+    f("tool_choice", Any, CHAT | RESPONSE | MESSAGE, O | V | L | N, Honoured),
     f("parallel_tool_calls", Flag, CHAT | RESPONSE, O | V | L, Honoured),
     f("max_tool_calls", Count, RESPONSE, O, Harmless("no tools run here")),
     f("functions", List, CHAT, O, Refused("use `tools`")).off(&["[]"]),
     f("function_call", Any, CHAT, O, Refused("use `tool_choice`")).off(&["\"none\"", "\"auto\""]),
     f("parse_tool_calls", Flag, CHAT, L, Refused("")).off(&["true"]),
     f("web_search_options", Object, CHAT, O, Refused("")),
+    f("mcp_servers", List, MESSAGE, N, Refused("this server asks no other")).off(&["[]"]),
+    f("container", Any, MESSAGE, N, Refused("nothing runs here but the model")),
     // What is told beside the text.
-    f("stream", Flag, OPEN | OLLAMA, O | V | L | A, Honoured),
+    f("stream", Flag, OPEN | OLLAMA | MESSAGE, O | V | L | A | N, Honoured),
     f("stream_options", Object, OPEN, O | V | L, Honoured),
     f("stream_interval", Count, OLD, V, Harmless("each token is sent when it is there")),
     f("logprobs", Any, OLD, O | V | L, Honoured),
@@ -161,20 +185,27 @@ pub const TABLE: &[Field] = &[
     f("top_logprobs", Count, COMPLETION, E, Refused("`logprobs` is a number here")).off(&["0"]),
     f("top_logprobs", Count, RESPONSE, O | V, Refused("use /v1/chat/completions")).off(&["0"]),
     f("top_logprobs", Count, OLLAMA, A, Refused("use /v1/chat/completions")).off(&["0"]),
-    f("n_probs", Count, COMPLETION, L, As("logprobs")).off(&["0"]),
+    f("n_probs", Count, TEXT, L, As("logprobs")).off(&["0"]),
+    f("n_probs", Count, OWN, L, Honoured).off(&["0"]),
     f("n_probs", Count, CHAT, L, Refused("use `logprobs` and `top_logprobs`")).off(&["0"]),
     f("post_sampling_probs", Flag, OLD, L, Refused("")).off(&["false"]),
     f("prompt_logprobs", Count, OLD, V, Refused("use `echo` with `logprobs` in /v1/completions")),
     f("logprob_token_ids", List, OLD, V, Refused("use `logprobs`")).off(&["[]"]),
     f("return_tokens_as_token_ids", Flag, OLD, V, Refused("")).off(&["false"]),
     f("return_token_ids", Flag, OLD, V, Refused("/tokenize tells them")).off(&["false"]),
-    f("return_tokens", Flag, OPEN, L, Refused("/tokenize tells them")).off(&["false"]),
+    f("return_tokens", Flag, on::OPEN, L, Refused("/tokenize tells them")).off(&["false"]),
+    f("return_tokens", Flag, OWN, L, Honoured).off(&["false"]),
     f("return_token_offsets", Flag, OLD, V, Refused("")).off(&["false"]),
     f("return_prompt_text", Flag, CHAT, V, Refused("/apply-template tells it")).off(&["false"]),
     f("return_progress", Flag, OPEN, L, Harmless("streams stay open while a prompt is computed")),
     f("return_mm_kwargs", Flag, OLD, V, Harmless("there are none")),
     f("routed_experts_prompt_start", Count, OLD, V, Harmless("experts are not told")),
-    f("response_fields", List, OPEN, L, Refused("")).off(&["[]"]),
+    f("response_fields", List, on::OPEN, L, Refused("")).off(&["[]"]),
+    f("response_fields", List, OWN, L, Honoured).off(&["[]"]),
+    f("encoding_format", Text, EMBEDDING, O | V | L, Honoured),
+    f("dimensions", Count, EMBEDDING | OLLAMA_EMBED, O | V | A, Honoured),
+    f("embd_normalize", Whole, EMBEDDING, L, Refused("embeddings have the length 1")).off(&["2"]),
+    f("normalize", Flag, EMBEDDING, V, Refused("embeddings have the length 1")).off(&["true"]),
     f("timings_per_token", Flag, OPEN, L, Harmless("/stats tells times")),
     f("verbose", Flag, OPEN, L, Harmless("/stats tells more")),
     f("include", List, RESPONSE, O | V, Harmless("there is nothing of that kind to add")),
@@ -186,7 +217,8 @@ pub const TABLE: &[Field] = &[
     f("mm_processor_kwargs", Object, CHAT, V, Harmless("there is only text")),
     f("image_data", List, COMPLETION, L, Refused("no model here sees images")).off(&["[]"]),
     // How the server works: no text depends on it.
-    f("priority", Whole, OPEN, V, Honoured),
+    f("priority", Whole, OPEN | EMBEDDING, V, Honoured),
+    f("priority", Whole, MESSAGE, E, Honoured),
     f("cache_prompt", Flag, OPEN, L, Harmless("equal beginnings are always computed once")),
     f("cache_salt", Text, OLD, V, Refused("equal beginnings of all clients are computed once")),
     f("n_cache_reuse", Count, OPEN, L, Harmless("equal beginnings are always computed once")),
@@ -195,7 +227,7 @@ pub const TABLE: &[Field] = &[
     f("n_discard", Count, OPEN, L, Harmless("a text ends where the context ends")),
     f("sse_ping_interval", Whole, OPEN, L, Harmless("every 10 seconds")),
     f("backend_sampling", Flag, OPEN, L, Harmless("the text would be the same")),
-    f("keep_alive", Any, OLLAMA, A, Harmless("the model stays in memory")),
+    f("keep_alive", Any, OLLAMA | OLLAMA_EMBED | OLLAMA_EMBEDDING, A, Harmless("the model stays in memory")),
     f("num_keep", Whole, OPTIONS, A, Harmless("a text ends where the context ends")),
     f("num_batch", Count, OPTIONS, A, Harmless("the server chooses it")),
     f("num_gpu", Whole, OPTIONS, A, Harmless("`--device` of the server says it")),
@@ -210,20 +242,24 @@ pub const TABLE: &[Field] = &[
     f("vocab_only", Flag, OPTIONS, A, Refused("")).off(&["false"]),
     f("embedding_only", Flag, OPTIONS, A, Refused("")).off(&["false"]),
     f("options", Object, OLLAMA, A, Honoured),
+    f("options", Object, OLLAMA_EMBED | OLLAMA_EMBEDDING, A, Harmless("no token is drawn")),
+    f("cache_control", Object, MESSAGE, N, Harmless("equal beginnings are always computed once")),
     f("prompt_cache_key", Text, CHAT | RESPONSE, O, Harmless("a balancer reads it")),
     f("prompt_cache_options", Object, CHAT | RESPONSE, O, Harmless("equal beginnings are always computed once")),
     f("prompt_cache_retention", Text, CHAT | RESPONSE, O, Harmless("equal beginnings are always computed once")),
     f("kv_transfer_params", Object, OLD, V, Refused("")).off(&["{}"]),
     f("ec_transfer_params", Object, OLD, V, Refused("")).off(&["{}"]),
     f("background", Flag, RESPONSE, O, Refused("`priority` above 0 is background work")).off(&["false"]),
-    f("context_management", Any, RESPONSE, O, Refused("a prompt that does not fit is refused")).off(&["[]"]),
+    f("context_management", Any, RESPONSE | MESSAGE, O | N, Refused("a prompt that does not fit is refused")).off(&["[]", "{}"]),
+    f("inference_geo", Text, MESSAGE, N, Harmless("this machine computes")),
+    f("speed", Text, MESSAGE, N, Harmless("there is one")),
     f("access_programs", Any, RESPONSE, O, Refused("")).off(&["[]"]),
     f("moderation", Any, CHAT | RESPONSE, O, Refused("")),
-    f("service_tier", Text, CHAT | RESPONSE, O, Harmless("there is one")),
+    f("service_tier", Text, CHAT | RESPONSE | MESSAGE, O | N, Harmless("there is one")),
     f("store", Flag, CHAT | RESPONSE, O, Harmless("nothing is stored")),
     // Who asks.
-    f("user", Text, OPEN, O | V, Harmless("it names the client's user")),
-    f("metadata", Object, CHAT | RESPONSE, O, Harmless("it is the client's own")),
+    f("user", Text, OPEN | EMBEDDING, O | V, Harmless("it names the client's user")),
+    f("metadata", Object, CHAT | RESPONSE | MESSAGE, O | N, Harmless("it is the client's own")),
     f("safety_identifier", Text, CHAT | RESPONSE, O, Harmless("it names the client's user")),
     f("request_id", Text, OPEN, V, Harmless("responses have ids of their own")),
     f("session_id", Text, OLD, V, Harmless("it names the client's session")),
