@@ -1,8 +1,6 @@
 //! Division of a budget. Pure arithmetic that takes microseconds, so it runs whenever a sequence
 //! joins or leaves and whenever the budget changes.
 
-use emberflow_storage::profile::Origin;
-
 use super::facts::{Planner, Scratched, Tier};
 use crate::ablation::Ablation;
 use crate::device::Widths;
@@ -252,7 +250,7 @@ impl Planner {
     /// neurons are short reads. Whatever is read, the text is the same.
     fn ways(&self) -> Vec<Needs> {
         let mut ways = vec![self.needs];
-        if self.needs.gates_divide && self.knows_enough() {
+        if self.needs.gates_divide && self.firing.measured && self.compares() {
             ways.push(Needs {
                 gates_help: false,
                 ..self.needs
@@ -268,30 +266,27 @@ impl Planner {
         ways
     }
 
-    /// Whether forecasts of single neurons and of whole clusters may be compared: storage, machine and firing
-    /// were measured. They are of one text; with several the border between the regions follows the batch. A
-    /// device for dense work is divided for by itself.
-    fn knows_enough(&self) -> bool {
-        let storage = match self.device.origin() {
-            Origin::Measured | Origin::Simulated(_) => true,
-            Origin::Doubtful | Origin::Assumed(_) => false,
-        };
-        let measured = storage && self.rates.measured && self.firing.measured;
-        let alone = self.batch == 1 && self.tier.is_none();
-        measured && alone && self.ablation == Ablation::Full
+    /// Whether forecasts of single neurons and of whole clusters are compared. They are of one text; with several
+    /// the border between the regions follows the batch. A device for dense work is divided for by itself.
+    fn compares(&self) -> bool {
+        self.batch == 1 && self.tier.is_none() && self.ablation == Ablation::Full
     }
 
     /// The division of a budget with the highest expected speed, the first of equal ones.
     ///
-    /// Where all Gate rows leave no room for [`ENOUGH`] of the neurons that fire for a token, they may be
-    /// resident in the first layers alone: these have room for the neurons that fire, and the others
-    /// stream. In how many layers is found by halving steps around the best one.
+    /// Where not everything fits, Gate rows may be resident in the first layers alone: these have room for
+    /// the neurons that fire, and the others stream. In how many layers is found by halving steps around the
+    /// best one. It is compared up to the budget that holds everything, so that more memory is never slower;
+    /// where forecasts are not compared, up to [`ENOUGH`] of the neurons that fire for a token.
     fn fastest(
         &self,
         divide: impl Fn(&Needs) -> Result<Division, Error>,
     ) -> Result<Division, Error> {
-        let partly =
-            self.needs.gates_divide && !divide(&self.needs).is_ok_and(|d| self.has_room(&d));
+        let enough = |d: &Division| match self.compares() {
+            true => d.memory.ffn_resident_share(&d.needs) >= 1.0,
+            false => self.has_room(d),
+        };
+        let partly = self.needs.gates_divide && !divide(&self.needs).is_ok_and(|d| enough(&d));
         let ways = self.ways();
         if let ([way], false) = (ways.as_slice(), partly) {
             return divide(way);
@@ -393,18 +388,20 @@ impl Planner {
             .iter()
             .map(|what| least.ledger.held(what))
             .sum();
-        let spare = budget.saturating_sub(base.full_budget());
-        // If everything fits, keep everything resident.
-        let most = match spare {
-            0 if self.streams(base, &least) => (missing(base, &least) * READ_SHARE) as u64,
-            0 => (cache as f64 * CHUNK_SHARE) as u64,
-            spare => spare,
+        let all_fits = budget >= base.full_budget();
+        let most = match self.streams(base, &least) {
+            true => (missing(base, &least) * READ_SHARE) as u64,
+            false => (cache as f64 * CHUNK_SHARE) as u64,
         };
         let mut best = None;
         let held = |needs: &Needs| needs.scratch + needs.predictor;
         for &Scratched { chunk, .. } in &self.scratch {
             let needs = self.needs_with(base, chunk);
-            let fits = held(&needs).saturating_sub(held(base)) <= most;
+            let fits = match all_fits {
+                // then everything stays resident
+                true => needs.full_budget() <= budget,
+                false => held(&needs).saturating_sub(held(base)) <= most,
+            };
             let same = |plan: &MemoryPlan| plan.gate_banks == least.gate_banks;
             if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
                 best = Some((chunk, needs));
@@ -469,25 +466,25 @@ mod tests {
     use crate::planner::firing::Firing;
     use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
 
-    /// Many firing neurons are long reads of whole clusters; few are short reads. Without measurements
-    /// forecasts of the two are not compared.
+    /// Many firing neurons are long reads of whole clusters; few are short reads.
     #[test]
-    fn exact_models_stream_where_that_is_measured_to_be_faster() {
+    fn exact_models_stream_where_that_is_faster() {
         let often = vec![0.7; NEURONS];
         let busy = Firing::measured((0..LAYERS).map(|_| &often[..]), Some(0.8), None);
-        let gates = |firing: &Firing, measured: bool| {
+        let gates = |firing: &Firing, batch| {
             let mut p = planner(Profile::Ufs4, firing.clone());
-            p.rates.measured = measured;
+            p.batch = batch;
             let budget = p.needs.budget_for_share(0.6);
             let division = p.divide(budget).unwrap();
-            let again = p.divide_again(&division, budget, 1).unwrap();
+            let again = p.divide_again(&division, budget, batch).unwrap();
             assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
             let share = p.divide(p.budget_for_share(0.6)).unwrap();
             assert!(share.memory.ffn_resident_share(&share.needs) <= 0.6);
             division.memory.gates_resident()
         };
-        assert!(!gates(&busy, true));
-        assert!(gates(&busy, false));
-        assert!(gates(&sparse(), true));
+        assert!(!gates(&busy, 1));
+        // Forecasts are of one text.
+        assert!(gates(&busy, 2));
+        assert!(gates(&sparse(), 1));
     }
 }

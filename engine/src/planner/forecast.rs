@@ -162,8 +162,8 @@ impl Planner {
         })
     }
 
-    /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or the start of
-    /// a prompt.
+    /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or a chunk in the middle of
+    /// a prompt that is as long as the longest chunk, so that chunks of all lengths are compared for one prompt.
     fn expect(
         &self,
         pass: &Pass<'_>,
@@ -171,7 +171,11 @@ impl Planner {
         outlook: &Outlook,
         tokens: usize,
     ) -> Forecast {
-        let before = if tokens > 1 { 0 } else { self.context / 2 };
+        let longest = self.scratch.iter().map(|s| s.chunk).max().unwrap_or(0);
+        let before = match tokens {
+            0..=1 => self.context / 2,
+            _ => longest.saturating_sub(tokens) / 2,
+        };
         let Outlook { first, absent } = outlook;
         let beside = self.beside(division, tokens);
         let pass = Pass { beside, ..*pass };

@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn long_prompts_take_memory_from_the_cache_where_they_wait_for_reads() {
         let chunk = |profile, share, tokens| {
-            let p = planner(profile, sparse());
+            let mut p = planner(profile, sparse());
+            p.needs.gates_divide = false;
             let usual = p.divide(p.budget_for_share(share)).unwrap();
             let found = p.for_prompt(&usual, tokens);
             if let Some(d) = &found {

@@ -167,6 +167,29 @@ fn gate_rows_of_some_layers_bridge_the_step_to_all_of_them() {
     assert!(partly >= 4, "{partly}");
 }
 
+/// Up to the whole model. A longer chunk of prompts may add a 24th to what each token reads.
+#[test]
+fn forecasts_never_fall_with_more_memory() {
+    let flat = Firing::measured((0..LAYERS).map(|_| &[0.22; NEURONS][..]), Some(0.6), None);
+    for profile in [Profile::Nvme, Profile::Ufs4, Profile::Emmc] {
+        for firing in [sparse(), flat.clone()] {
+            let p = planner(profile, firing);
+            let (least, full) = (p.smallest_budget(), p.full_budget());
+            let mut most = 0.0f64;
+            for step in 0..=24 {
+                let budget = least + (full - least) / 24 * step;
+                let plan = p.plan(budget).unwrap();
+                let speed = plan.decode.tokens_per_s;
+                assert!(
+                    speed > 0.93 * most,
+                    "{profile:?} {step}: {speed} after {most}"
+                );
+                most = most.max(speed);
+            }
+        }
+    }
+}
+
 #[test]
 fn speculation_hides_reads() {
     let mut p = planner(Profile::Nvme, sparse());
@@ -208,7 +231,8 @@ fn faster_devices_and_machines_raise_the_forecast() {
 /// both.
 #[test]
 fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
-    let p = planner(Profile::Nvme, sparse());
+    let mut p = planner(Profile::Nvme, sparse());
+    p.needs.gates_divide = false;
     // Few misses: otherwise the I/O thread's share of a core is capped already.
     let budget = p.full_budget() - (128 << 20);
     let with = |wake: f64, tell: f64| {

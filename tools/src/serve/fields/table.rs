@@ -8,7 +8,7 @@ use super::on::{
     CHAT, EMBEDDING, INFILL, MESSAGE, NATIVE, OLLAMA, OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDING,
     OLLAMA_GENERATE, OPTIONS, OWN, RESPONSE, TEXT,
 };
-use super::{Does, Field, on};
+use super::{Does, Field, Type, on};
 
 /// Continuations of a text.
 const COMPLETION: u16 = TEXT | OWN;
