@@ -34,9 +34,9 @@ async function open(url, system = false) {
     asks,
     text: (selector) => page.$eval(selector, (element) => element.textContent),
     all: (selector) => page.$$eval(selector, (all) => all.map((element) => element.textContent)),
-    until: (test, ...args) => page.waitForFunction(test, { timeout: 20000 }, ...args),
+    until: (test, ...args) => page.waitForFunction(test, { timeout: 120000 }, ...args),
     press: (name) => page.evaluate((name) => [...document.querySelectorAll("#talk button")].findLast((button) => button.textContent === name).click(), name),
-    answered: (count) => page.waitForFunction((count) => !document.getElementById("send").hidden && document.querySelectorAll(".assistant .does").length === count, { timeout: 20000 }, count),
+    answered: (count) => page.waitForFunction((count) => !document.getElementById("send").hidden && document.querySelectorAll(".assistant .does").length === count, { timeout: 120000 }, count),
   };
 }
 
@@ -107,7 +107,9 @@ try {
   const colours = await page.$$eval("#memorykey i", (all) => all.map((i) => getComputedStyle(i).backgroundColor));
   assert.equal(new Set(colours).size, colours.length, "parts of the memory share a colour");
 
-  // A chat, and the numbers that move with it.
+  // A chat, and the numbers that move with it. A first answer without an end would leave no room for a second one.
+  await page.click("#settings summary");
+  await page.type("#knob-max_tokens", "80");
   await page.type("#text", "What is a vector?");
   await page.keyboard.press("Enter");
   await until(() => document.querySelector(".assistant")?.textContent.length > 20);
@@ -118,10 +120,10 @@ try {
   await until(() => [...document.querySelectorAll("#queue td")].some((cell) => cell.textContent.endsWith(" ms") && cell.textContent !== "0.0 ms"));
 
   // What is chosen is asked for, and nothing else; the system prompt goes first.
-  await page.click("#settings summary");
   await until(() => !document.getElementById("systembox").hidden);
   await page.type("#system", "Be short.");
   await page.type("#knob-temperature", "0.5");
+  await page.$eval("#knob-max_tokens", (input) => { input.value = ""; });
   await page.type("#knob-max_tokens", "12");
   await page.type("#text", "And a trait?");
   const chosen = await asks("/completions", () => page.click("#send"));
