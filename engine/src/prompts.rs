@@ -8,7 +8,7 @@
 //! A pass reads each missing cluster once, so that a longer chunk reads less for a token, and a device is
 //! faster with more rows. Both divisions keep to the budget: what is freed is freed first.
 
-use emberflow_storage::io::trim_heap;
+use emberflow_storage::trim_heap;
 
 use crate::decoder::Decoder;
 use crate::device::{DeviceError, ProductRoom};

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::gguf::dequant;
+use crate::dequant;
 
 /// Storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

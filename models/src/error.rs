@@ -28,7 +28,7 @@ pub enum Error {
         path = path.display()
     )]
     NotACheckpoint {
-        /// The path given to [`crate::open`].
+        /// The path.
         path: PathBuf,
         /// What it is instead.
         found: String,

@@ -10,6 +10,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod demo;
+mod dequant;
 mod dtype;
 mod error;
 mod file;

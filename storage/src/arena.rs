@@ -26,7 +26,7 @@ use std::cmp::Ordering as CmpOrdering;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::io::pages::{Pages, page_size};
+use crate::pages::{Pages, page_size};
 use crate::sync::Accesses;
 
 /// Why an arena could not be created.

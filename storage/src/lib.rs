@@ -9,13 +9,14 @@ pub mod budget;
 pub mod cache;
 pub mod container;
 pub mod durable;
-mod error;
 pub mod io;
 pub mod limits;
 pub mod mem;
+mod pages;
 pub mod profile;
 mod random;
 mod sync;
 pub mod trace;
 
-pub use error::{Error, Part, Result};
+pub use container::error::{Error, Part, Result};
+pub use pages::{prefer_huge_pages, trim_heap};

@@ -165,9 +165,14 @@ fn post(server: &Server, request: &Request, body: &Value) -> Reply {
 fn refused(reply: &Reply, name: &str, line: &str) {
     assert_eq!(reply.status, 400, "{line}: {}", reply.body);
     let error = reply.json()["error"].take();
-    match error.as_str() {
-        Some(message) => assert!(message.contains(&format!("`{name}`")), "{line}: {message}"),
-        None => assert_eq!(error["param"], name, "{line}: {error}"),
+    // Ollama's errors are texts, Anthropic's have only a message.
+    let message = error.as_str().or_else(|| error["message"].as_str());
+    match (error.get("param"), message) {
+        (Some(param), _) => assert_eq!(param, name, "{line}: {error}"),
+        (None, message) => assert!(
+            message.is_some_and(|m| m.contains(&format!("`{name}`"))),
+            "{line}: {error}"
+        ),
     }
 }
 

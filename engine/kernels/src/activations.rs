@@ -19,7 +19,7 @@
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
 //! beyond `n` are zero.
 
-use crate::{LANES, cpu::Cpu, dtype::GROUP, simd};
+use crate::{LANES, dtype::GROUP};
 
 /// Groups of a chunk, and chains of an integer dot product.
 pub(crate) const CHUNK_GROUPS: usize = 16;
@@ -222,44 +222,5 @@ impl<'a> ActivationsRef<'a> {
     #[inline(always)]
     pub(crate) fn chunks(&self) -> &'a [Chunk] {
         self.chunks
-    }
-}
-
-impl Cpu {
-    /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
-    ///
-    /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
-    /// half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. A group with a NaN
-    /// or an infinity has the scale NaN, and so has every result that uses it.
-    ///
-    /// # Panics
-    /// If `xs.len()` is not a multiple of `tokens`.
-    pub fn quantize_activations(self, xs: &[f32], tokens: usize, out: &mut Activations) {
-        let n = xs.len().checked_div(tokens).unwrap_or(0);
-        assert!(
-            n * tokens == xs.len(),
-            "{} activations are not {tokens} tokens",
-            xs.len()
-        );
-        out.reshape(n, tokens);
-        if n > 0 {
-            let per_token = out.chunks_per_token();
-            for (x, chunks) in xs
-                .chunks_exact(n)
-                .zip(out.chunks.chunks_exact_mut(per_token))
-            {
-                self.quantize_token(x, chunks);
-            }
-        }
-    }
-
-    /// [`quantize_activations`](Cpu::quantize_activations) of one token into its part of
-    /// [`Activations::chunks_mut`].
-    ///
-    /// # Panics
-    /// If `chunks.len()` is not `ceil(x.len() / 512)`.
-    #[inline]
-    pub fn quantize_token(self, x: &[f32], chunks: &mut [Chunk]) {
-        simd::int::quantize_token(self, x, chunks);
     }
 }

@@ -23,9 +23,6 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// Prefetch distance of the sum: without it one thread reads a quarter less.
-const AHEAD: usize = 4 << 10;
-
 /// Bytes per second at which all threads together read `buffers`: the best of as many passes as fit
 /// in `time`, at least one after a warm-up.
 ///
@@ -49,27 +46,6 @@ pub fn read_bandwidth(on: &Compute, buffers: &[&[u8]], time: Duration) -> f64 {
         best = best.min(pass());
     }
     bytes as f64 / best
-}
-
-/// Sum of the little-endian 64-bit words, the last one padded with zeros; wraps.
-#[inline(always)]
-pub(crate) fn sum_bytes(bytes: &[u8]) -> u64 {
-    let sum = |bytes: &[u8]| {
-        // Integer addition is associative, so the compiler vectorises the sum.
-        let (words, rest) = bytes.as_chunks::<8>();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        let sum = |sum: u64, word: &[u8; 8]| sum.wrapping_add(u64::from_le_bytes(*word));
-        words.iter().fold(u64::from_le_bytes(last), sum)
-    };
-    let mut total = 0u64;
-    for block in bytes.chunks(4 * LINE) {
-        for at in (0..block.len()).step_by(LINE) {
-            simd::prefetch(block.as_ptr().wrapping_add(at + AHEAD));
-        }
-        total = total.wrapping_add(sum(block));
-    }
-    total
 }
 
 #[cfg(test)]

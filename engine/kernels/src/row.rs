@@ -54,12 +54,7 @@ impl<'a> Row<'a> {
     /// An f32 slice as a row, without a copy.
     #[inline]
     pub fn f32(values: &'a [f32]) -> Row<'a> {
-        Row::split(
-            DType::F32,
-            values.len(),
-            crate::simd::f32_bytes(values),
-            &[],
-        )
+        Row::split(DType::F32, values.len(), bytemuck::cast_slice(values), &[])
     }
 
     /// The storage format.

@@ -8,7 +8,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Cpu, Row};
-use emberflow_storage::io::prefer_huge_pages;
+use emberflow_storage::prefer_huge_pages;
 
 use super::on_cpu::{copied, products};
 use super::{

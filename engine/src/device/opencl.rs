@@ -6,7 +6,7 @@ use std::time::Duration;
 use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
-use emberflow_storage::io::prefer_huge_pages;
+use emberflow_storage::prefer_huge_pages;
 
 use super::order::{InRows, InTiles};
 use super::{

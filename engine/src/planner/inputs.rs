@@ -3,10 +3,10 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
-use emberflow_storage::io::trim_heap;
 use emberflow_storage::limits::Limits;
 use emberflow_storage::mem;
 use emberflow_storage::profile::{Pattern, ReadCost};
+use emberflow_storage::trim_heap;
 
 use super::cores;
 use super::divide::Division;

@@ -6,7 +6,6 @@
 
 mod arch;
 mod config;
-pub(crate) mod dequant;
 mod form;
 mod header;
 mod names;

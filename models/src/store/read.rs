@@ -1,8 +1,8 @@
 //! Rows of every layout, as they are presented.
 
 use super::{Layout, READ_BYTES, Scales, Store};
+use crate::dequant;
 use crate::error::Error;
-use crate::gguf::dequant;
 
 /// Elements of a block whose scale is stored apart.
 const GROUP: usize = 32;

@@ -18,6 +18,8 @@ pub mod cache;
 pub mod io;
 #[path = "../../src/limits.rs"]
 pub mod limits;
+#[path = "../../src/pages.rs"]
+pub mod pages;
 #[path = "../../src/random.rs"]
 mod random;
 #[path = "../../src/io/scripted.rs"]

@@ -10,9 +10,9 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::error::{Error, Result};
 use super::unit::Unit;
 use crate::durable;
-use crate::error::{Error, Result};
 
 /// A journal has a few bytes per unit; a larger file is not a journal.
 const MAX_JOURNAL: u64 = 64 << 20;

@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::error::{Error, Result};
 use super::reader::Container;
 use super::rows::TensorRows;
-use crate::error::{Error, Result};
 use crate::io::Mapped;
 
 /// A memory-mapped container, and which of its bundles were checked.

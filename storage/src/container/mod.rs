@@ -8,6 +8,7 @@
 //! * [`layout`]: where everything is, computed by one function for writer and reader.
 //! * [`format`](mod@format): the bytes of the superblock and the table records.
 
+pub(crate) mod error;
 pub mod format;
 pub mod geometry;
 #[cfg(test)]

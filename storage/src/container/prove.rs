@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::error::{Error, Result};
 use super::format::{
     BANK_RECORD, BankEntry, SUPERBLOCK_LEN, Section, Superblock, SuperblockFault, TENSOR_RECORD,
     TensorEntry, xxh3,
@@ -9,7 +10,6 @@ use super::format::{
 use super::layout::{BankPlace, BankSpec, Counts, Extent, Layout, LayoutError, TensorSpec};
 use super::limits::{MAX_BANKS, MAX_TENSORS};
 use super::source::Source;
-use crate::error::{Error, Result};
 
 /// Reads the superblock of a container of `len` bytes.
 pub(super) fn read_superblock(source: Source<'_>, len: u64) -> Result<Superblock> {

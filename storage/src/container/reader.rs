@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::error::{Error, Part, Result};
 use super::format::{
     BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, Superblock, TENSOR_RECORD, TensorEntry, xxh3,
 };
@@ -11,7 +12,6 @@ use super::geometry::BundleGeometry;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
-use crate::error::{Error, Part, Result};
 
 /// An open container: directories, metadata and checksums in RAM, data on flash.
 ///

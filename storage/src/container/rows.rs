@@ -3,10 +3,10 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use super::checksum;
+use super::error::{Error, Result};
 use super::format::TensorEntry;
 use super::layout::Extent;
 use super::reader::Container;
-use crate::error::{Error, Result};
 
 /// Location of a tensor's rows, and their checksums.
 #[derive(Debug, Clone)]

@@ -2,12 +2,12 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::error::{Error, Result};
 use super::journal::Sums;
 use super::layout::Extent;
 use super::limits::WRITE_BUFFER;
 use super::unit::Unit;
 use super::writer::{Writer, set_checksums};
-use crate::error::{Error, Result};
 
 impl Writer {
     /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::error::{Error, Result};
 use super::layout::Extent;
 use super::limits::READ_BUFFER;
-use crate::error::{Error, Result};
 
 /// A file, its label, and where the container starts in it.
 #[derive(Clone, Copy)]

@@ -1,11 +1,11 @@
 //! Checks every byte of a container.
 
+use super::error::{Error, Result};
 use super::format::{BankEntry, SUPERBLOCK_LEN, Section, Superblock, TensorEntry};
 use super::layout::{BankPlace, Extent};
 use super::limits::MAX_PROBLEMS;
 use super::prove::superblock_error;
 use super::reader::Container;
-use crate::error::{Error, Result};
 use xxhash_rust::xxh3::Xxh3;
 
 /// One problem.

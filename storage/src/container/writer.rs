@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::error::{Error, Result};
 use super::format::{
     BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, SectionEntry, Superblock, TENSOR_RECORD,
     TensorEntry, VERSION, xxh3,
@@ -26,7 +27,6 @@ use super::layout::{Extent, Layout, Spec};
 use super::source::Source;
 use super::unit::Unit;
 use crate::durable;
-use crate::error::{Error, Result};
 
 /// How to write.
 #[derive(Debug, Clone, Copy)]

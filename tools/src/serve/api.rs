@@ -10,10 +10,9 @@ use serde_json::{Map, Value, json};
 use super::bounds::{self, Bounds};
 use super::error::ApiError;
 use super::infill::{self, Infill};
-use super::lines::Lines;
 use super::rules::{self, Rules};
 use super::turn::Turn;
-use super::{calls, sampling, thoughts};
+use super::{calls, lines, sampling, thoughts};
 use crate::template::Renderer;
 
 /// Most stop strings of a request, and bytes of each.
@@ -80,7 +79,7 @@ pub struct Common {
     pub thoughts: thoughts::Asked,
     /// Where its texts end by their lines.
     #[serde(flatten)]
-    pub lines: Lines,
+    pub lines: lines::Asked,
     best_of: Option<usize>,
 }
 

@@ -29,8 +29,8 @@ const HURRIED_TIME: Duration = Duration::from_millis(300);
 pub const SPARE: usize = 16;
 /// Time to wait after the system had no connection to give.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Files that must be left to open when a connection gets a place: for connections that are answered once,
-/// and for the process that renders a chat template.
+/// Files that must be left to open when a connection gets a place beside others: for connections that are
+/// answered once, and for the process that renders a chat template.
 const FILES: u64 = 10;
 /// Bytes that a connection keeps of its requests.
 const BUFFER: usize = 16 << 10;
@@ -82,7 +82,8 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
         let peer = Peer::new(stream);
         let stream = TokioIo::new(Box::pin(limited(peer.clone())));
         // A client that breaks off is no fault of ours.
-        let files = has_files();
+        let alone = places.available_permits() == doors.most;
+        let files = has_files(if alone { 0 } else { FILES });
         let place = places.clone().try_acquire_owned().ok();
         let place = place.filter(|_| files);
         if let Some(place) = place {
@@ -107,13 +108,12 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
     running.shutdown().await;
 }
 
-/// Whether this process may open so many more files that another connection may stay. Where that cannot
-/// be found out, it may.
-fn has_files() -> bool {
+/// Whether this process may open so many more files. Where that cannot be found out, it may.
+fn has_files(more: u64) -> bool {
     let limit = getrlimit(Resource::Nofile).current;
     let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count);
     match (limit, open) {
-        (Some(limit), Ok(open)) => open as u64 + FILES <= limit,
+        (Some(limit), Ok(open)) => open as u64 + more <= limit,
         _ => true,
     }
 }

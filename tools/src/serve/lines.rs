@@ -4,28 +4,41 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// Ends a text at a line that is indented less than asked for, or at the first new line after a time.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct Lines {
+/// The fields of a request.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub struct Asked {
     /// Least number of spaces and tabs that each line after the first one begins with; another line is
     /// no part of the text.
     n_indent: Option<usize>,
     /// Milliseconds after the first token.
     t_max_predict_ms: Option<u64>,
+}
+
+/// Ends a text at a line that is indented less than asked for, or at the first new line after a time.
+#[derive(Debug)]
+pub struct Lines {
+    asked: Asked,
     /// Spaces and tabs so far, at the beginning of a line.
-    #[serde(skip)]
     indent: Option<usize>,
-    #[serde(skip)]
     first: Option<Instant>,
-    #[serde(skip)]
     ended: bool,
 }
 
 impl Lines {
+    /// For one text.
+    pub fn new(asked: Asked) -> Self {
+        Self {
+            asked,
+            indent: None,
+            first: None,
+            ended: false,
+        }
+    }
+
     /// Takes the next piece of the text at the time `now`. Cuts it where the text ends, and returns
     /// whether it does.
     pub fn push(&mut self, text: &mut String, now: Instant) -> bool {
-        let least = self.n_indent.unwrap_or(0);
+        let least = self.asked.n_indent.unwrap_or(0);
         let mut cut = None;
         for (at, byte) in text.bytes().enumerate() {
             match (byte, self.indent) {
@@ -38,7 +51,7 @@ impl Lines {
                 _ => self.indent = None,
             }
         }
-        let time = self.t_max_predict_ms.map(Duration::from_millis);
+        let time = self.asked.t_max_predict_ms.map(Duration::from_millis);
         let spent = now - *self.first.get_or_insert(now);
         self.ended = cut.is_some() || time.is_some_and(|time| spent > time && text.contains('\n'));
         text.truncate(cut.unwrap_or(text.len()));
@@ -56,11 +69,10 @@ mod tests {
     use super::*;
 
     fn lines(n_indent: usize, t_max_predict_ms: Option<u64>) -> Lines {
-        Lines {
+        Lines::new(Asked {
             n_indent: Some(n_indent),
             t_max_predict_ms,
-            ..Lines::default()
-        }
+        })
     }
 
     /// The rules are those of `process_token` in llama.cpp's server.

@@ -104,6 +104,7 @@ mod tests {
         let common = &(&members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked"))
             | &members(include_str!("bounds.rs"), "Asked");
         let common = &common | &members(include_str!("sampling.rs"), "Asked");
+        let common = &common | &members(include_str!("lines.rs"), "Asked");
         let tools = members(include_str!("calls/asked.rs"), "Asked");
         let thoughts = members(include_str!("thoughts/asked.rs"), "Asked");
         let with_tools = &(&common | &tools) | &thoughts;

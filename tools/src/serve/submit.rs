@@ -131,7 +131,7 @@ pub fn submit(
                 begins: first == 0,
                 stops: [&stops[..], &app.text.rules().stop_strings].concat(),
                 keeps_stop: asked.common.keeps_stop(),
-                lines: asked.common.lines.clone(),
+                lines: asked.common.lines,
                 ends: ends.clone(),
                 bias: bias.clone(),
                 constraint: bounds.clone().hold(constraint),

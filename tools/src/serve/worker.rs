@@ -14,7 +14,7 @@ use emberflow_engine::{
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::lines::Lines;
+use super::lines::{self, Lines};
 use super::metrics::Totals;
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
@@ -43,7 +43,7 @@ pub struct Job {
     /// Whether the stop string is a part of the text.
     pub keeps_stop: bool,
     /// Where each text ends by its lines.
-    pub lines: Lines,
+    pub lines: lines::Asked,
     /// Tokens that end each text, beside the model's own.
     pub ends: Arc<[u32]>,
     /// What is added to logits.
@@ -71,7 +71,7 @@ impl Job {
             begins: true,
             stops: Vec::new(),
             keeps_stop: false,
-            lines: Lines::default(),
+            lines: lines::Asked::default(),
             ends: Arc::default(),
             bias: Vec::new(),
             constraint: None,
@@ -379,7 +379,7 @@ impl<'t> Worker<'_, 't> {
                 index: job.first + index,
                 stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
                 stops: Stops::new(job.stops.clone()).keeping(job.keeps_stop),
-                lines: job.lines.clone(),
+                lines: Lines::new(job.lines),
                 ends: job.ends.clone(),
                 log_probs: Vec::new(),
                 tokens: 0,

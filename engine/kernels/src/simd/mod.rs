@@ -75,7 +75,7 @@ macro_rules! entry_points {
 
         $(#[target_feature(enable = $feature)])*
         pub(super) fn sum_bytes(bytes: &[u8]) -> u64 {
-            $crate::bandwidth::sum_bytes(bytes)
+            $crate::simd::sum::sum_bytes(bytes)
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -147,6 +147,7 @@ mod neon;
 pub(crate) mod portable;
 mod stored;
 mod strided;
+pub(crate) mod sum;
 mod walk;
 
 pub(crate) use stored::{LINE, prefetch};
@@ -215,13 +216,6 @@ pub(crate) mod attend;
 mod axpy;
 mod axpy_q4;
 mod axpy_tokens;
-
-/// The bytes of an f32 slice, without copying.
-pub(crate) fn f32_bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: f32 has no padding, u8 needs no alignment, and the length is that of the
-    // same memory in bytes.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
 
 fn check_len(what: &str, len: usize, expected: usize) {
     assert!(

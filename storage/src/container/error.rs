@@ -4,10 +4,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::format::{MAGIC, SUPERBLOCK_LEN, Section, VERSION};
+use super::{LayoutError, Unit};
 use crate::arena::ArenaError;
 use crate::budget::BudgetError;
-use crate::container::format::{MAGIC, SUPERBLOCK_LEN, Section, VERSION};
-use crate::container::{LayoutError, Unit};
 use crate::io::IoError;
 
 /// Result type of this crate.
