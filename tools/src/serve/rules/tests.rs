@@ -415,7 +415,8 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
         });
         let took = start.elapsed();
         let shown: String = format!("{rules:?}").chars().take(100).collect();
-        assert!(took < Duration::from_secs(1), "{took:?}: {shown}");
+        // Far below what their size would take, also on a busy machine.
+        assert!(took < Duration::from_secs(5), "{took:?}: {shown}");
         match compiled {
             Err(_) => refused += 1,
             Ok(mut held) => {
