@@ -554,7 +554,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     });
     (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
     let mut store = NeuronStore::open(StoreSetup {
-        costs: planner.read_costs(&layout),
+        costs: layout.read_costs(&planner.device, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),

@@ -8,7 +8,6 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::device::products::Samples;
-use crate::error::at_next_start;
 use crate::memory::Needs;
 use crate::split::{Linear, Pair, Product};
 
@@ -142,12 +141,6 @@ impl Planner {
     /// Byte sizes of everything, with the shortest chunk.
     pub fn needs(&self) -> &Needs {
         &self.needs
-    }
-
-    /// The smallest budget to report, in whole MiB, with a margin for the process size, which
-    /// varies between starts.
-    pub fn smallest_to_name(&self) -> u64 {
-        at_next_start(self.smallest_budget())
     }
 
     /// The budget that holds the whole model with the longest chunk.

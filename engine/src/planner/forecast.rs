@@ -3,10 +3,10 @@
 
 use emberflow_storage::profile::Origin;
 
-use super::divide::Division;
+use super::budget::{Division, streams};
 use super::facts::{BATCHES, Planner};
 use super::firing::Absent;
-use super::pass::{Beside, Forecast, Pass};
+use super::pass::{Forecast, Pass};
 use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
 
@@ -22,16 +22,6 @@ struct Outlook {
 }
 
 impl Planner {
-    /// Divides `budget`, chooses the thread count and forecasts the speed.
-    ///
-    /// # Errors
-    /// As [`Planner::divide`].
-    pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
-        let division = self.divide(budget)?;
-        let threads = self.best_threads(&division)?;
-        self.forecast(&division, threads)
-    }
-
     /// The thread count with the highest expected speed.
     pub(crate) fn best_threads(&self, division: &Division) -> Result<usize, Error> {
         let counts = self.rates.threads.iter().map(|t| t.threads as usize);
@@ -53,7 +43,7 @@ impl Planner {
             }
         }
         best.map(|(_, threads)| threads)
-            .ok_or_else(|| self.no_rates())
+            .ok_or_else(|| self.rates.missing())
     }
 
     /// Expected tokens per second of `division` with all threads, in passes of so many tokens; 0 without rates
@@ -79,7 +69,7 @@ impl Planner {
         let outlook = self.outlook(division);
         let pass = self
             .pass(division, threads)
-            .ok_or_else(|| self.no_rates())?;
+            .ok_or_else(|| self.rates.missing())?;
         let gates_resident = memory.gates_resident();
         let (random, reads_per_bundle) = match () {
             () if memory.gate_banks > 0 => (self.shape.rest_read, 1),
@@ -88,9 +78,9 @@ impl Planner {
         };
         let experts = self.shape.visited < 1.0;
         // Models with exact zeros are served neuron by neuron where Gate rows are resident.
-        let visits = experts && self.streams(needs, memory);
+        let visits = experts && streams(&self.shape, needs, memory);
         let misses = memory.hot_clusters < needs.host_clusters();
-        let scan = self.scans(division);
+        let scan = division.scans(&self.shape);
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.host_clusters();
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
@@ -134,7 +124,7 @@ impl Planner {
                 first,
             };
         }
-        let slots = match self.scans(division) {
+        let slots = match division.scans(&self.shape) {
             true => 0,
             // Those of visited neurons.
             false => (memory.slots as f64 * self.shape.visited.min(1.0)) as u64,
@@ -143,23 +133,6 @@ impl Planner {
             absent: self.firing.absent(slots, &first),
             first,
         }
-    }
-
-    /// A pass with so many threads and no device; `None` without rates for them.
-    pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
-        Some(Pass {
-            shape: &self.shape,
-            firing: &self.firing,
-            machine: &self.rates,
-            rates: self.rates.with_threads(threads)?,
-            device: &self.device,
-            stream: &self.stream,
-            predictor: self.predictor,
-            stream_buffers: division.memory.stream_buffers,
-            two_phases: division.needs.two_phases && division.memory.slots > 0,
-            foresees: self.ablation.looks_ahead() && !self.gates_first,
-            beside: Beside::default(),
-        })
     }
 
     /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or a chunk in the middle of
@@ -184,7 +157,7 @@ impl Planner {
 
     fn hot_cut(&self, division: &Division, batch: usize) -> HotCut {
         let clusters = division.needs.clusters.max(1);
-        let hot = match self.scans(division) {
+        let hot = match division.scans(&self.shape) {
             true => clusters,
             false => self.hot(batch).iter().map(|&n| u64::from(n)).sum(),
         };
@@ -193,12 +166,6 @@ impl Planner {
             clusters: hot,
             resident: hot.min(division.memory.hot_clusters),
             share: hot as f64 / clusters as f64,
-        }
-    }
-
-    pub(super) fn no_rates(&self) -> Error {
-        Error::NoRates {
-            thread_counts: self.rates.threads.len(),
         }
     }
 }

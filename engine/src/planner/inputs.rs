@@ -8,8 +8,8 @@ use emberflow_storage::mem;
 use emberflow_storage::profile::{Pattern, ReadCost};
 use emberflow_storage::trim_heap;
 
+use super::budget::Division;
 use super::cores;
-use super::divide::Division;
 use super::facts::{BATCHES, Planner, Scratched, Tier, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
@@ -114,11 +114,6 @@ impl Planner {
             planner,
             Known::new(known.frequencies, known.popularity.visits),
         ))
-    }
-
-    /// Read costs for run-time decisions.
-    pub(crate) fn read_costs(&self, layout: &Layout) -> ReadCosts {
-        layout.read_costs(&self.device, self.firing.share())
     }
 }
 

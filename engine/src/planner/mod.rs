@@ -5,9 +5,9 @@
 //! [`Planner::plan`] is a pure function of [`Planner`]. Byte arithmetic is in [`crate::memory`],
 //! expected times are in `cost.rs`.
 
+mod budget;
 pub mod cores;
 mod cost;
-mod divide;
 mod explain;
 mod facts;
 mod firing;
@@ -18,12 +18,14 @@ mod plan;
 mod prompts;
 pub mod rates;
 mod reads;
+mod room;
+mod search;
 mod temperature;
 #[cfg(test)]
 mod tests;
 mod widths;
 
-pub use divide::Division;
+pub use budget::Division;
 pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};

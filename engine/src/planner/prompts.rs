@@ -2,18 +2,14 @@
 
 use emberflow_storage::profile::Pattern;
 
-use super::divide::Division;
+use super::budget::Division;
 use super::facts::{Planner, Scratched};
-use crate::memory::Needs;
 
 /// How much faster a prompt has to become for moving memory to and fro.
 const WORTH_IT: f64 = 1.1;
 
 /// Seconds that moving memory to and fro takes, whatever the model.
 const MOVING: f64 = 0.02;
-
-/// Chunk by which devices are compared for prompts.
-const LONG: usize = 256;
 
 impl Planner {
     /// The division that is expected to compute a prompt of `tokens` tokens fastest, with a longer chunk than
@@ -33,7 +29,7 @@ impl Planner {
             }
             Some(long)
         });
-        let timed = all.map(|d| (seconds(&d) + self.refill(usual, &d) + MOVING, d));
+        let timed = all.map(|d| (seconds(&d) + refill(self, usual, &d) + MOVING, d));
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * WORTH_IT < seconds(usual)).then_some(division)
     }
@@ -45,48 +41,24 @@ impl Planner {
             None => self.speed(division, division.chunk.max(2)),
         }
     }
+}
 
-    /// A division of the same kind for a long prompt, where it would have longer chunks.
-    pub(super) fn long(&self, division: &Division) -> Option<Division> {
-        let mut chunks = self.scratch.iter().map(|s| s.chunk);
-        let long = chunks.rfind(|&chunk| chunk <= LONG);
-        let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
-        self.with_chunk(division, long?)
-    }
-
-    /// A division of the same kind with another chunk.
-    fn with_chunk(&self, usual: &Division, chunk: usize) -> Option<Division> {
-        let needs = Needs {
-            process_peak: 0,
-            ..self.needs_with(&usual.needs, chunk)
-        };
-        let budget = usual.memory.budget();
-        let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
-        let (before, after) = (&usual.memory, &divided.memory);
-        let same = before.gate_banks == after.gate_banks
-            && before.embedding == after.embedding
-            && (before.slots > 0) == (after.slots > 0);
-        let widths = self.widths(&divided, self.threads);
-        same.then_some(Division { widths, ..divided })
-    }
-
-    /// Seconds to read what `prompt` takes from the cache of `usual`.
-    fn refill(&self, usual: &Division, prompt: &Division) -> f64 {
-        let held = |d: &Division, what| d.memory.ledger.held(what);
-        let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
-        let per_byte = |len: u64, of: f64| of / len.max(1) as f64 * 1e-9;
-        let s = &self.shape;
-        let neuron = match usual.memory.gate_banks {
-            0 => s.stride,
-            _ => s.rest_read,
-        };
-        let short = per_byte(neuron, self.device.read_ns(neuron, Pattern::Random));
-        let long = per_byte(
-            s.cluster_read,
-            self.stream.read_ns(s.cluster_read, Pattern::Sequential),
-        );
-        lost("cold") * short + lost("hot") * long
-    }
+/// Seconds to read what `prompt` takes from the cache of `usual`.
+fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
+    let held = |d: &Division, what| d.memory.ledger.held(what);
+    let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
+    let per_byte = |len: u64, of: f64| of / len.max(1) as f64 * 1e-9;
+    let s = &planner.shape;
+    let neuron = match usual.memory.gate_banks {
+        0 => s.stride,
+        _ => s.rest_read,
+    };
+    let short = per_byte(neuron, planner.device.read_ns(neuron, Pattern::Random));
+    let long = per_byte(
+        s.cluster_read,
+        (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),
+    );
+    lost("cold") * short + lost("hot") * long
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
 /// Version of the file format; others are rejected.
 pub const VERSION: u32 = 3;
 
@@ -132,6 +134,13 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// The error of rates without any thread count.
+    pub(super) fn missing(&self) -> Error {
+        Error::NoRates {
+            thread_counts: self.threads.len(),
+        }
+    }
+
     /// Their file, beside the device profile. `None` without a cache folder.
     pub fn default_path() -> Option<PathBuf> {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))

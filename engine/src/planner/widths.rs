@@ -1,8 +1,8 @@
 //! How much a device computes of a layer, by the number of rows of a pass: as much as makes it and the CPU end
 //! at the same time, by the device's measured times and the forecast of the CPU's.
 
+use super::budget::Division;
 use super::cost::InMemory;
-use super::divide::Division;
 use super::facts::{Planner, Tier};
 use super::pass::{Beside, Pass};
 use crate::device::{LEAST_STREAMED, Width, Widths};

@@ -1,26 +1,16 @@
-//! Division of a budget. Pure arithmetic that takes microseconds, so it runs whenever a sequence
-//! joins or leaves and whenever the budget changes.
+//! The search for the division of a budget that is expected to be the fastest, among those that the arithmetic of
+//! `budget.rs` allows.
 
-use super::facts::{Planner, Scratched, Tier};
+use super::budget::Division;
+use super::facts::Planner;
+use super::plan::Plan;
 use crate::ablation::Ablation;
-use crate::device::Widths;
-use crate::error::Error;
-use crate::memory::{MemoryPlan, Needs};
-use crate::store::regions::{CLUSTER, HOT, prefixes};
-
-/// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
-/// decode a little.
-const CHUNK_SHARE: f64 = 1.0 / 32.0;
-
-/// Largest increase of what each token reads, where every cluster out of memory is read for every
-/// token, for a longer chunk: its passes read the same, but fewer of them do.
-const READ_SHARE: f64 = 1.0 / 24.0;
+use crate::error::{Error, at_next_start};
+use crate::memory::Needs;
+use crate::store::regions::HOT;
 
 /// How many divisions between CPU and device are compared.
 const CANDIDATES: u64 = 64;
-
-/// Part of the neurons that fire for a token for which a cache is of use, whatever the device.
-const ENOUGH: f64 = 0.5;
 
 /// How many numbers of layers with resident Gate rows are compared at first, those between follow.
 const GATE_STEPS: u64 = 8;
@@ -35,21 +25,6 @@ const READS_MORE: f64 = 1.1;
 /// Speedup that a device must promise.
 const WORTH_IT: f64 = 1.02;
 
-/// The result of a division.
-#[derive(Debug, Clone)]
-pub struct Division {
-    /// Division of the memory.
-    pub memory: MemoryPlan,
-    /// Byte sizes it is based on.
-    pub needs: Needs,
-    /// Prompt tokens per pass.
-    pub chunk: usize,
-    /// Number of sequences.
-    pub batch: usize,
-    /// How much a device computes of what it holds.
-    pub widths: Widths,
-}
-
 /// A division beside others, and what it is expected to give.
 struct Candidate {
     decode: f64,
@@ -58,6 +33,16 @@ struct Candidate {
 }
 
 impl Planner {
+    /// Divides `budget`, chooses the thread count and forecasts the speed.
+    ///
+    /// # Errors
+    /// As [`Planner::divide`].
+    pub fn plan(&self, budget: u64) -> Result<Plan, Error> {
+        let division = self.divide(budget)?;
+        let threads = self.best_threads(&division)?;
+        self.forecast(&division, threads)
+    }
+
     /// Divides `budget` for the configured number of sequences.
     ///
     /// # Errors
@@ -136,12 +121,12 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        let hot: u64 = match self.scans(&division) {
+        let hot: u64 = match division.scans(&self.shape) {
             true => all,
             false => self.hot(division.batch).iter().map(|&n| u64::from(n)).sum(),
         };
         // What the CPU computes of a hot cluster: all of it, or what fires.
-        let computed = match self.scans(&division) {
+        let computed = match division.scans(&self.shape) {
             true => 1.0,
             false => division.needs.gate_share() * (1.0 - HOT) + HOT,
         };
@@ -175,38 +160,6 @@ impl Planner {
             false => a,
         };
         near.reduce(better).unwrap_or(plain).division
-    }
-
-    /// Clusters of each of the two buffers that others pass through on their way through a device. In a memory of
-    /// its own they take room from neurons, so that there are none where no row of a chunk would use them.
-    pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
-        let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
-        let used = |tier: &&Tier| {
-            tier.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
-        };
-        let tier = self.tier.as_ref().filter(used);
-        tier.map_or(0, |tier| tier.at_once)
-    }
-
-    /// Bytes of a device's memory that neurons may be held in.
-    fn room_for_neurons(&self, tier: &Tier, division: &Division) -> u64 {
-        let buffers = match tier.unified {
-            true => 0,
-            false => 2 * self.stream_buffers(division) as u64 * tier.cluster_len,
-        };
-        tier.memory.saturating_sub(buffers)
-    }
-
-    /// Bytes of a device's memory that a division leaves for matrices that the host has too. Where it is the
-    /// machine's, they take none of it.
-    pub(crate) fn device_spare(&self, division: &Division) -> u64 {
-        match &self.tier {
-            Some(tier) if !tier.unified => {
-                let held = division.needs.device_clusters * tier.cluster_len;
-                self.room_for_neurons(tier, division).saturating_sub(held)
-            }
-            _ => u64::MAX,
-        }
     }
 
     /// Divides again for another budget or number of sequences of an open engine. The chunk size is
@@ -329,22 +282,20 @@ impl Planner {
         }
         match best {
             Some((_, division)) => Ok(division),
-            None => outcome.and_then(|()| Err(self.no_rates())),
+            None => outcome.and_then(|()| Err(self.rates.missing())),
         }
-    }
-
-    /// Whether Gate rows are resident, with room for [`ENOUGH`] of the neurons that fire for a token.
-    fn has_room(&self, division: &Division) -> bool {
-        let (memory, needs) = (&division.memory, &division.needs);
-        let room = memory.slots + memory.hot_clusters * CLUSTER as u64;
-        memory.gates_resident()
-            && room as f64 >= ENOUGH * self.firing.share() * needs.neurons as f64
     }
 
     /// The smallest feasible budget.
     pub fn smallest_budget(&self) -> u64 {
         let least = self.ways().iter().map(Needs::smallest_budget).min();
         least.unwrap_or(u64::MAX)
+    }
+
+    /// The smallest budget to report, in whole MiB, with a margin for the process size, which
+    /// varies between starts.
+    pub fn smallest_to_name(&self) -> u64 {
+        at_next_start(self.smallest_budget())
     }
 
     /// The largest budget of a way that keeps at most `share` (0 to 1) of the FFN's weights resident
@@ -364,99 +315,6 @@ impl Planner {
         let most = settled.map(|(budget, _)| budget).max();
         most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
-
-    pub(super) fn divided(
-        &self,
-        budget: u64,
-        needs: Needs,
-        chunk: usize,
-        batch: usize,
-    ) -> Result<Division, Error> {
-        Ok(Division {
-            memory: needs.plan(budget)?.limited_to(self.ablation, &needs),
-            needs,
-            chunk,
-            batch,
-            widths: Widths::default(),
-        })
-    }
-
-    /// The longest affordable chunk, and the needs with it.
-    fn chunk(&self, base: &Needs, budget: u64) -> Result<(usize, Needs), Error> {
-        let least = base.plan(budget)?;
-        let cache: u64 = ["gates", "hot", "cold"]
-            .iter()
-            .map(|what| least.ledger.held(what))
-            .sum();
-        let all_fits = budget >= base.full_budget();
-        let most = match self.streams(base, &least) {
-            true => (missing(base, &least) * READ_SHARE) as u64,
-            false => (cache as f64 * CHUNK_SHARE) as u64,
-        };
-        let mut best = None;
-        let held = |needs: &Needs| needs.scratch + needs.predictor;
-        for &Scratched { chunk, .. } in &self.scratch {
-            let needs = self.needs_with(base, chunk);
-            let fits = match all_fits {
-                // then everything stays resident
-                true => needs.full_budget() <= budget,
-                false => held(&needs).saturating_sub(held(base)) <= most,
-            };
-            let same = |plan: &MemoryPlan| plan.gate_banks == least.gate_banks;
-            if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
-                best = Some((chunk, needs));
-            }
-        }
-        let first = self.scratch.first().map_or(1, |s| s.chunk);
-        Ok(best.unwrap_or((first, *base)))
-    }
-
-    /// Whether whole clusters are read for every token.
-    pub(super) fn streams(&self, needs: &Needs, plan: &MemoryPlan) -> bool {
-        let scans = self.shape.dense || !plan.gates_resident() && !needs.predicts;
-        scans && (plan.slots == 0 || plan.gates_partly())
-    }
-
-    /// Whether every token needs every neuron, or its Gate part from flash.
-    pub(super) fn scans(&self, division: &Division) -> bool {
-        let resident = division.memory.gates_resident();
-        self.shape.dense || !resident && !division.needs.predicts
-    }
-
-    /// Expected share of the visited experts that is resident: by the statistics, or as much as of
-    /// all experts, as if tokens were routed evenly and independently.
-    pub(super) fn expert_hits(&self, division: &Division) -> f64 {
-        let needs = &division.needs;
-        let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
-        match self.expert_misses.and_then(|misses| misses.rate(held)) {
-            Some(missed) => 1.0 - missed,
-            None => held,
-        }
-    }
-
-    /// First neuron outside the hot region, by layer.
-    pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
-        if self.shape.visited < 1.0 {
-            let hits = self.expert_hits(division);
-            let first = (self.shape.neurons as f64 * hits) as usize;
-            return vec![first; self.shape.layers];
-        }
-        let hot = self.hot(division.batch);
-        let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
-        let wanted = if self.scans(division) { &all } else { hot };
-        let whole = division.memory.hot_clusters + division.needs.device_clusters;
-        let prefix = prefixes(whole, wanted, &all);
-        let its = prefixes(division.needs.device_clusters, &all, &all);
-        let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        let both = prefix.iter().zip(its);
-        both.map(|(&first, its)| neuron(first.max(its))).collect()
-    }
-}
-
-/// Bytes of the neurons that are not in memory.
-fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
-    let neuron = (needs.gate_len + needs.rest_len) as f64;
-    (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
 }
 
 #[cfg(test)]

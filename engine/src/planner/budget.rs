@@ -1,0 +1,160 @@
+//! The arithmetic of a division: bytes and counts, no times. It takes microseconds, so it runs whenever a
+//! sequence joins or leaves and whenever the budget changes.
+
+use super::facts::{Planner, Scratched};
+use super::pass::{Beside, Pass, Shape};
+use crate::device::Widths;
+use crate::error::Error;
+use crate::memory::{MemoryPlan, Needs};
+use crate::store::regions::{CLUSTER, prefixes};
+
+/// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
+/// decode a little.
+const CHUNK_SHARE: f64 = 1.0 / 32.0;
+
+/// Largest increase of what each token reads, where every cluster out of memory is read for every
+/// token, for a longer chunk: its passes read the same, but fewer of them do.
+const READ_SHARE: f64 = 1.0 / 24.0;
+
+/// Part of the neurons that fire for a token for which a cache is of use, whatever the device.
+const ENOUGH: f64 = 0.5;
+
+/// The result of a division.
+#[derive(Debug, Clone)]
+pub struct Division {
+    /// Division of the memory.
+    pub memory: MemoryPlan,
+    /// Byte sizes it is based on.
+    pub needs: Needs,
+    /// Prompt tokens per pass.
+    pub chunk: usize,
+    /// Number of sequences.
+    pub batch: usize,
+    /// How much a device computes of what it holds.
+    pub widths: Widths,
+}
+
+impl Division {
+    /// Whether every token needs every neuron, or its Gate part from flash.
+    pub(super) fn scans(&self, shape: &Shape) -> bool {
+        shape.dense || !self.memory.gates_resident() && !self.needs.predicts
+    }
+}
+
+impl Planner {
+    pub(super) fn divided(
+        &self,
+        budget: u64,
+        needs: Needs,
+        chunk: usize,
+        batch: usize,
+    ) -> Result<Division, Error> {
+        Ok(Division {
+            memory: needs.plan(budget)?.limited_to(self.ablation, &needs),
+            needs,
+            chunk,
+            batch,
+            widths: Widths::default(),
+        })
+    }
+
+    /// The longest affordable chunk, and the needs with it.
+    pub(super) fn chunk(&self, base: &Needs, budget: u64) -> Result<(usize, Needs), Error> {
+        let least = base.plan(budget)?;
+        let cache: u64 = ["gates", "hot", "cold"]
+            .iter()
+            .map(|what| least.ledger.held(what))
+            .sum();
+        let all_fits = budget >= base.full_budget();
+        let most = match streams(&self.shape, base, &least) {
+            true => (missing(base, &least) * READ_SHARE) as u64,
+            false => (cache as f64 * CHUNK_SHARE) as u64,
+        };
+        let mut best = None;
+        let held = |needs: &Needs| needs.scratch + needs.predictor;
+        for &Scratched { chunk, .. } in &self.scratch {
+            let needs = self.needs_with(base, chunk);
+            let fits = match all_fits {
+                // then everything stays resident
+                true => needs.full_budget() <= budget,
+                false => held(&needs).saturating_sub(held(base)) <= most,
+            };
+            let same = |plan: &MemoryPlan| plan.gate_banks == least.gate_banks;
+            if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
+                best = Some((chunk, needs));
+            }
+        }
+        let first = self.scratch.first().map_or(1, |s| s.chunk);
+        Ok(best.unwrap_or((first, *base)))
+    }
+
+    /// Whether Gate rows are resident, with room for [`ENOUGH`] of the neurons that fire for a token.
+    pub(super) fn has_room(&self, division: &Division) -> bool {
+        let (memory, needs) = (&division.memory, &division.needs);
+        let room = memory.slots + memory.hot_clusters * CLUSTER as u64;
+        memory.gates_resident()
+            && room as f64 >= ENOUGH * self.firing.share() * needs.neurons as f64
+    }
+
+    /// Expected share of the visited experts that is resident: by the statistics, or as much as of
+    /// all experts, as if tokens were routed evenly and independently.
+    pub(super) fn expert_hits(&self, division: &Division) -> f64 {
+        let needs = &division.needs;
+        let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
+        match self.expert_misses.and_then(|misses| misses.rate(held)) {
+            Some(missed) => 1.0 - missed,
+            None => held,
+        }
+    }
+
+    /// First neuron outside the hot region, by layer.
+    pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
+        if self.shape.visited < 1.0 {
+            let hits = self.expert_hits(division);
+            let first = (self.shape.neurons as f64 * hits) as usize;
+            return vec![first; self.shape.layers];
+        }
+        let hot = self.hot(division.batch);
+        let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
+        let wanted = if division.scans(&self.shape) {
+            &all
+        } else {
+            hot
+        };
+        let whole = division.memory.hot_clusters + division.needs.device_clusters;
+        let prefix = prefixes(whole, wanted, &all);
+        let its = prefixes(division.needs.device_clusters, &all, &all);
+        let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
+        let both = prefix.iter().zip(its);
+        both.map(|(&first, its)| neuron(first.max(its))).collect()
+    }
+
+    /// A pass with so many threads and no device; `None` without rates for them.
+    pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
+        Some(Pass {
+            shape: &self.shape,
+            firing: &self.firing,
+            machine: &self.rates,
+            rates: self.rates.with_threads(threads)?,
+            device: &self.device,
+            stream: &self.stream,
+            predictor: self.predictor,
+            stream_buffers: division.memory.stream_buffers,
+            two_phases: division.needs.two_phases && division.memory.slots > 0,
+            foresees: self.ablation.looks_ahead() && !self.gates_first,
+            beside: Beside::default(),
+        })
+    }
+}
+
+/// Whether whole clusters are read for every token.
+pub(super) fn streams(shape: &Shape, needs: &Needs, plan: &MemoryPlan) -> bool {
+    let scans = shape.dense || !plan.gates_resident() && !needs.predicts;
+    scans && (plan.slots == 0 || plan.gates_partly())
+}
+
+/// Bytes of the neurons that are not in memory.
+fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
+    let neuron = (needs.gate_len + needs.rest_len) as f64;
+    (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
+}
