@@ -173,7 +173,7 @@ fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// The special tokens that chat templates know by name.
+/// The special tokens that chat templates and prompts with a gap know by name.
 fn named_tokens(metadata: &Metadata, vocab: &GgufVocab) -> Result<BTreeMap<String, String>, Error> {
     let mut named = BTreeMap::new();
     for (key, name) in [
@@ -185,6 +185,16 @@ fn named_tokens(metadata: &Metadata, vocab: &GgufVocab) -> Result<BTreeMap<Strin
         ("seperator_token_id", "sep_token"),
         ("cls_token_id", "cls_token"),
         ("mask_token_id", "mask_token"),
+        // around a gap, by their older keys and then by those of today
+        ("prefix_token_id", "fim_prefix"),
+        ("suffix_token_id", "fim_suffix"),
+        ("middle_token_id", "fim_middle"),
+        ("fim_pre_token_id", "fim_prefix"),
+        ("fim_suf_token_id", "fim_suffix"),
+        ("fim_mid_token_id", "fim_middle"),
+        ("fim_pad_token_id", "fim_pad"),
+        ("fim_rep_token_id", "fim_repository"),
+        ("fim_sep_token_id", "fim_file"),
     ] {
         let id = metadata.u32(&format!("tokenizer.ggml.{key}"))?;
         let token = id.and_then(|id| vocab.tokens.get(usize::try_from(id).ok()?));

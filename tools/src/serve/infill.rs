@@ -51,9 +51,18 @@ const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 /// The tokens that end a gap's text beside the model's own, as stop strings: another file, another
 /// repository, nothing.
 pub fn ends(text: &Text) -> Vec<String> {
-    let names = PADDING.iter().chain(&REPOSITORY).chain(&FILE);
-    let known = names.filter(|name| text.tokenizer().token_to_id(name).is_some());
-    known.map(|name| (*name).to_owned()).collect()
+    let names = PADDING.iter().chain(&REPOSITORY).chain(&FILE).copied();
+    let declared = ["fim_pad", "fim_repository", "fim_file"];
+    let declared = declared.iter().filter_map(|name| declared_as(text, name));
+    let known = names
+        .chain(declared)
+        .filter(|name| text.tokenizer().token_to_id(name).is_some());
+    known.map(str::to_owned).collect()
+}
+
+/// The token that the checkpoint itself says to be this one.
+fn declared_as<'a>(text: &'a Text, name: &str) -> Option<&'a str> {
+    text.meta().named_tokens.get(name).map(|token| &**token)
 }
 
 /// A file beside the one with the gap.
@@ -94,10 +103,16 @@ impl<'a> Infill<'a> {
     /// A tokenizer without them; `field` asked for them.
     pub fn of(text: &'a Text, field: &'static str) -> Result<Self, ApiError> {
         let tokenizer = text.tokenizer();
-        let find = |names: &[&str]| names.iter().find_map(|name| tokenizer.token_to_id(name));
-        let (Some(prefix), Some(suffix), Some(middle)) =
-            (find(&PREFIX), find(&SUFFIX), find(&MIDDLE))
-        else {
+        let find = |declared: &str, names: &[&'static str]| {
+            let declared = declared_as(text, declared).into_iter();
+            let mut all = declared.chain(names.iter().copied());
+            all.find_map(|name| tokenizer.token_to_id(name))
+        };
+        let (Some(prefix), Some(suffix), Some(middle)) = (
+            find("fim_prefix", &PREFIX),
+            find("fim_suffix", &SUFFIX),
+            find("fim_middle", &MIDDLE),
+        ) else {
             let message = format!(
                 "this model's tokenizer has no tokens for a gap (such as `{}`), which `{field}` needs",
                 PREFIX[0]
@@ -109,8 +124,8 @@ impl<'a> Infill<'a> {
             prefix,
             suffix,
             middle,
-            repository: find(&REPOSITORY),
-            file: find(&FILE),
+            repository: find("fim_repository", &REPOSITORY),
+            file: find("fim_file", &FILE),
         })
     }
 

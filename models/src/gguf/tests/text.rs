@@ -75,11 +75,19 @@ fn suppressed_and_named_tokens_are_read() {
     let mut file = Gguf::new("llama");
     file.set("tokenizer.ggml.suppress_tokens", tokens(&[3, -1, 4]));
     file.set("tokenizer.ggml.padding_token_id", Kv::U32(9));
+    file.set("tokenizer.ggml.prefix_token_id", Kv::U32(6));
+    file.set("tokenizer.ggml.fim_pre_token_id", Kv::U32(5));
+    file.set("tokenizer.ggml.middle_token_id", Kv::U32(7));
     let checkpoint = file.open().unwrap();
     assert_eq!(checkpoint.rules().suppress_tokens, [3, 4]);
     let named = checkpoint.named_tokens();
     assert_eq!(
         (named["pad_token"].as_str(), named["eos_token"].as_str()),
         ("g", "</s>")
+    );
+    // The keys of today count before the older ones, as in llama.cpp.
+    assert_eq!(
+        [&named["fim_prefix"], &named["fim_middle"]],
+        ["c", "e"]
     );
 }
