@@ -214,7 +214,7 @@ impl Decoder {
     fn embed(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
         let d = self.config.d_model as usize;
         let store = &mut self.ffn.store;
-        store.tracer().section(&trace::EMBEDDING, [0; 2]);
+        store.tracer.section(&trace::EMBEDDING, [0; 2]);
         let tokens = spans.iter().flat_map(|span| span.tokens).copied();
         match &mut self.embedding {
             Some(embedding) => embedding.rows(self.on.cpu, store, tokens, &mut pass.x)?,
@@ -278,14 +278,14 @@ impl Decoder {
             return Ok(());
         };
         let store = &mut self.ffn.store;
-        store.tracer().section(&trace::ROUTER, [number as u64, 0]);
+        store.tracer.section(&trace::ROUTER, [number as u64, 0]);
         let x = &pass.x[..n * c.d_model as usize];
         let input = Input::new(on.cpu, x, n, &mut s.input);
         s.routes.choose(on, router, mixture, input, &mut s.rows);
         if n > 1 {
             return Ok(());
         }
-        let first = store.layout().banks_of(number).start;
+        let first = store.layout.banks_of(number).start;
         let units = s.routes.visited().map(|expert| first + expert);
         store.read_chosen(number, units)
     }
@@ -301,7 +301,7 @@ impl Decoder {
     ) {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
-        let (tracer, width) = (self.ffn.store.tracer(), n * c.d_model as usize);
+        let (tracer, width) = (&self.ffn.store.tracer, n * c.d_model as usize);
         tracer.section(&trace::ATTENTION, [number as u64, 0]);
         let attention = AttentionLayer {
             config: c,
@@ -340,7 +340,7 @@ impl Decoder {
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
         let (width, layer) = (n * d, &layers[number]);
         let next = layers.get(number + 1);
-        let bank = ffn.store.layout().banks_of(number).start;
+        let bank = ffn.store.layout.banks_of(number).start;
         let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
         let biases = layer.ffn_bias.as_ref();
         let dense = [BankWork {
@@ -352,7 +352,7 @@ impl Decoder {
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {
                 if !mixture.early_router {
-                    (ffn.store.tracer()).section(&trace::ROUTER, [number as u64, 0]);
+                    (ffn.store.tracer).section(&trace::ROUTER, [number as u64, 0]);
                     s.routes.choose(on, router, mixture, input, &mut s.rows);
                 }
                 Some(s.routes.units(bank, n, biases))
@@ -361,7 +361,7 @@ impl Decoder {
         };
         let ahead = match (&mut self.ahead, next) {
             (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
-                let first = ffn.store.layout().banks_of(number + 1).start;
+                let first = ffn.store.layout.banks_of(number + 1).start;
                 ahead.banks(on, c, next, &pass.x[..d], first)
             }
             _ => &[],
@@ -415,7 +415,7 @@ impl Decoder {
     pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
         let start = Instant::now();
         let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
-        let tracer = self.ffn.store.tracer();
+        let tracer = &self.ffn.store.tracer;
         tracer.section(&trace::HEAD, [0; 2]);
         let (d, count) = (c.d_model as usize, rows.len());
         for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {

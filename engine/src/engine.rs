@@ -7,6 +7,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::ablation::Ablation;
+use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::share::Sharing;
@@ -28,9 +29,8 @@ use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sequence::{Sequence, Span};
 use crate::sparsity::Choice;
+use crate::store::Foreseen;
 use crate::store::LayerResidency;
-use crate::store::foresight::Foreseen;
-use crate::store::regions::LEAST_BUFFERS;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
@@ -345,7 +345,7 @@ impl Engine {
         let budget = self.division.memory.budget();
         self.division = self.planner.divide_again(&self.division, budget, batch)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
-        self.decoder.ffn.store.aim_border(memory, hot);
+        self.decoder.ffn.store.residency.aim_border(memory, hot);
         Ok(())
     }
 
@@ -368,19 +368,19 @@ impl Engine {
         let mut tables = [embedding, inputs];
         // Free first, then allocate.
         for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
-            table.hold(&ffn.store.layout().container, hold && table.is_held())?;
+            table.hold(&ffn.store.layout.container, hold && table.is_held())?;
         }
         ffn.store.set_plan(&division.memory)?;
         self.division = division;
         for table in tables.into_iter().flatten() {
-            table.hold(&ffn.store.layout().container, hold)?;
+            table.hold(&ffn.store.layout.container, hold)?;
         }
         Ok(())
     }
 
     /// The trace of all threads and the device, if the options enable it.
     pub fn trace(&self) -> Option<&Arc<Trace>> {
-        self.decoder.ffn.store.tracer().trace()
+        self.decoder.ffn.store.tracer.trace()
     }
 
     /// Most concurrent sequences.
@@ -460,7 +460,8 @@ impl Engine {
     /// What is in memory of each layer's neurons. Looks up every neuron: milliseconds for a large
     /// model.
     pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
-        self.decoder.ffn.store.by_layer()
+        let store = &self.decoder.ffn.store;
+        store.residency.by_layer(|bank| store.device.holds(bank))
     }
 
     /// Bytes of keys and values per position.
@@ -470,7 +471,7 @@ impl Engine {
 
     /// What reading experts ahead has done since the engine was opened; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
-        self.decoder.ffn.store.foreseen()
+        self.decoder.ffn.store.prefetch.foreseen()
     }
 
     /// Enabled mechanisms.
@@ -480,7 +481,7 @@ impl Engine {
 
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
-        self.decoder.ffn.store.io_name()
+        self.decoder.ffn.store.reads.engine()
     }
 }
 
@@ -570,7 +571,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     })?;
     (sharing.as_mut().map(|with| store.share_gates(with))).transpose()?;
     for table in [&mut embedding, &mut inputs].into_iter().flatten() {
-        table.hold(&store.layout().container, division.memory.embedding)?;
+        table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {
         embedding,

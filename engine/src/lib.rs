@@ -18,6 +18,7 @@
 mod ablation;
 mod attention;
 pub mod bundle;
+pub mod cluster;
 pub mod constraint;
 mod counters;
 mod decoder;
@@ -59,6 +60,7 @@ pub mod trace;
 mod weights;
 
 pub use ablation::Ablation;
+pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
@@ -76,6 +78,5 @@ pub use run::{
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use sequence::{Sequence, Span};
+pub use store::Foreseen;
 pub use store::LayerResidency;
-pub use store::foresight::Foreseen;
-pub use store::regions::{self, CLUSTER};

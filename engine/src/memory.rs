@@ -7,8 +7,8 @@
 use emberflow_storage::budget::Ledger;
 
 use crate::ablation::{Ablation, Keep};
+use crate::cluster::{LEAST_BUFFERS, split};
 use crate::error::Error;
-use crate::store::regions::{LEAST_BUFFERS, split};
 
 /// Sizes in bytes that do not depend on the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -30,7 +30,7 @@ impl Engine {
 
     /// How many of its rows a device computes with all neurons.
     pub(crate) fn rows_streamed(&self) -> usize {
-        let usual = || self.decoder.ffn.store.streamed_rows(self.chunk());
+        let usual = || self.decoder.ffn.store.device.streamed_rows(self.chunk());
         self.longest.map_or_else(usual, |longest| longest.streamed)
     }
 
@@ -78,7 +78,7 @@ impl Engine {
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
         self.division = self.planner().divide_again(&usual, budget, batch)?;
         let made = self.set_rows();
-        self.decoder.ffn.store.device_or_lost(made)?;
+        self.decoder.ffn.store.device.or_lost(made)?;
         // Freed heap memory would count beside the cache.
         trim_heap();
         self.decoder.ffn.store.set_plan(&self.division.memory)
@@ -108,7 +108,7 @@ impl Engine {
         let made = set_device_room(decoder, &ffn, products, &self.division);
         let longest = LongChunk {
             rows: self.chunk(),
-            streamed: self.decoder.ffn.store.streamed_rows(self.chunk()),
+            streamed: self.decoder.ffn.store.device.streamed_rows(self.chunk()),
         };
         if made.is_ok() && longest.rows > self.longest.map_or(0, |longest| longest.rows) {
             self.longest = Some(longest);
@@ -128,7 +128,8 @@ fn set_device_room(
     decoder
         .ffn
         .store
-        .set_device_room(&room, products, &division.widths)?;
+        .device
+        .set_room(&room, products, &division.widths)?;
     for held in decoder.weights.products() {
         held.set_results(products.results);
     }

@@ -1,5 +1,6 @@
 //! Test container of random neurons, and stores over it.
 
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use emberflow_kernels::{Cpu, DType, Row, quantize_row};
@@ -7,7 +8,7 @@ use emberflow_storage::budget::Ledger;
 use emberflow_storage::container::{
     BankSpec, BundleGeometry, Container, Prefer, Spec, Unit, Writer,
 };
-use emberflow_storage::io::IoChoice;
+use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::trace::Tracer;
 use fastrand::Rng;
 
@@ -192,10 +193,24 @@ impl World {
         }
     }
 
+    /// Its banks as byte ranges, and what reads them.
+    pub fn layout(&self) -> Result<(Layout, FileSource), Error> {
+        let container = Container::open(&self.path)?;
+        Layout::new(container, self.format, self.layers() as u32)
+    }
+
+    /// The bytes of a whole cluster as they are read into a stream buffer.
+    pub fn cluster_bytes(&self, layout: &Layout, bank: u32, cluster: u32) -> Vec<u8> {
+        let (offset, len) = layout.cover_cluster(bank, cluster);
+        let mut bytes = vec![0; len as usize];
+        let (file, base) = (layout.container.file(), layout.container.base());
+        file.read_exact_at(&mut bytes, base + offset).unwrap();
+        bytes
+    }
+
     /// A store that starts with `plan`; one cluster of each bank is hot.
     pub fn store(&self, plan: &MemoryPlan, ways: &Ways) -> Result<NeuronStore, Error> {
-        let container = Container::open(&self.path)?;
-        let (layout, source) = Layout::new(container, self.format, self.layers() as u32)?;
+        let (layout, source) = self.layout()?;
         let options = Options {
             io: ways.io,
             ablation: ways.ablation,

@@ -7,7 +7,7 @@ pub(crate) use super::compare::deviation;
 use super::compare::{Apart, Both, CLUSTERS, NEURONS, OF_WIDE, few_cases, is_wrong};
 use super::products::{Sample, Samples};
 use super::{Dense, DenseShape, DeviceError, Facts, Kernels};
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// How a device's answers compare with the CPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use super::numbers::Numbers;
 use super::{
     CpuDevice, Dense, DenseShape, DeviceError, Kernels, NeuronRows, Order, Part, Room, Sums, Work,
 };
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// Clusters of the check's part, the last of which is short.
 pub(super) const CLUSTERS: usize = 8;

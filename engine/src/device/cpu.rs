@@ -15,8 +15,8 @@ use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
     Room, SharedMatrix, Sums, Taken, Ticket, Work,
 };
+use crate::cluster::CLUSTER;
 use crate::ffn::{Gating, of_up};
-use crate::store::regions::CLUSTER;
 
 /// Bytes of the thread's stack.
 const STACK: usize = 256 << 10;

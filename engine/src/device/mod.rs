@@ -50,8 +50,8 @@ pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
+use crate::cluster::CLUSTER;
 pub use crate::input::Input;
-use crate::store::regions::CLUSTER;
 
 /// An error of a device: it is not used any longer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

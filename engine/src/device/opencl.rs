@@ -13,7 +13,7 @@ use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows, Order,
     Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
 };
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// Divisions and square roots are rounded correctly.
 const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";

@@ -5,7 +5,7 @@ use emberflow_kernels::Row;
 use emberflow_opencl as cl;
 
 use super::{DenseShape, NeuronRows, TILE_ROWS};
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// A part in which rows lie matrix by matrix, each with its scales behind it.
 pub(super) struct InRows {

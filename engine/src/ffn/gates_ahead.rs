@@ -14,10 +14,10 @@ use super::activation::Gating;
 use super::gates::GateWork;
 use super::lookahead::Upcoming;
 use crate::bundle::NeuronFormat;
+use crate::cluster::CLUSTER;
 use crate::input::Input;
 use crate::norm::rows_or_copy;
 use crate::store::Resident;
-use crate::store::regions::CLUSTER;
 
 /// Buffers for one token.
 pub(super) struct GatesAhead {

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::gates::{GateWork, add_bias};
+use crate::cluster::CLUSTER;
 use crate::device::products::{Begun, Products};
 use crate::input::Input;
 use crate::store::Resident;
-use crate::store::regions::CLUSTER;
 
 /// Products of a bank's last Gate rows, under way on a device.
 pub(super) struct BegunGates {

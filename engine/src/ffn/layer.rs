@@ -9,10 +9,10 @@ use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::Wait;
 use super::units::{BankWork, LayerInput};
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
 use crate::store::PassRows;
-use crate::store::regions::CLUSTER;
 use crate::trace;
 
 /// `out[row] += weight × bias` of the units' Downs, for the rows of `d` elements that they take.
@@ -87,7 +87,7 @@ impl Ffn {
     /// The end of the part of `units` that begins at `first`: as many as fit the buffers, at least
     /// one.
     fn part_end(&self, units: &[BankWork<'_>], first: usize) -> usize {
-        let layout = self.store.layout();
+        let layout = &self.store.layout;
         let mut clusters = 0;
         let fits = |unit: &&BankWork<'_>| {
             clusters += layout.clusters(unit.bank);
@@ -108,7 +108,7 @@ impl Ffn {
     ) -> Result<(), Error> {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
-        self.store.tracer().section(&trace::FFN, trace_layer);
+        self.store.tracer.section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
@@ -136,7 +136,7 @@ impl Ffn {
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
                 self.end_pieces(inputs, out)?;
-                self.store.tracer().section(&trace::REDUCE, trace_layer);
+                self.store.tracer.section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
             }
             next = end;
@@ -162,8 +162,8 @@ impl Ffn {
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
         for work in at.units {
-            let (rows, clusters) = (work.rows.len(), self.store.layout().clusters(work.bank));
-            let neurons = self.store.layout().neurons(work.bank);
+            let (rows, clusters) = (work.rows.len(), self.store.layout.clusters(work.bank));
+            let neurons = self.store.layout.neurons(work.bank);
             let cut = self.predictors.as_ref().map_or(0.0, |p| p.cut(work.bank));
             self.units.push(Unit {
                 bank: work.bank,
@@ -196,22 +196,29 @@ impl Ffn {
             return self.store.read_guessed(at.ahead);
         }
         let number = at.number + 1;
-        let mut banks = self.store.layout().banks_of(number);
+        let mut banks = self.store.layout.banks_of(number);
         let (Some(bank), None, Some(next)) = (banks.next(), banks.next(), at.next) else {
             return Ok(());
         };
-        if at.input.tokens() > FEW || !self.store.guesses_pay(number) {
+        let save = match at.input.tokens() {
+            ..=FEW => self.store.guesses_save(number),
+            _ => None,
+        };
+        let Some(save) = save else {
             return Ok(());
-        }
+        };
         let upcoming = Upcoming {
             bank,
             residual: at.residual,
             norm: next.norm,
             bias: next.bias,
         };
-        let (resident, neurons) = (self.store.resident(), self.store.layout().neurons(bank));
-        let save = (at.input.tokens() == 1 && self.store.gates_resident(bank))
-            .then(|| self.store.guesses_save(number));
+        let (resident, neurons) = (
+            self.store.residency.resident(),
+            self.store.layout.neurons(bank),
+        );
+        let by_rows = at.input.tokens() == 1 && self.store.residency.banks.gates_resident(bank);
+        let save = by_rows.then_some(save);
         let by_gates =
             (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
         let gating = Gating {

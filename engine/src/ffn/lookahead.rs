@@ -14,9 +14,9 @@ use emberflow_kernels::{Activations, Compute, Cpu, Lane, Lanes};
 
 use super::mask;
 use super::predict::Predictors;
+use crate::cluster::CLUSTER;
 use crate::input::Input;
 use crate::norm::{Norm, rows_or_copy};
-use crate::store::regions::CLUSTER;
 
 /// Pieces into which each thread splits a layer's gates or predictions. Lookup and reads for finished
 /// pieces overlap with the computation of the others.

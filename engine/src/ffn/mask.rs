@@ -6,7 +6,7 @@
 //!
 //! The functions take the words of one cluster; `n` is a neuron's index in it.
 
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// Words per cluster.
 pub(super) const fn words(rows: usize) -> usize {

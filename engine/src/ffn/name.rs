@@ -24,9 +24,9 @@ use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use super::top::Tops;
 use crate::ablation::Overlap;
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::store::regions::CLUSTER;
 use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -206,7 +206,9 @@ impl Taker<'_> {
         let (bank, rows, first) = (naming.bank, naming.rows, c * CLUSTER);
         if !margins.is_empty() {
             let margins = &margins[..margins.len().min(naming.neurons - first)];
-            (self.store).set_margins(naming.cpu, bank, first, margins, true);
+            (self.store)
+                .residency
+                .set_margins(naming.cpu, bank, first, margins, true);
             if let Some(lookahead) = &mut self.lookahead {
                 lookahead.learn(naming.cpu, bank, first, margins);
             }
@@ -215,7 +217,7 @@ impl Taker<'_> {
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
             if c + i < naming.on_device {
-                self.store.need_on_device(self.unit);
+                self.store.job.leave_to_device(self.unit);
                 continue;
             }
             let here = naming.of_cluster(c + i);
@@ -266,8 +268,11 @@ impl Ffn {
             .then(|| self.oracle.next())
             .flatten();
         of.named = predictor.is_some() || oracle.is_some();
-        let (of, known) = (*of, self.store.gates_resident(of.bank));
-        let (gate_len, on_device) = (self.shape.format.gate_len(), self.store.on_device(of.bank));
+        let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
+        let (gate_len, on_device) = (
+            self.shape.format.gate_len(),
+            self.store.device.computes(of.bank),
+        );
         if !of.named {
             let own = of.neurons.saturating_sub(on_device * CLUSTER);
             self.counts.all(&of, own * gate_len);
@@ -275,10 +280,10 @@ impl Ffn {
         if !(of.named || known) {
             return need_all(&mut self.store, unit, of.neurons, on_device);
         }
-        let (resident, tracer) = (self.store.resident(), self.store.tracer().clone());
+        let (resident, tracer) = (self.store.residency.resident(), self.store.tracer.clone());
         let naming = Naming {
             cpu: on.cpu,
-            layer: self.store.layer_number(),
+            layer: self.store.job.layer(),
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
@@ -289,14 +294,14 @@ impl Ffn {
             on_device,
             resident: known.then_some(&*resident),
             all: self.shape.dense,
-            streams: self.store.streams_through_device(),
+            streams: self.store.device.streams(),
             tracer: &tracer,
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
         };
         let mut taker = Taker {
             lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank)),
-            overlaps: self.store.overlap() == Overlap::Clusters,
+            overlaps: self.store.policy.overlap() == Overlap::Clusters,
             store: &mut self.store,
             counts: &mut self.counts,
             naming: &naming,
@@ -313,7 +318,7 @@ impl Ffn {
         if of.named {
             self.counts.bytes += (needed * gate_len) as u64;
         }
-        self.oracle.keep(self.store.needed_of(unit), of.neurons);
+        self.oracle.keep(self.store.job.needed_of(unit), of.neurons);
         Ok(())
     }
 }
@@ -509,7 +514,7 @@ fn need_all(
 ) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
         if first < on_device * CLUSTER {
-            store.need_on_device(unit);
+            store.job.leave_to_device(unit);
             continue;
         }
         let ids = first..(first + CLUSTER).min(neurons);

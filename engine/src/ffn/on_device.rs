@@ -7,10 +7,10 @@ use super::pairs::Inputs;
 use super::reduce::is_plain;
 use super::state::Ffn;
 use super::stream::of_clusters;
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::device::{Sums, Ticket, Work};
 use crate::error::Error;
-use crate::store::regions::CLUSTER;
 use crate::trace;
 
 /// Work of a device that is under way.
@@ -34,7 +34,10 @@ impl Ffn {
         let Some(of) = self.units.first() else {
             return Ok(None);
         };
-        let items = group.start..group.end.min(of.first + self.store.on_device(of.bank));
+        let items = group.start
+            ..group
+                .end
+                .min(of.first + self.store.device.computes(of.bank));
         if items.is_empty() {
             return Ok(None);
         }
@@ -44,8 +47,8 @@ impl Ffn {
         let from = inputs.of(0);
         // Sums are added in the order of items, so a device may add its own only if they are the first.
         let total = items.start == 0 && is_plain(&inputs.at.units[0]);
-        let start = self.store.tracer().now();
-        let ticket = self.store.submit_work(of.bank, |part| Work {
+        let start = self.store.tracer.now();
+        let ticket = self.store.device.submit(of.bank, |part| Work {
             part,
             clusters: &clusters,
             x: from.input.x,
@@ -88,13 +91,13 @@ impl Ffn {
         let at = items.start - group.start..items.end - group.start;
         let at = at.start..if total { at.start + 1 } else { at.end };
         let sums = &mut self.partials[at.start * width..at.end * width];
-        match self.store.take_sums(ticket, sums)? {
+        match self.store.device.take(ticket, sums)? {
             Some(taken) => {
                 self.added = if total { items.clone() } else { 0..0 };
                 self.counts.fired += taken.fired;
-                let values = [self.store.layer_number() as u64, items.len() as u64];
+                let values = [self.store.job.layer() as u64, items.len() as u64];
                 let took = nanoseconds(taken.took);
-                let tracer = self.store.tracer();
+                let tracer = &self.store.tracer;
                 tracer.accelerator(&trace::DENSE, values, start, took);
             }
             None => self.lost = true,

@@ -7,8 +7,8 @@ use emberflow_kernels::Activations;
 use super::activation::Gating;
 use super::mask;
 use super::units::{Bias, LayerInput, Rows};
+use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::store::regions::CLUSTER;
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]

@@ -5,9 +5,9 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Cpu, Row};
 
+use crate::cluster::CLUSTER;
 use crate::input::Input;
 use crate::matrix::Matrix;
-use crate::store::regions::CLUSTER;
 
 /// Floats of scratch that [`products`] needs.
 pub(super) fn products_floats(d: usize, tokens: usize) -> usize {

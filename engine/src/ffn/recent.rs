@@ -7,8 +7,8 @@
 use super::mask;
 use super::pairs::{Pairs, Unit};
 use super::units::{BankWork, Rows};
+use crate::cluster::CLUSTER;
 use crate::store::NeuronStore;
-use crate::store::regions::CLUSTER;
 use std::ops::Range;
 
 /// Tokens at the end of each sequence's pass whose neurons stay.
@@ -110,7 +110,7 @@ impl Done<'_> {
                 unit.gates(&self.pairs.gates),
                 unit.wanted(&self.pairs.wanted),
             );
-            let known = store.gates_known(item);
+            let known = store.job.gates_known(item);
             let words = mask::words(unit.rows);
             let again = self.recent.visits(self.work[at].rows);
             store.release(item, again, |neuron| {

@@ -44,7 +44,7 @@ impl Ffn {
         let added = std::mem::replace(&mut self.added, 0..0);
         used.extend(items.clone().map(|item| match added.contains(&item) {
             true => item == added.start,
-            false => self.store.is_needed(item),
+            false => self.store.job.is_needed(item),
         }));
         let group = Group {
             partials: &self.partials[..items.len() * width],

@@ -7,8 +7,8 @@ use emberflow_kernels::Compute;
 use super::pairs::Inputs;
 use super::recent::RECENT;
 use super::state::Ffn;
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
-use crate::store::regions::CLUSTER;
 
 impl Ffn {
     /// Scores the last two tokens of a single-sequence pass again (a pass of many tokens keeps no
@@ -18,7 +18,7 @@ impl Ffn {
         let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
             return;
         };
-        if end.len() < RECENT || !self.store.evicts() || self.pairs.margins.is_empty() {
+        if end.len() < RECENT || !self.store.residency.evicts() || self.pairs.margins.is_empty() {
             return;
         }
         let [unit] = self.units[..] else {
@@ -41,7 +41,9 @@ impl Ffn {
                 .for_each_part_mut(margins, CLUSTER, &|_, c, margins| {
                     predictors.margins(on.cpu, unit.bank, features, c * CLUSTER, margins);
                 });
-            (self.store).set_margins(on.cpu, unit.bank, 0, margins, consecutive);
+            (self.store)
+                .residency
+                .set_margins(on.cpu, unit.bank, 0, margins, consecutive);
         }
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }

@@ -16,9 +16,9 @@ use super::state::Ffn;
 use super::streaming::Wait;
 use super::sums::Job;
 use crate::ablation::Overlap;
+use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::store::Step;
-use crate::store::regions::CLUSTER;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
 /// reads: if all that have arrived were computed first, the device would have nothing to do.
@@ -37,9 +37,10 @@ impl Ffn {
         let submitted = self.submit(inputs, &group)?;
         self.begin_streamed(inputs, &group);
         self.submit_streamed(inputs, Wait::No)?;
-        let is_own = |&item: &usize| self.store.is_needed(item) && !self.store.is_on_device(item);
+        let is_own =
+            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_on_device(item);
         let mut open = group.clone().filter(is_own).count();
-        let overlap = self.store.overlap();
+        let overlap = self.store.policy.overlap();
         let mut begun = false;
         while open > 0 {
             self.store.poll()?;
@@ -50,19 +51,21 @@ impl Ffn {
                 Overlap::Matrix => begun,
                 Overlap::Nothing => true,
             };
-            if barrier && self.store.reading() {
+            if barrier && self.store.reads.outstanding() > 0 {
                 self.store.wait()?;
                 continue;
             }
             begun = true;
             // Where reads and computation interleave, buffers must soon be free for further reads.
-            let most = match self.store.streams() {
+            let most = match self.store.job.streams() {
                 true => (SLICE * on.threads()).min(FEW),
                 false => usize::MAX,
             };
             // What holds no buffer may take longer.
             let longer = most.saturating_mul(2);
-            (self.store).take_ready(group.end, most, longer, &mut self.schedule.ready);
+            (self.store)
+                .job
+                .take_ready(group.end, most, longer, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
                 // Idle: release slots now.
                 if !self.release_done(inputs) {
@@ -81,7 +84,7 @@ impl Ffn {
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
             open -= self.settle()?;
-            if self.store.is_short_of_memory() || self.store.streams() {
+            if self.store.job.is_short_of_memory() || self.store.job.streams() {
                 self.release_done(inputs);
             }
         }
@@ -183,7 +186,7 @@ impl Ffn {
             }
         };
         let partials = &mut self.partials[..group.len() * width];
-        if store.streams() {
+        if store.job.streams() {
             let each = (group.clone()).zip(partials.chunks_exact_mut(width));
             let mut copies = self.schedule.copies.iter_mut().peekable();
             let mut few: ArrayVec<_, FEW> = (each.filter(|(item, _)| is_ready(item)))
@@ -212,7 +215,7 @@ impl Ffn {
 
     /// Reserves the slots of streamed items that are about to be computed and then stay.
     fn reserve_copies(&mut self, inputs: Inputs<'_>) {
-        if !self.store.streams() {
+        if !self.store.job.streams() {
             return;
         }
         for &(item, step) in &self.schedule.ready {
@@ -230,12 +233,8 @@ impl Ffn {
 
     /// Makes what was copied resident, unless any of it is damaged.
     fn settle_copies(&mut self) -> Result<(), Error> {
-        let damaged = self.store.is_damaged();
         for (item, slot) in self.schedule.copies.drain(..) {
-            match damaged {
-                true => self.store.abandon_hot(item, slot),
-                false => self.store.settle_hot(item, slot),
-            }
+            self.store.settle_hot(item, slot);
         }
         self.store.intact()
     }

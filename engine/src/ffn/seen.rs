@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::units::Choice;
-use crate::store::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 
 /// One FFN of a pass, as an observer sees it.
 pub struct FfnSeen<'a> {

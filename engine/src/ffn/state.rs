@@ -15,9 +15,9 @@ use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
 use super::streaming::Streaming;
 use super::top::Tops;
+use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::device::{LEAST_STREAMED, Room};
-use crate::store::regions::CLUSTER;
 use crate::store::{Layout, NeuronStore};
 use crate::thread_buffer::renew;
 
@@ -152,9 +152,9 @@ impl Ffn {
         let (pairs, d) = (room.pairs(), shape.format.d);
         // Which experts come next is not known.
         let lookahead = (predictors.as_ref())
-            .filter(|_| !store.layout().has_experts())
+            .filter(|_| !store.layout.has_experts())
             .map(|p| Lookahead::new(d, room.neurons, room.rows.min(FEW), p.banks()));
-        let one_bank = predictors.is_none() && !store.layout().has_experts();
+        let one_bank = predictors.is_none() && !store.layout.has_experts();
         let by_gates = (one_bank && shape.kind.activation.is_sparse())
             .then(|| GatesAhead::new(d, room.neurons));
         let margins = if lookahead.is_some() {
@@ -186,7 +186,7 @@ impl Ffn {
             streaming: Streaming::default(),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
             fired: match room.counts {
-                true => nothing_fired(store.layout()),
+                true => nothing_fired(&store.layout),
                 false => Vec::new(),
             },
             shape,
@@ -234,7 +234,7 @@ impl Ffn {
     pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
         match self.fired.is_empty() {
             true => Vec::new(),
-            false => std::mem::replace(&mut self.fired, nothing_fired(self.store.layout())),
+            false => std::mem::replace(&mut self.fired, nothing_fired(&self.store.layout)),
         }
     }
 

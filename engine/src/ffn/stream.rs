@@ -22,10 +22,10 @@ use super::reduce::is_plain;
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::{Piece, Underway, Wait};
 use super::units::{BankWork, LayerInput, Rows};
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::device::{Sums, Work};
 use crate::error::Error;
-use crate::store::regions::CLUSTER;
 use crate::store::{Step, StreamedFrom};
 use crate::trace;
 
@@ -43,7 +43,7 @@ impl Ffn {
         let plain = matches!(unit.rows, Rows::All(_)) && unit.weights.is_none();
         // Who observes neurons looks at all rows.
         match plain && self.record.is_none() {
-            true => self.store.streamed_rows(at.input.tokens()),
+            true => self.store.device.streamed_rows(at.input.tokens()),
             false => 0,
         }
     }
@@ -91,7 +91,9 @@ impl Ffn {
     /// The first item of a unit that is computed in groups: what a device computes in pieces comes before.
     pub(super) fn first_own(&self, inputs: Inputs<'_>, group: usize) -> usize {
         match self.units.first() {
-            Some(of) if self.has_pieces(inputs, group) => of.first + self.store.on_device(of.bank),
+            Some(of) if self.has_pieces(inputs, group) => {
+                of.first + self.store.device.computes(of.bank)
+            }
             _ => 0,
         }
     }
@@ -102,7 +104,7 @@ impl Ffn {
         let ([of], [work]) = (&self.units[..], inputs.at.units) else {
             return false;
         };
-        let held = self.store.on_device(of.bank);
+        let held = self.store.device.computes(of.bank);
         inputs.streamed.is_some() || held > group && is_plain(work)
     }
 
@@ -110,7 +112,7 @@ impl Ffn {
     pub(super) fn group_len(&self, inputs: Inputs<'_>, group: usize) -> usize {
         match inputs.streamed {
             None => group,
-            Some(_) => group.min(self.store.streamed_at_once()),
+            Some(_) => group.min(self.store.device.streamed_at_once()),
         }
     }
 
@@ -126,12 +128,12 @@ impl Ffn {
             return Ok(());
         };
         if inputs.streamed.is_some() {
-            let held = self.store.held_on_device(of.bank);
+            let held = self.store.device.holds(of.bank);
             self.streaming.begin(held, self.streaming.wanted);
         }
         let (d, clusters) = (self.shape.format.d, of.end - of.first);
         let at_once = clusters_per_group(of.rows.max(1), d, clusters, on.threads());
-        let held = self.store.on_device(of.bank);
+        let held = self.store.device.computes(of.bank);
         if held == 0 || !self.has_pieces(inputs, at_once) {
             return Ok(());
         }
@@ -174,7 +176,7 @@ impl Ffn {
             return;
         }
         let of = &self.units[0];
-        let held = self.store.held_on_device(of.bank);
+        let held = self.store.device.holds(of.bank);
         let clusters = held.max(group.start - of.first)..group.end - of.first;
         self.streaming.groups += 1;
         self.streaming.missing = clusters.len();
@@ -206,7 +208,7 @@ impl Ffn {
         if inputs.streamed.is_none() {
             return Ok(());
         }
-        while let Some(piece) = self.streaming.next(self.store.streamed_at_once()) {
+        while let Some(piece) = self.streaming.next(self.store.device.streamed_at_once()) {
             let waits = match wait {
                 Wait::No => false,
                 Wait::ForGroup => self.streaming.group.is_some(),
@@ -214,7 +216,7 @@ impl Ffn {
             };
             let ticket = (self.streaming.underway.as_ref()).map(|underway| underway.ticket);
             if let (Some(ticket), false, false) = (ticket, waits, self.lost) {
-                match self.store.is_done(ticket)? {
+                match self.store.device.is_done(ticket)? {
                     Some(true) => {}
                     Some(false) => return Ok(()),
                     None => self.lost = true,
@@ -263,8 +265,8 @@ impl Ffn {
         let count = (clusters.end * CLUSTER).min(of.neurons) - clusters.start * CLUSTER;
         let end = within.start * CLUSTER + count;
         let bias = inputs.at.units[0].bias;
-        let start = self.store.tracer().now();
-        let ticket = self.store.submit_streamed(from, |part| Work {
+        let start = self.store.tracer.now();
+        let ticket = self.store.device.submit_streamed(from, |part| Work {
             part,
             clusters: &within,
             x: input.x,
@@ -289,14 +291,14 @@ impl Ffn {
         let Some(underway) = self.streaming.underway.take().filter(|_| !self.lost) else {
             return Ok(());
         };
-        let Some(taken) = self.store.take_sums(underway.ticket, out)? else {
+        let Some(taken) = self.store.device.take(underway.ticket, out)? else {
             self.lost = true;
             return Ok(());
         };
         self.counts.fired += taken.fired;
-        let values = [self.store.layer_number() as u64, underway.clusters as u64];
+        let values = [self.store.job.layer() as u64, underway.clusters as u64];
         let took = nanoseconds(taken.took);
-        let tracer = self.store.tracer();
+        let tracer = &self.store.tracer;
         tracer.accelerator(&trace::DENSE, values, underway.start, took);
         Ok(())
     }

@@ -8,10 +8,10 @@ use super::shape::FfnShape;
 use super::state::{Ffn, FfnRoom, clusters_per_group};
 use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::ablation::Ablation;
+use crate::cluster::CLUSTER;
 use crate::input::Input;
 use crate::memory::MemoryPlan;
 use crate::store::Naming;
-use crate::store::regions::CLUSTER;
 use crate::testing::{Ways, World, floats};
 use crate::thread_buffer;
 

@@ -3,10 +3,10 @@
 use emberflow_kernels::{Activations, Compute};
 use emberflow_predictor::{Features, Quality};
 
+use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
 use crate::model::Model;
-use crate::store::regions::CLUSTER;
 
 /// Counts true and false positives of a container's predictors while a model runs without them. The
 /// observed engine must keep its gates ([`crate::Options::observe`]) and must not run `predicted`

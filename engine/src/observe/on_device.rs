@@ -93,7 +93,7 @@ impl DeviceReport {
             .decoder
             .weights
             .prompt_on_device(engine.prompt_chunk());
-        let (gates_share, gates_waited) = store.gates_on_device();
+        let (gates_share, gates_waited) = store.device.gates_share();
         let neuron = needs.gate_len + needs.rest_len;
         let cluster = needs.cluster * neuron;
         let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
@@ -102,7 +102,7 @@ impl DeviceReport {
         rows.dedup();
         let computed = rows.into_iter().map(|rows| Computed {
             rows,
-            ffn_share: share(store.computed_on_device(rows)),
+            ffn_share: share(store.device.computed_for(rows)),
         });
         Self {
             name: facts.name.clone(),
@@ -114,7 +114,7 @@ impl DeviceReport {
             streamed: Streamed {
                 rows: engine.rows_streamed(),
                 chunk: engine.prompt_chunk(),
-                bytes: store.stream_clusters() as u64 * cluster,
+                bytes: store.device.stream_clusters() as u64 * cluster,
             },
             bytes: clusters * cluster,
             numerics: match verdict.same_bits {
@@ -140,8 +140,8 @@ impl DeviceReport {
                 Some(_) => "--device-memory or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
             }),
-            wait_ms: (store.waited_for_device() + waited + gates_waited).as_secs_f64() * 1e3,
-            lost: store.lost_device().map(ToString::to_string),
+            wait_ms: (store.device.waited() + waited + gates_waited).as_secs_f64() * 1e3,
+            lost: store.device.lost().map(ToString::to_string),
         }
     }
 

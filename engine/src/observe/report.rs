@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
-use crate::store::foresight::Foreseen;
+use crate::store::Foreseen;
 
 /// Metrics of one run. Keys are a contract: add, never rename.
 #[derive(Debug, Clone, Serialize)]

@@ -3,10 +3,10 @@
 
 use super::facts::{Planner, Scratched};
 use super::pass::{Beside, Pass, Shape};
+use crate::cluster::{CLUSTER, prefixes};
 use crate::device::Widths;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
-use crate::store::regions::{CLUSTER, prefixes};
 
 /// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
 /// decode a little.

@@ -18,10 +18,10 @@ use super::firing::Absent;
 use super::pass::{Forecast, Limit, Pass};
 use super::rates::ThreadRates;
 use super::reads::{Reads, SPREAD};
+use crate::cluster::CLUSTER;
 use crate::ffn::GATE_PIECES;
 use crate::matrix::ROWS_PER_CHUNK;
 use crate::memory::MemoryPlan;
-use crate::store::regions::CLUSTER;
 
 /// Rows of a matrix product, and their bytes.
 struct Rows {

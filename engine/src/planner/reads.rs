@@ -5,8 +5,8 @@ use emberflow_storage::profile::Pattern;
 
 use super::firing::{Absent, GROUP};
 use super::pass::Pass;
+use crate::cluster::CLUSTER;
 use crate::memory::MemoryPlan;
-use crate::store::regions::CLUSTER;
 
 /// Overdispersion of the needed neurons per cluster: their variance is 3 to 4 times the binomial
 /// one (bundled model, held-out text).

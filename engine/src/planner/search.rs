@@ -5,9 +5,9 @@ use super::budget::Division;
 use super::facts::Planner;
 use super::plan::Plan;
 use crate::ablation::Ablation;
+use crate::cluster::HOT;
 use crate::error::{Error, at_next_start};
 use crate::memory::Needs;
-use crate::store::regions::HOT;
 
 /// How many divisions between CPU and device are compared.
 const CANDIDATES: u64 = 64;

@@ -4,9 +4,9 @@ use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::routing::ExpertMisses;
 use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses, StatsError};
 
+use crate::cluster::hot_prefix;
 use crate::error::Error;
 use crate::store::Layout;
-use crate::store::regions::hot_prefix;
 
 /// Activation statistics of a model.
 pub(crate) struct Temperature {

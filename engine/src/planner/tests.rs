@@ -12,10 +12,10 @@ use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::rates::Rates;
 use crate::ablation::Ablation;
+use crate::cluster::CLUSTER;
 use crate::kv::KvShape;
 use crate::memory::{Needs, Residency};
 use crate::scratch::{Scratch, ScratchRoom};
-use crate::store::regions::CLUSTER;
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;

@@ -5,10 +5,10 @@ use super::budget::Division;
 use super::cost::InMemory;
 use super::facts::{Planner, Tier};
 use super::pass::{Beside, Pass};
+use crate::cluster::CLUSTER;
 use crate::device::{LEAST_STREAMED, Width, Widths};
 use crate::ffn::RECENT;
 use crate::split::{Curve, Product, pieces_of_second};
-use crate::store::regions::CLUSTER;
 
 /// Bytes a nanosecond that one thread copies to a device's buffer.
 const COPIED_PER_NS: f64 = 4.0;

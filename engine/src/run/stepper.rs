@@ -218,13 +218,13 @@ impl<'e> Stepper<'e> {
         let counted = self.engine.counters().since(before);
         let store = &self.engine.decoder.ffn.store;
         // What streams is read once a pass for however many.
-        let streamed = store.streamed();
+        let streamed = store.residency.banks.streamed();
         let needed = counted.hot_hits + counted.hits + counted.misses;
         let pass = turns::Pass {
             tokens: rows,
             needed: needed.saturating_sub(streamed),
-            neurons: store.layout().total() - streamed,
-            slots: store.capacity(),
+            neurons: store.layout.total() - streamed,
+            slots: store.residency.capacity(),
             time,
             wait: Duration::from_nanos(counted.wait_ns),
         };

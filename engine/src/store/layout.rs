@@ -10,10 +10,10 @@ use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
-use super::content::{Align, SlotContent};
 use super::costs::ReadCosts;
-use super::regions::CLUSTER;
+use super::residency::{Align, SlotContent};
 use crate::bundle::NeuronFormat;
+use crate::cluster::CLUSTER;
 use crate::error::Error;
 
 /// A validated container, its banks by layer, and its direct I/O alignment.
@@ -271,6 +271,13 @@ impl Layout {
         let neurons = self.cluster_neurons(bank, cluster);
         let stride = self.container.geometry().stride as usize;
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
+    }
+
+    /// The two reads that replace one of `len` bytes from `offset` on.
+    pub fn halves(&self, (offset, len): (u64, u32)) -> [(u64, u32); 2] {
+        let unit = self.slack() as u32;
+        let first = (len / 2).next_multiple_of(unit).min(len);
+        [(offset, first), (offset + u64::from(first), len - first)]
     }
 
     /// Offset of the wanted bytes in a read by [`cover`](Self::cover).

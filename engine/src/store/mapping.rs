@@ -6,6 +6,7 @@ use emberflow_storage::container::MappedBundles;
 
 use super::layout::Layout;
 use crate::error::Error;
+use crate::memory::MemoryPlan;
 
 /// A mapped container, and its banks whose pages may be resident.
 pub(super) struct Mapping {
@@ -22,15 +23,17 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub fn new(layout: &Layout) -> Result<Self, Error> {
-        Ok(Self {
+    pub fn new(layout: &Layout, plan: &MemoryPlan) -> Result<Self, Error> {
+        let mut mapping = Self {
             bundles: layout.map()?,
             uses: VecDeque::with_capacity(Self::uses_for(layout)),
             last: vec![0; layout.banks()],
             next: 1,
             limit: 0,
             held: 0,
-        })
+        };
+        mapping.set_plan(layout, plan)?;
+        Ok(mapping)
     }
 
     fn uses_for(layout: &Layout) -> usize {
@@ -55,9 +58,9 @@ impl Mapping {
         pages + (Self::uses_for(layout) * size_of::<(u32, u64)>() + 8 * layout.banks()) as u64
     }
 
-    /// Sets how many bytes may be resident.
-    pub fn set_limit(&mut self, layout: &Layout, bytes: u64) -> Result<(), Error> {
-        self.limit = bytes;
+    /// What a plan leaves may be resident, beside what was set aside for that.
+    pub fn set_plan(&mut self, layout: &Layout, plan: &MemoryPlan) -> Result<(), Error> {
+        self.limit = plan.ledger.left() + Self::least_bytes(layout);
         self.shrink(layout, self.next)
     }
 

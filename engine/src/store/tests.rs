@@ -5,11 +5,11 @@ use emberflow_kernels::DType;
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
 use proptest::prelude::*;
 
-use super::neurons::{Naming, NeuronStore};
-use super::regions::CLUSTER;
+use super::job::Step;
 use super::tier::PassRows;
-use super::work::Step;
+use super::{Naming, NeuronStore};
 use crate::ablation::Ablation;
+use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 use fastrand::Rng;
@@ -94,7 +94,7 @@ fn run(
         store.poll()?;
         store.advance()?;
         let (most, longer) = (1 + random.usize(..4), 1 + random.usize(..8));
-        store.take_ready(usize::MAX, most, longer, &mut ready);
+        store.job.take_ready(usize::MAX, most, longer, &mut ready);
         if ready.is_empty() {
             if done.is_empty() {
                 store.wait()?;
@@ -118,12 +118,12 @@ fn run(
                     done.push(item as usize);
                 }
                 Step::Gates => {
-                    let bank = store.layer.items[item as usize].bank;
+                    let bank = store.job.items[item as usize].bank;
                     store.resolve(item, |neuron| fires(bank, neuron))?;
                 }
             }
         }
-        if store.is_short_of_memory() || chance(random, 0.3) {
+        if store.job.is_short_of_memory() || chance(random, 0.3) {
             for item in done.drain(..) {
                 store.release(item, true, |neuron| neuron % 3 != 0);
             }
@@ -139,7 +139,7 @@ fn run(
 /// Compares a ready cluster with the file. Returns the number of its neurons with bytes.
 fn check(world: &World, store: &NeuronStore, item: usize, step: Step) -> usize {
     let cluster = store.cluster(item);
-    let bank = store.layer.items[item].bank;
+    let bank = store.job.items[item].bank;
     let mut seen = 0;
     for (i, &neuron) in cluster.ids().iter().enumerate() {
         let Some(bytes) = cluster.neuron(i) else {
@@ -147,8 +147,8 @@ fn check(world: &World, store: &NeuronStore, item: usize, step: Step) -> usize {
         };
         seen += 1;
         let [gate, up, down] = world.vectors(bank, neuron);
-        if store.gates_resident(bank) {
-            let resident = store.resident();
+        if store.residency.banks.gates_resident(bank) {
+            let resident = store.residency.resident();
             let row = resident.gate(bank, neuron).expect("a resident row");
             assert_eq!(row.quants(), gate);
             assert!(bytes.gate.is_empty());
@@ -225,11 +225,11 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
             1 if ways.naming != Naming::All => {
                 let hot = random.u64(..5);
                 let slots = 256 + random.u64(..200);
-                let plan = match store.gates_partly_resident() {
-                    true => world.plan_partly(store.gate_banks() as u64, 0, slots),
-                    false => world.plan(store.gates_resident(0), hot, slots),
+                let plan = match store.residency.banks.gates_partly() {
+                    true => world.plan_partly(store.residency.banks.with_gates as u64, 0, slots),
+                    false => world.plan(store.residency.banks.gates_resident(0), hot, slots),
                 };
-                store.aim_border(&plan, &[2, 1, 1, 0, 1]);
+                store.residency.aim_border(&plan, &[2, 1, 1, 0, 1]);
             }
             _ => {}
         }
@@ -246,12 +246,12 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
             let ids = needs.iter().flat_map(|n| &n.clusters).map(Vec::len);
             needed += ids.sum::<usize>();
             seen += run(&world, &mut store, layer, &needs, &mut random)?;
-            if layer == 1 && store.guesses_pay(2) {
+            if layer == 1 && store.guesses_save(2).is_some() {
                 let ids: Vec<u32> = (0..129).filter(|_| chance(&mut random, 0.3)).collect();
                 store.guess(2, 4, &ids)?;
             }
         }
-        store.cold.check_invariants();
+        store.residency.cold.cache.check_invariants();
     }
     Ok([needed, seen])
 }
@@ -325,7 +325,7 @@ fn after_a_failure_the_store_refuses_to_work() {
             let needs = needs(&world, 0, 0.6, &mut random);
             if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
-                store.cold.check_invariants();
+                store.residency.cold.cache.check_invariants();
                 let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), rows(1));
                 assert!(matches!(again, Err(Error::Failed { .. })), "{again:?}");
                 let plan = store.set_plan(&world.plan(false, 0, 300));
@@ -353,7 +353,7 @@ fn every_policy_that_keeps_neurons_fills_its_slots() {
         let mut store = world.store(&world.plan(true, 0, 500), &ways).unwrap();
         let mut random = Rng::with_seed(7);
         for pass in 0..24 {
-            let held = store.cold.resident();
+            let held = store.residency.cold.cache.resident();
             match ablation {
                 Ablation::NoCache | Ablation::Baseline | Ablation::BundleOnly => {
                     assert_eq!(held, 0, "{} after {pass}", ablation.name());
@@ -390,9 +390,8 @@ fn every_neuron(bank: u32) -> Vec<Needs> {
 
 /// Clusters that were read ahead for layers after the current one.
 fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
-    let arrived = store.layer.arrived.iter().map(|a| (a.0, a.1));
-    let mut all: Vec<_> = store.layer.coming.iter().copied().chain(arrived).collect();
-    all.retain(|a| a.0 as usize != store.layer.number);
+    let mut all: Vec<_> = store.reads.underway().collect();
+    all.retain(|a| a.0 as usize != store.job.layer());
     all.sort_unstable();
     all
 }
@@ -467,7 +466,7 @@ fn a_scan_may_go_on_at_any_layer() {
         assert_eq!(seen, 384);
     }
     store.set_plan(&world.plan(false, 3, 0)).unwrap();
-    assert_eq!(store.reader.stream.free(), 8);
+    assert_eq!(store.reads.free_buffers(), 8);
 }
 
 /// At most one cluster is promoted per layer and pass; moving the border back reads nothing.
@@ -481,13 +480,13 @@ fn the_border_moves_without_a_burst_of_reads() {
         bank: 0,
         clusters: (0..5).map(|c| (c * 128..(c + 1) * 128).collect()).collect(),
     }];
-    store.aim_border(&world.plan(true, 4, 100), &[4]);
+    store.residency.aim_border(&world.plan(true, 4, 100), &[4]);
     let mut hot = Vec::new();
     for _ in 0..8 {
         store.step_border().unwrap();
         store.begin_pass(true);
         run(&world, &mut store, 0, &all, &mut random).unwrap();
-        hot.push(store.hot.held());
+        hot.push(store.residency.hot.held());
     }
     assert!(hot.windows(2).all(|w| w[1] <= w[0] + 1), "{hot:?}");
     assert_eq!(hot.last(), Some(&4));

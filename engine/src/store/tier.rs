@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 use crate::device::{
     DeviceError, HostBytes, InUse, NeuronRows, Part, Room, Taken, Ticket, Widths, Work,
 };
@@ -229,7 +229,8 @@ impl Tier {
         Ok(self.device.or_lost(uploaded)?.is_some())
     }
 
-    /// As [`Tier::submit`], of neurons that it holds or that were copied to a buffer.
+    /// Begins to compute clusters that it holds or that were copied to a buffer; `work` is asked for
+    /// with their part. `None` if the device has failed, now or before.
     pub fn submit_streamed<'a>(
         &mut self,
         from: StreamedFrom,
@@ -326,17 +327,7 @@ impl Tier {
         Ok(())
     }
 
-    /// Begins to compute clusters of a bank; `work` is asked for with their part. `None` if the
-    /// device has failed, now or before.
-    pub fn submit<'a>(
-        &mut self,
-        bank: u32,
-        work: impl FnOnce(Part) -> Work<'a>,
-    ) -> Result<Option<Ticket>, Error> {
-        self.submit_streamed(StreamedFrom::Held(bank), work)
-    }
-
-    /// Waits for the sums; as [`Tier::submit`].
+    /// Waits for the sums; `None` if the device has failed, now or before.
     pub fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Option<Taken>, Error> {
         let start = Instant::now();
         let taken = self.device.dense().take(ticket, out);

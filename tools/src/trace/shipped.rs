@@ -1,7 +1,7 @@
 //! The cache of real runs, replayed: its own code over slots that hold nothing.
 
 use emberflow_engine::CLUSTER;
-use emberflow_engine::regions::{hot_prefix, prefixes, split};
+use emberflow_engine::cluster::{hot_prefix, prefixes, split};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 use super::eviction::Cache;

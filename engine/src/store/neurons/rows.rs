@@ -2,11 +2,26 @@
 
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::TensorRows;
-use emberflow_storage::io::Read;
 
-use super::neurons::NeuronStore;
-use super::tag::Tag;
+use super::NeuronStore;
 use crate::error::Error;
+use crate::store::layout::Layout;
+use crate::store::reads::Tag;
+
+/// Passes a row that was read on, once it is verified.
+fn take_row(
+    layout: &Layout,
+    rows: &TensorRows,
+    row: u32,
+    slot: &Slot,
+    then: impl FnOnce(&[u8]),
+) -> Result<(), Error> {
+    let shift = layout.shift_of(rows.offset_of(row as usize));
+    let bytes = &slot.as_slice()[shift..shift + rows.row_len()];
+    layout.container.check_row(rows, row as usize, bytes)?;
+    then(bytes);
+    Ok(())
+}
 
 impl NeuronStore {
     /// Reads the `wanted` rows of a tensor into slots of `arena`, limited by its free slots, and
@@ -18,7 +33,7 @@ impl NeuronStore {
         arena: &mut Arena,
         then: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        self.usable()?;
+        self.latch.check()?;
         let mut wanted = wanted.enumerate();
         if let Some(mapped) = &self.mapped {
             let mapped = &mapped.bundles;
@@ -30,7 +45,7 @@ impl NeuronStore {
             }
             return Ok(());
         }
-        let mut outcome = Ok(());
+        let (mut outcome, mut coming) = (Ok(()), 0);
         loop {
             while let Some(slot) = arena.take() {
                 let Some((n, row)) = wanted.next().filter(|_| outcome.is_ok()) else {
@@ -38,49 +53,30 @@ impl NeuronStore {
                     break;
                 };
                 let from = rows.offset_of(row as usize);
-                let (offset, len) = self.layout.cover_of(from, rows.row_len());
+                let part = self.layout.cover_of(from, rows.row_len());
                 let number = n as u32;
-                self.rows.coming += 1;
-                self.request(Read::new(
-                    Tag::Row { number, row }.bits(),
-                    offset,
-                    len,
-                    slot,
-                ))?;
+                coming += 1;
+                let tag = Tag::Row { number, row };
+                self.reads.part(tag, part, slot, 0)?;
             }
-            self.submit()?;
-            if self.rows.coming == 0 {
-                return self.latch(outcome);
+            self.reads.submit()?;
+            if coming == 0 {
+                return self.latch.keep(outcome);
             }
-            let slept = self.sleep();
+            let slept = self.wait();
             if slept.is_err() {
                 // After an error no further reads complete.
-                self.rows.coming = self.rows.arrived.len();
+                coming = self.reads.rows.len();
             }
             outcome = outcome.and(slept);
-            let mut arrived = std::mem::take(&mut self.rows.arrived);
-            for (number, row, slot) in arrived.drain(..) {
-                self.rows.coming -= 1;
+            while let Some((number, row, slot)) = self.reads.rows.pop() {
+                coming -= 1;
                 if outcome.is_ok() {
-                    outcome = self.take_row(rows, row, &slot, |bytes| then(number as usize, bytes));
+                    let then = |bytes: &[u8]| then(number as usize, bytes);
+                    outcome = take_row(&self.layout, rows, row, &slot, then);
                 }
                 arena.put(slot);
             }
-            self.rows.arrived = arrived;
         }
-    }
-
-    fn take_row(
-        &self,
-        rows: &TensorRows,
-        row: u32,
-        slot: &Slot,
-        then: impl FnOnce(&[u8]),
-    ) -> Result<(), Error> {
-        let shift = self.layout.shift_of(rows.offset_of(row as usize));
-        let bytes = &slot.as_slice()[shift..shift + rows.row_len()];
-        self.layout.container.check_row(rows, row as usize, bytes)?;
-        then(bytes);
-        Ok(())
     }
 }

@@ -5,7 +5,8 @@
 
 use emberflow_storage::cache::Key;
 
-use super::layout::Layout;
+use crate::store::bits::Bits;
+use crate::store::layout::Layout;
 
 /// Misses per pass of a layer below which speculation does not pay: so few reads overlap with the
 /// computation of the hits.
@@ -16,62 +17,6 @@ const TRIAL: u32 = 64;
 
 /// Passes after which a layer with low precision is retried.
 const RETRY: u32 = 64;
-
-/// One bit for each neuron of the model.
-struct Bits {
-    words: Vec<u64>,
-    /// First word of each bank, and the end.
-    first: Vec<usize>,
-}
-
-impl Bits {
-    fn new(sizes: &[u32]) -> Self {
-        let mut first = vec![0];
-        for &neurons in sizes {
-            let words = (neurons as usize).div_ceil(64);
-            first.push(first.last().copied().unwrap_or(0) + words);
-        }
-        let all = first.last().copied().unwrap_or(0);
-        Self {
-            words: vec![0; all],
-            first,
-        }
-    }
-
-    fn bytes_for(sizes: &[u32]) -> u64 {
-        let words = |&n: &u32| u64::from(n).div_ceil(64);
-        8 * (sizes.iter().map(words).sum::<u64>() + sizes.len() as u64 + 1)
-    }
-
-    #[inline]
-    fn word(&self, key: Key) -> usize {
-        self.first[key.bank as usize] + key.neuron as usize / 64
-    }
-
-    #[inline]
-    fn has(&self, key: Key) -> bool {
-        self.words[self.word(key)] >> (key.neuron % 64) & 1 == 1
-    }
-
-    fn set(&mut self, key: Key) {
-        let word = self.word(key);
-        self.words[word] |= 1 << (key.neuron % 64);
-    }
-
-    /// Clears a bit; returns its previous value.
-    #[inline]
-    fn take(&mut self, key: Key) -> bool {
-        let word = self.word(key);
-        let was = self.has(key);
-        self.words[word] &= !(1 << (key.neuron % 64));
-        was
-    }
-
-    fn clear(&mut self, banks: std::ops::Range<u32>) {
-        let ends = [banks.start, banks.end].map(|bank| self.first[bank as usize]);
-        self.words[ends[0]..ends[1]].fill(0);
-    }
-}
 
 /// Precision of the speculation for a layer.
 #[derive(Clone, Copy, Default)]
@@ -101,8 +46,6 @@ impl Record {
 pub(crate) struct Guesses {
     /// Neurons prefetched for this layer and the next.
     asked: Bits,
-    /// Resident neurons whose checksums are not yet verified.
-    unchecked: Bits,
     layers: Vec<Record>,
     /// Whether the pass has one token. Precision differs for several, so the two are not mixed.
     single: bool,
@@ -116,7 +59,6 @@ impl Guesses {
     fn of(sizes: &[u32], layers: usize) -> Self {
         Self {
             asked: Bits::new(sizes),
-            unchecked: Bits::new(sizes),
             layers: vec![Record::default(); layers],
             single: false,
         }
@@ -124,7 +66,7 @@ impl Guesses {
 
     /// Bytes that [`Guesses::new`] allocates.
     pub fn bytes_for(layout: &Layout) -> u64 {
-        2 * Bits::bytes_for(layout.sizes()) + (size_of::<Record>() * layout.layers()) as u64
+        Bits::bytes_for(layout.sizes()) + (size_of::<Record>() * layout.layers()) as u64
     }
 
     /// Begins a pass, of one token or several.
@@ -187,17 +129,6 @@ impl Guesses {
     pub fn has(&self, key: Key) -> bool {
         self.asked.has(key)
     }
-
-    /// Marks a resident neuron for verification before its first use.
-    pub fn set_unchecked(&mut self, key: Key) {
-        self.unchecked.set(key);
-    }
-
-    /// Whether a neuron is marked; clears the mark.
-    #[inline]
-    pub fn take_unchecked(&mut self, key: Key) -> bool {
-        self.unchecked.take(key)
-    }
 }
 
 #[cfg(test)]
@@ -239,17 +170,5 @@ mod tests {
         assert!(pass(&mut guesses, true, 100, 60));
         assert!(pass(&mut guesses, false, 100, 40));
         assert!(pass(&mut guesses, true, 100, 60));
-    }
-
-    #[test]
-    fn bits_of_banks_are_separate() {
-        let mut bits = Bits::new(&[70, 1, 128]);
-        for (bank, neuron) in [(0, 69), (1, 0), (2, 0), (2, 127)] {
-            bits.set(Key { bank, neuron });
-        }
-        bits.clear(1..2);
-        assert!(bits.has(Key::new(0, 69)) && bits.has(Key::new(2, 0)));
-        assert!(!bits.has(Key::new(1, 0)) && !bits.has(Key::new(0, 0)));
-        assert!(bits.take(Key::new(2, 127)) && !bits.take(Key::new(2, 127)));
     }
 }

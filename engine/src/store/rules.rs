@@ -1,7 +1,7 @@
 //! Source of a cluster's bytes: pure decisions, without clock, I/O or cache.
 //!
 //! [`Rules`] are fixed per bank and layer, [`Found`] is the residency of one cluster, [`Way`] the
-//! decision. `layer.rs` executes it.
+//! decision. [`super::NeuronStore`] executes it.
 //!
 //! ```text
 //! nothing needed ────────────────────────────────► Unused
@@ -14,6 +14,54 @@
 //! ```
 
 use super::costs::ReadCosts;
+use crate::ablation::{Ablation, Overlap};
+
+/// What a bank's rules depend on in memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bank {
+    /// Every token needs every neuron, or its Gate part from flash.
+    pub scans: bool,
+    /// Its neurons can be in the cold region.
+    pub cold: bool,
+    /// Its Gate rows are resident.
+    pub gates_resident: bool,
+}
+
+/// What is the same for all banks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy {
+    pub(super) ablation: Ablation,
+    pub(super) costs: ReadCosts,
+    /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
+    pub(super) gates_first: bool,
+}
+
+impl Policy {
+    /// Which overlap the ablation allows.
+    pub fn overlap(&self) -> Overlap {
+        self.ablation.overlap()
+    }
+
+    /// Whether a bank's neurons are read in two phases, Gate part first.
+    pub(super) fn reads_gates_first(&self, bank: Bank) -> bool {
+        self.gates_first && !bank.gates_resident && bank.cold
+    }
+
+    /// A bank's rules in a pass of `many` tokens or few. `whole`: all of a neuron is needed, for a
+    /// device.
+    pub(super) fn rules(&self, bank: Bank, many: bool, whole: bool) -> Rules {
+        Rules {
+            mapped: self.ablation == Ablation::Mmap,
+            scans: bank.scans,
+            many,
+            cold: bank.cold,
+            gates_first: self.reads_gates_first(bank) && !whole,
+            gates_resident: bank.gates_resident,
+            bundles: self.ablation.bundles(),
+            costs: self.costs,
+        }
+    }
+}
 
 /// Fixed per bank and layer.
 #[derive(Debug, Clone, Copy)]

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
-use super::layout::Layout;
 use crate::bundle::NeuronFormat;
 use crate::device::products::{OnDevice, Products};
 use crate::device::share::Sharing;
 use crate::error::Error;
 use crate::matrix::Matrix;
+use crate::store::layout::Layout;
 
 /// Gate rows and scales by bank.
 pub(crate) struct Resident {

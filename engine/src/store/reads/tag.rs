@@ -6,7 +6,7 @@
 
 /// The purpose of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tag {
+pub(crate) enum Tag {
     /// A neuron of the current layer: its place, and its cluster's item.
     Neuron { item: u32, place: u32, half: Half },
     /// A whole cluster of a bank.
@@ -19,7 +19,7 @@ pub(super) enum Tag {
 
 /// Whether one read covers a neuron, or this is the first of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(crate) enum Half {
     Whole,
     First,
 }

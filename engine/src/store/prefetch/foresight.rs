@@ -29,7 +29,7 @@ pub struct Foreseen {
 
 /// Whether experts are guessed.
 #[derive(Debug)]
-pub(super) struct Foresight {
+pub(crate) struct Foresight {
     wanted: bool,
     /// The pass has one token.
     single: bool,

@@ -14,12 +14,12 @@ use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
 
 use super::content::SlotContent;
-use super::layout::Layout;
-use super::regions::CLUSTER;
+use crate::cluster::CLUSTER;
 use crate::error::Error;
+use crate::store::layout::Layout;
 
 /// The hot region's cache.
-pub(super) struct HotClusters {
+pub(crate) struct HotClusters {
     cache: SlotCache,
     /// Hot clusters of each bank: from the first to the end of a prefix. Those before are on a
     /// device.
@@ -78,6 +78,11 @@ impl HotClusters {
         self.cache.resize(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
+    /// Gives up the slots that are free.
+    pub fn shrink(&mut self) {
+        self.cache.resize(self.cache.resident());
+    }
+
     /// Leaves the first clusters of each bank to a device.
     pub fn begin_behind(&mut self, first: &[u32]) {
         self.first.copy_from_slice(first);
@@ -101,11 +106,6 @@ impl HotClusters {
     /// End of the hot clusters of a bank.
     pub fn prefix(&self, bank: u32) -> u32 {
         self.prefix[bank as usize]
-    }
-
-    /// The same of all banks.
-    pub fn prefixes(&self) -> Vec<u32> {
-        self.prefix.clone()
     }
 
     /// Whether a cluster is hot.
@@ -217,7 +217,7 @@ fn unit_len(content: &SlotContent) -> usize {
 }
 
 /// Writes a cluster into its slot, as [`HotClusters::admit`] does. It is not read again soon.
-pub(super) fn write<'a>(
+pub(in crate::store) fn write<'a>(
     content: &SlotContent,
     slot: &mut Slot,
     neurons: impl Iterator<Item = [&'a [u8]; 3]>,
@@ -243,6 +243,10 @@ fn place(content: &SlotContent, kind: usize, i: usize) -> Range<usize> {
 
 /// Gate (empty where resident elsewhere), Up and Down of the `i`-th neuron in a cluster's bytes.
 #[inline]
-pub(super) fn vectors<'a>(content: &SlotContent, unit: &'a [u8], i: usize) -> [&'a [u8]; 3] {
+pub(in crate::store) fn vectors<'a>(
+    content: &SlotContent,
+    unit: &'a [u8],
+    i: usize,
+) -> [&'a [u8]; 3] {
     [0, 1, 2].map(|kind| &unit[place(content, kind, i)])
 }

@@ -1,0 +1,454 @@
+//! The current layer: each cluster is requested with its needed neurons in order, looked up or
+//! read, handed out when complete, and released.
+//!
+//! ```text
+//! need ── all resident ─────────────────────────────────────────► ready ─► release
+//!   │                                                              ▲
+//!   ├─ whole cluster missing ── one sequential read ───────────────┤
+//!   ├─ some neurons missing ─── one read each ─────────────────────┤
+//!   └─ two phases cheaper ───── Gate parts ─► gates ─► resolve ────┘
+//!                                              Up/Down where the gate fires
+//! ```
+
+use std::ops::Range;
+
+use emberflow_storage::arena::Slot;
+use emberflow_storage::cache::Key;
+use emberflow_storage::io::Priority;
+
+use super::NeuronStore;
+use super::ahead::drop_strays;
+use crate::ablation::Keep;
+use crate::cluster::CLUSTER;
+use crate::counters::Counters;
+use crate::device::NeuronRows;
+use crate::error::Error;
+use crate::store::bytes::{ClusterBytes, Memory, Place};
+use crate::store::device::DeviceSide;
+use crate::store::job::{Held, Item, Job, Source, Step, UnitWork};
+use crate::store::prefetch::Guesses;
+use crate::store::reads::{Half, Tag};
+use crate::store::residency::{Cold, Leave, Residency};
+use crate::store::rules::{Found, Policy, Rules, Way};
+use crate::store::tier::PassRows;
+
+/// Looks up a neuron in the cold region and pins it on a hit.
+#[inline]
+fn pin(cold: &mut Cold, key: Key) -> Option<Held> {
+    let (slot, unchecked) = cold.pin(key)?;
+    Some(match unchecked {
+        true => Held::Read(slot),
+        false => Held::Pinned(slot),
+    })
+}
+
+/// Pins the needed neurons of an item that hit in the cold region. Returns how many are neither
+/// resident nor in flight.
+fn look_up(
+    job: &mut Job,
+    item: &Item,
+    cold: &mut Cold,
+    guesses: &mut Guesses,
+    counters: &mut Counters,
+) -> usize {
+    let (mut coming, mut absent, bank) = (0, 0, item.bank);
+    let ids = &job.ids[item.places()];
+    for (&neuron, held) in ids.iter().zip(&mut job.held[item.places()]) {
+        let key = Key { bank, neuron };
+        let guessed = guesses.has(key);
+        coming += usize::from(guessed);
+        match pin(cold, key) {
+            Some(found) => *held = found,
+            None if guessed => {}
+            None => absent += 1,
+        }
+    }
+    let missing = coming + absent;
+    counters.guessed_needed += coming as u64;
+    counters.hits += (ids.len() - missing) as u64;
+    counters.misses += missing as u64;
+    guesses.count(job.layer(), missing, coming);
+    absent
+}
+
+/// Unpins neurons that were not computed.
+pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usize>) {
+    let ids = &job.ids[places.clone()];
+    for (held, &neuron) in job.held[places].iter_mut().zip(ids) {
+        match held {
+            Held::Read(_) => cold.give_back(Key { bank, neuron }, true),
+            Held::Pinned(_) => cold.give_back(Key { bank, neuron }, false),
+            _ => continue,
+        }
+        *held = Held::Nothing;
+    }
+}
+
+/// The rules of banks in the current layer.
+pub(super) fn rules<'a>(
+    policy: Policy,
+    residency: &'a Residency,
+    job: &Job,
+    device: &DeviceSide,
+) -> impl Fn(u32) -> Rules + use<'a> {
+    let (many, whole) = (job.many, device.streams());
+    move |bank| policy.rules(residency.bank(bank), many, whole)
+}
+
+/// The bytes of an item, with what a `device` shares of it.
+#[inline]
+fn bytes<'a>(
+    job: &'a Job,
+    memory: Memory<'a>,
+    device: Option<&'a DeviceSide>,
+    item: usize,
+) -> ClusterBytes<'a> {
+    let it = &job.items[item];
+    let place = match &it.source {
+        Source::Hot(slot) => Place::Hot(memory.residency.hot.bytes(*slot)),
+        Source::Shared => (device.and_then(|device| device.shared(it.bank, it.cluster)))
+            .map_or(Place::Nowhere, |(part, neurons)| {
+                Place::Shared(part, neurons)
+            }),
+        Source::Stream(Some(slot)) => {
+            let first = it.cluster * CLUSTER as u32;
+            let shift = memory.layout.shift(it.bank, first, 0);
+            Place::Stream {
+                bundles: &slot.as_slice()[shift..],
+                unchecked: it.unchecked,
+            }
+        }
+        Source::Cold => Place::Cold(&job.held[it.places()]),
+        Source::Mapped => Place::Mapped,
+        Source::Unused | Source::Stream(None) | Source::Device => Place::Nowhere,
+    };
+    ClusterBytes {
+        memory,
+        layer: job.layer(),
+        bank: it.bank,
+        cluster: it.cluster,
+        ids: &job.ids[it.places()],
+        content: memory.residency.banks.content(it.bank),
+        place,
+        gates_known: job.gates_known(item),
+    }
+}
+
+impl NeuronStore {
+    /// Begins layer `number` for `rows` rows, or a part of it. It visits `banks`, banks of that
+    /// layer, in this order, and then `after`: the banks of the layer's next part.
+    pub fn begin_layer(
+        &mut self,
+        number: usize,
+        banks: impl Iterator<Item = u32> + Clone,
+        after: impl Iterator<Item = u32> + Clone,
+        rows: PassRows,
+    ) -> Result<(), Error> {
+        self.latch.check()?;
+        if let Some(mapped) = &mut self.mapped {
+            let whole = mapped.bundles.still_whole().map_err(Error::from);
+            let begun = whole.and_then(|()| mapped.begin(&self.layout, banks.clone()));
+            self.latch.keep(begun)?;
+        }
+        let next = after.clone().next();
+        let end = next.unwrap_or_else(|| self.layout.banks_of(number).end);
+        self.residency.begin_layer(end.saturating_sub(1));
+        self.judge(number, banks.clone())?;
+        self.prefetch.begin_layer(number, after);
+        self.device.begin(rows);
+        self.job.begin(number, rows.all());
+        for bank in banks.clone() {
+            let rules = rules(self.policy, &self.residency, &self.job, &self.device)(bank);
+            (self.job).add_unit(bank, self.layout.clusters(bank), rules);
+        }
+        drop_strays(&mut self.reads, &self.prefetch, &self.job);
+        self.read_certain(banks)
+    }
+
+    /// Requests the next cluster of unit `unit` with its needed neurons, ascending. Units and their
+    /// clusters are requested in order, each once.
+    pub fn need(&mut self, unit: usize, ids: &[u32]) {
+        let (UnitWork { bank, rules, .. }, needed) = (self.job.unit(unit), ids.len() as u64);
+        let cluster = self.job.next_cluster(unit);
+        let places = self.job.add_places(ids);
+        let mut found = Found {
+            needed: ids.len(),
+            ..Found::default()
+        };
+        let shared = (cluster as usize) < self.device.holds(bank);
+        let hot = match found.needed > 0 && !rules.mapped && !shared {
+            true => self.residency.hot.get_pin(bank, cluster),
+            false => None,
+        };
+        found.hot = hot.is_some() || shared;
+        if found.needed > 0 && !found.hot {
+            found.belongs_hot = self.residency.belongs_hot(bank, cluster);
+            found.underway = self.reads.is_underway(bank, cluster);
+            found.promoting = self.job.promoting;
+        }
+        let mut item = Item::new(bank, cluster, places, Source::Unused);
+        let way = rules.before_lookup(&found).unwrap_or_else(|| {
+            let (cold, guesses) = (&mut self.residency.cold, &mut self.prefetch.neurons);
+            let counters = &mut self.counters;
+            found.absent = look_up(&mut self.job, &item, cold, guesses, counters);
+            rules.after_lookup(&found)
+        });
+        item.source = match (way, hot) {
+            (Way::Hot, hot) => {
+                self.counters.hot_hits += needed;
+                hot.map_or(Source::Shared, Source::Hot)
+            }
+            (Way::Whole, _) => {
+                if found.absent == 0 {
+                    // No lookup took place.
+                    self.counters.misses += needed;
+                } else {
+                    let cold = &mut self.residency.cold;
+                    unpin(&mut self.job, cold, bank, item.places());
+                }
+                self.job.promoting |= found.belongs_hot;
+                Source::Stream(None)
+            }
+            (Way::Neurons { .. }, _) => Source::Cold,
+            (Way::Mapped, _) => Source::Mapped,
+            (Way::Unused, _) => Source::Unused,
+        };
+        if way == (Way::Neurons { gates_first: true }) {
+            (item.step, item.gates_first) = (Step::Gates, true);
+        }
+        self.job.items.push(item);
+    }
+
+    /// Requests the misses of the clusters so far, in order, as far as free slots allow.
+    pub fn advance(&mut self) -> Result<(), Error> {
+        while let Some(item) = self.job.next_item() {
+            if !self.issue(item)? {
+                break;
+            }
+            self.job.requested();
+        }
+        if self.job.is_requested() {
+            self.read_ahead()?;
+        }
+        self.reads.submit()
+    }
+
+    /// Requests the misses of an item. False if no slot is available.
+    fn issue(&mut self, item: usize) -> Result<bool, Error> {
+        let Item { bank, cluster, .. } = self.job.items[item];
+        match self.job.items[item].source {
+            Source::Unused | Source::Hot(_) | Source::Shared | Source::Mapped | Source::Device => {
+                Ok(true)
+            }
+            Source::Cold => self.issue_neurons(item),
+            Source::Stream(_) => {
+                if let Some(slot) = self.reads.claim(bank, cluster) {
+                    let attached = self.attach(item, slot);
+                    if attached.is_err() {
+                        self.abandon_layer();
+                    }
+                    return attached.map(|()| true);
+                }
+                if !self.reads.is_coming(bank, cluster) {
+                    if !self.reads.cluster(bank, cluster, Priority::Now)? {
+                        return Ok(false);
+                    }
+                }
+                self.job.items[item].waiting = 1;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Requests the misses of an item, continuing where it stopped.
+    fn issue_neurons(&mut self, item: usize) -> Result<bool, Error> {
+        let Item {
+            bank, end, issued, ..
+        } = self.job.items[item];
+        let step = self.job.items[item].step;
+        for place in issued..end {
+            self.job.items[item].issued = place;
+            if matches!(self.job.held[place], Held::Pinned(_) | Held::Read(_)) {
+                continue;
+            }
+            let neuron = self.job.ids[place];
+            let (key, cold) = (Key { bank, neuron }, &mut self.residency.cold);
+            // A pin may have been released to make room.
+            if let Some(found) = pin(cold, key) {
+                self.job.held[place] = found;
+                continue;
+            }
+            if cold.cache.is_loading(key) {
+                self.job.held[place] = Held::Coming;
+                self.job.items[item].waiting += 1;
+                continue;
+            }
+            let Some(slot) = cold.cache.reserve(key) else {
+                return Ok(false);
+            };
+            self.job.items[item].waiting += 1;
+            let content = self.residency.banks.content(bank);
+            let part = match step {
+                Step::Gates => content.gate_span,
+                Step::Sums => content.len,
+            };
+            let whole = self.layout.cover(bank, neuron, content.start, part);
+            let apart = !self.policy.ablation.bundles() && step == Step::Sums;
+            let (part, half) = match apart {
+                true => (self.layout.halves(whole)[0], Half::First),
+                false => (whole, Half::Whole),
+            };
+            let (item, place) = (item as u32, place as u32);
+            let tag = Tag::Neuron { item, place, half };
+            self.reads.part(tag, part, slot, 0)?;
+        }
+        self.job.items[item].issued = end;
+        Ok(true)
+    }
+
+    /// The bytes of a ready item.
+    #[inline]
+    pub fn cluster(&self, item: usize) -> ClusterBytes<'_> {
+        let memory = Memory {
+            layout: &self.layout,
+            residency: &self.residency,
+            mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),
+            latch: &self.latch,
+            tracer: &self.tracer,
+        };
+        bytes(&self.job, memory, Some(&self.device), item)
+    }
+
+    /// Copies a complete item to the device's buffer `buffer`, as the `place`-th cluster there. False
+    /// if the device has failed.
+    pub fn upload_streamed(
+        &mut self,
+        item: usize,
+        buffer: usize,
+        place: usize,
+    ) -> Result<bool, Error> {
+        let memory = Memory {
+            layout: &self.layout,
+            residency: &self.residency,
+            mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),
+            latch: &self.latch,
+            tracer: &self.tracer,
+        };
+        let bytes = bytes(&self.job, memory, None, item);
+        let (format, gates) = (self.layout.format, self.residency.gates());
+        let mut rows = bytes.ids().iter().enumerate().filter_map(|(i, &neuron)| {
+            // What is damaged is reported below.
+            let of = bytes.neuron(i)?;
+            Some(NeuronRows {
+                gate: match of.gate {
+                    [] => gates.gate(bytes.bank, neuron)?,
+                    gate => format.gate(gate, of.scales),
+                },
+                up: (!format.ungated).then(|| format.up(of.up, of.scales)),
+                down: format.down(of.down, of.scales),
+            })
+        });
+        let uploaded = self.device.upload_streamed(buffer, place, &mut rows)?;
+        drop(rows);
+        self.intact()?;
+        Ok(uploaded)
+    }
+
+    /// After an item's gates are computed: requests Up and Down of the neurons that fire and drops
+    /// the rest.
+    pub fn resolve(&mut self, item: u32, fires: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let it = &mut self.job.items[item as usize];
+        it.step = Step::Sums;
+        let (bank, content) = (it.bank, *self.residency.banks.content(it.bank));
+        for place in it.places() {
+            let neuron = self.job.ids[place];
+            match std::mem::replace(&mut self.job.held[place], Held::Nothing) {
+                Held::Gate(slot) if fires(neuron) => {
+                    let gate = (content.start, content.gate_span);
+                    let (from, _) = self.layout.cover(bank, neuron, gate.0, gate.1);
+                    let rest = content.stride - content.rest_read;
+                    let (offset, len) = self.layout.cover(bank, neuron, content.rest_read, rest);
+                    let (place, half) = (place as u32, Half::Whole);
+                    let tag = Tag::Neuron { item, place, half };
+                    let at = (offset - from) as u32;
+                    self.job.items[item as usize].waiting += 1;
+                    self.reads.part(tag, (offset, len), slot, at)?;
+                }
+                Held::Gate(slot) => {
+                    (self.residency.cold.cache).abandon(Key { bank, neuron }, slot);
+                }
+                other => self.job.held[place] = other,
+            }
+        }
+        self.job.mark_if_ready(item as usize);
+        Ok(())
+    }
+
+    /// A slot of the hot region for a streamed item that [`NeuronStore::release`] would copy there,
+    /// so that the thread that computes it copies it, with its bytes at hand.
+    pub fn reserve_hot(&mut self, item: usize, again: bool) -> Option<Slot> {
+        let it = &self.job.items[item];
+        match it.source {
+            Source::Stream(Some(_)) => self.residency.reserve_hot(it.bank, it.cluster, again),
+            _ => None,
+        }
+    }
+
+    /// Makes an item resident in the hot region whose cluster was copied to `slot`; takes the slot
+    /// back if a compute thread has found damage.
+    pub fn settle_hot(&mut self, item: usize, slot: Slot) {
+        let it = &self.job.items[item];
+        let intact = !self.latch.is_damaged();
+        (self.residency).settle_hot(it.bank, it.cluster, slot, intact);
+    }
+
+    /// Ends the use of an item. A streamed cluster goes to the hot region if it belongs there.
+    /// Otherwise its needed neurons for which `keeps` holds go to the cold region, as if read
+    /// individually. `again`: the next token may well visit its bank.
+    pub fn release(&mut self, item: usize, again: bool, keeps: impl Fn(u32) -> bool) {
+        let it = &mut self.job.items[item];
+        let (bank, cluster, places) = (it.bank, it.cluster, it.places());
+        let ids = &self.job.ids[places.clone()];
+        match std::mem::replace(&mut it.source, Source::Unused) {
+            Source::Hot(_) if again => self.residency.hot.unpin(bank, cluster),
+            Source::Hot(_) => self.residency.hot.unpin_unused(bank, cluster),
+            Source::Stream(Some(slot)) => {
+                let (key, bytes) = ([bank, cluster], slot.as_slice());
+                self.residency.keep_read(key, ids, again, keeps, bytes);
+                self.reads.put(slot);
+            }
+            Source::Cold => {
+                let cold = &mut self.residency.cold;
+                for (held, &neuron) in self.job.held[places].iter_mut().zip(ids) {
+                    let key = Key { bank, neuron };
+                    match std::mem::replace(held, Held::Nothing) {
+                        Held::Pinned(_) | Held::Read(_) if keeps(neuron) => {
+                            cold.unpin(key, Leave::Used);
+                        }
+                        Held::Pinned(_) => cold.unpin(key, Leave::Unused),
+                        Held::Read(_) => cold.unpin(key, Leave::First),
+                        Held::Nothing | Held::Gate(_) | Held::Coming => {}
+                    }
+                }
+            }
+            Source::Shared
+            | Source::Mapped
+            | Source::Unused
+            | Source::Stream(None)
+            | Source::Device => {}
+        }
+    }
+
+    /// Ends a layer; evicts what the ablation does not keep.
+    pub fn end_layer(&mut self) {
+        if self.policy.ablation.keep() == Keep::Nothing {
+            for item in &self.job.items {
+                for &neuron in &self.job.ids[item.places()] {
+                    let key = Key::new(item.bank, neuron);
+                    self.residency.cold.cache.remove(key);
+                }
+            }
+        }
+        self.job.close();
+    }
+}

@@ -1,0 +1,372 @@
+//! Reads on their way: batched submissions, their completions, and the buffers of whole clusters.
+//! Knows neither what a neuron is worth nor where its bytes go.
+//!
+//! ```text
+//! cluster, part, row ──► batch ──► I/O ──► next ──► Arrival
+//! a free buffer ──► coming ──► kept ──► claim           whole clusters
+//! ```
+
+mod tag;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::io::{
+    CallerIo, Completion, FileSource, IoChoice, IoError, IoOptions, IoStats, IoThread, Priority,
+    Read,
+};
+use emberflow_storage::trace::Tracer;
+
+use super::latch::Latch;
+use super::layout::Layout;
+use crate::ablation::Ablation;
+use crate::error::Error;
+use crate::options::Options;
+use crate::trace::WAIT;
+
+pub(super) use tag::{Half, Tag};
+
+/// Reads per submission: the first ones are in flight while later ones are looked up.
+const BATCH: usize = 256;
+
+/// Bytes of a layer's neurons up to which the thread that computes reads them itself. Measured with
+/// layers of 1 MB, where it is up to 1.9 times as fast, and of 19 MB, where it makes no difference.
+const SMALL: usize = 4 << 20;
+
+/// Who reads.
+enum Io {
+    /// A thread of its own.
+    Thread(IoThread),
+    /// The thread that computes.
+    Caller(Box<CallerIo>),
+}
+
+impl Io {
+    /// Chooses who reads. Where a layer's reads are few and short, as in small models, handing them to
+    /// a thread and back takes longer than the device. Long reads need a thread that keeps the
+    /// device busy beside the computation, and so do reads beside a device that computes.
+    fn open(
+        layout: &Layout,
+        source: FileSource,
+        options: &Options,
+        io: IoOptions,
+    ) -> Result<Self, IoError> {
+        let real = matches!(options.io, IoChoice::Auto | IoChoice::Uring);
+        let full = options.ablation == Ablation::Full && io.core.is_none();
+        let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
+        match real && full && small && options.device.is_none() {
+            true => CallerIo::open(source, options.io, io.limits, io.trace)
+                .map(|io| Self::Caller(Box::new(io))),
+            false => IoThread::spawn(source, options.io, io).map(Self::Thread),
+        }
+    }
+
+    /// Takes completions, at least `min` unless nothing is outstanding.
+    fn take(&mut self, out: &mut Vec<Completion>, min: usize) -> Result<(), Error> {
+        match self {
+            Self::Thread(io) => io.wait(out, min).map(|_| ()),
+            Self::Caller(io) => io.wait(out, min),
+        }
+        .map_err(error)
+    }
+}
+
+/// A completed read.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    /// What it was for.
+    pub tag: Tag,
+    pub slot: Slot,
+    pub result: Result<(), Error>,
+    /// Cancelled before it began; `result` says so too.
+    pub cancelled: bool,
+}
+
+/// Reads in flight, and stream buffers.
+pub(crate) struct Reads {
+    layout: Arc<Layout>,
+    io: Io,
+    /// Buffers for whole clusters.
+    buffers: Arena,
+    /// Reads not yet submitted.
+    batch: Vec<Read>,
+    /// Completions not yet handled, the first one last.
+    done: Vec<Completion>,
+    /// Whole clusters in flight.
+    coming: Vec<(u32, u32)>,
+    /// Whole clusters that have arrived and are not claimed.
+    kept: Vec<(u32, u32, Slot)>,
+    /// Rows of tensors that have arrived: position in the request, row, bytes.
+    pub(super) rows: Vec<(u32, u32, Slot)>,
+    /// Time that computation stalled on reads.
+    waited: Duration,
+    latch: Arc<Latch>,
+    tracer: Tracer,
+}
+
+fn error(e: IoError) -> Error {
+    emberflow_storage::Error::from(e).into()
+}
+
+impl Reads {
+    /// Opens the file, with room for up to `buffers` stream buffers, none of them yet.
+    pub(super) fn start(
+        layout: Arc<Layout>,
+        source: FileSource,
+        options: &Options,
+        buffers: u32,
+        memory: ArenaOptions,
+        latch: Arc<Latch>,
+        tracer: Tracer,
+    ) -> Result<Self, Error> {
+        let io = IoOptions {
+            core: options.io_core,
+            trace: tracer.clone(),
+            ..IoOptions::default()
+        };
+        let (len, align) = (layout.stream_len(), layout.memory_align());
+        let buffers = Arena::with_limit(0, buffers, len, align, memory)
+            .map_err(emberflow_storage::Error::from)?;
+        Ok(Self {
+            io: Io::open(&layout, source, options, io).map_err(error)?,
+            buffers,
+            batch: Vec::with_capacity(BATCH),
+            done: Vec::with_capacity(2 * layout.neurons_at_once()),
+            coming: Vec::with_capacity(64),
+            kept: Vec::with_capacity(64),
+            rows: Vec::new(),
+            waited: Duration::ZERO,
+            latch,
+            tracer,
+            layout,
+        })
+    }
+
+    /// How many stream buffers there may be.
+    pub(super) fn set_buffers(&mut self, count: u32) {
+        self.buffers.set_limit(count);
+    }
+
+    /// How many there may be at once.
+    pub(super) fn most_buffers(&self) -> u32 {
+        self.buffers.limit()
+    }
+
+    /// Stream buffers that are free.
+    pub(super) fn free_buffers(&self) -> usize {
+        self.buffers.free()
+    }
+
+    /// A free stream buffer; [`Reads::put`] takes it back.
+    pub(super) fn take_buffer(&mut self) -> Option<Slot> {
+        self.buffers.take()
+    }
+
+    /// Takes back a stream buffer.
+    pub(super) fn put(&mut self, buffer: Slot) {
+        self.buffers.put(buffer);
+    }
+
+    /// Queues a read; [`Reads::submit`] sends it at the latest.
+    fn request(&mut self, read: Read) -> Result<(), Error> {
+        if self.batch.len() == BATCH {
+            self.submit()?;
+        }
+        self.batch.push(read);
+        Ok(())
+    }
+
+    /// Requests a whole cluster. False if no buffer is free.
+    pub(super) fn cluster(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        priority: Priority,
+    ) -> Result<bool, Error> {
+        let Some(slot) = self.buffers.take() else {
+            return Ok(false);
+        };
+        self.cluster_into(bank, cluster, priority, slot)?;
+        Ok(true)
+    }
+
+    /// Requests a whole cluster into a stream buffer: again, after it was cancelled.
+    pub(super) fn cluster_into(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        priority: Priority,
+        slot: Slot,
+    ) -> Result<(), Error> {
+        let (offset, len) = self.layout.cover_cluster(bank, cluster);
+        let tag = Tag::Cluster { bank, cluster };
+        let read = Read::new(tag.bits(), offset, len, slot);
+        self.request(Read { priority, ..read })?;
+        self.coming.push((bank, cluster));
+        Ok(())
+    }
+
+    /// Requests `len` bytes of the file from `offset` on into a slot from byte `at` on.
+    pub(super) fn part(
+        &mut self,
+        tag: Tag,
+        (offset, len): (u64, u32),
+        slot: Slot,
+        at: u32,
+    ) -> Result<(), Error> {
+        let read = Read::new(tag.bits(), offset, len, slot).at(at);
+        self.request(match tag {
+            Tag::Ahead { .. } => read.prefetch(),
+            _ => read,
+        })
+    }
+
+    /// Cancels the prefetches that have not begun, if whole clusters are in flight.
+    pub(super) fn cancel_prefetches(&mut self) -> Result<(), Error> {
+        if self.coming.is_empty() {
+            return Ok(());
+        }
+        self.submit()?;
+        match &mut self.io {
+            Io::Thread(io) => {
+                let cancelled = io.cancel_prefetches();
+                self.latch.keep(cancelled.map_err(error))
+            }
+            Io::Caller(io) => {
+                io.cancel_prefetches();
+                Ok(())
+            }
+        }
+    }
+
+    /// Submits the queued reads.
+    pub(super) fn submit(&mut self) -> Result<(), Error> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let sent = match &mut self.io {
+            Io::Thread(io) => io.submit(&mut self.batch),
+            Io::Caller(io) => io.submit(&mut self.batch),
+        };
+        self.latch.keep(sent.map_err(error))
+    }
+
+    /// The same if nothing is in flight.
+    pub(super) fn submit_if_idle(&mut self) -> Result<(), Error> {
+        match self.outstanding() {
+            0 => self.submit(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads in flight.
+    pub fn outstanding(&self) -> usize {
+        match &self.io {
+            Io::Thread(io) => io.outstanding(),
+            Io::Caller(io) => io.outstanding(),
+        }
+    }
+
+    /// Reads in flight or queued.
+    pub(super) fn pending(&self) -> usize {
+        self.outstanding() + self.batch.len()
+    }
+
+    /// Takes completions in, for [`Reads::next`], without waiting.
+    pub(super) fn poll(&mut self) -> Result<(), Error> {
+        let taken = self.io.take(&mut self.done, 0);
+        self.done.reverse();
+        self.latch.keep(taken)
+    }
+
+    /// The same; blocks until there is one. `layer` is for traces.
+    pub(super) fn wait(&mut self, layer: usize) -> Result<(), Error> {
+        let start = Instant::now();
+        let span = self.tracer.open(&WAIT, [layer as u64, 0]);
+        let taken = self.io.take(&mut self.done, 1);
+        drop(span);
+        self.waited += start.elapsed();
+        self.done.reverse();
+        self.latch.keep(taken)
+    }
+
+    /// The next of the completions that were taken in.
+    pub(super) fn next(&mut self) -> Option<Arrival> {
+        let Completion { tag, slot, result } = self.done.pop()?;
+        let tag = Tag::from_bits(tag);
+        if let Tag::Cluster { bank, cluster } = tag {
+            self.coming.retain(|&key| key != (bank, cluster));
+        }
+        Some(Arrival {
+            tag,
+            slot,
+            cancelled: matches!(result, Err(IoError::Cancelled)),
+            result: result.map_err(error),
+        })
+    }
+
+    /// Whether a whole cluster is in flight.
+    pub(super) fn is_coming(&self, bank: u32, cluster: u32) -> bool {
+        self.coming.contains(&(bank, cluster))
+    }
+
+    /// Whether a whole cluster is in flight or kept.
+    pub(super) fn is_underway(&self, bank: u32, cluster: u32) -> bool {
+        let key = (bank, cluster);
+        self.coming.contains(&key) || self.kept.iter().any(|a| (a.0, a.1) == key)
+    }
+
+    /// The whole clusters that are in flight or kept.
+    pub(super) fn underway(&self) -> impl Iterator<Item = (u32, u32)> {
+        let kept = self.kept.iter().map(|a| (a.0, a.1));
+        self.coming.iter().copied().chain(kept)
+    }
+
+    /// Keeps a whole cluster that has arrived until it is claimed.
+    pub(super) fn keep(&mut self, bank: u32, cluster: u32, buffer: Slot) {
+        self.kept.push((bank, cluster, buffer));
+    }
+
+    /// The buffer of a whole cluster that is kept.
+    pub(super) fn claim(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
+        let mut kept = self.kept.iter();
+        let i = kept.position(|a| (a.0, a.1) == (bank, cluster))?;
+        Some(self.kept.swap_remove(i).2)
+    }
+
+    /// Drops those of the kept clusters that do not follow.
+    pub(super) fn drop_kept(&mut self, follows: impl Fn(u32, u32) -> bool) {
+        let mut i = 0;
+        while let Some(&(bank, cluster, _)) = self.kept.get(i) {
+            if follows(bank, cluster) {
+                i += 1;
+            } else {
+                self.buffers.put(self.kept.swap_remove(i).2);
+            }
+        }
+    }
+
+    /// Time that computation stalled on reads.
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Name of the I/O engine.
+    pub fn engine(&self) -> &'static str {
+        match &self.io {
+            Io::Thread(io) => io.engine(),
+            Io::Caller(io) => io.name(),
+        }
+    }
+
+    /// I/O statistics.
+    pub(super) fn stats(&self) -> IoStats {
+        match &self.io {
+            Io::Thread(io) => io.stats(),
+            Io::Caller(io) => io.stats(),
+        }
+    }
+}

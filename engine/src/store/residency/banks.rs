@@ -1,0 +1,99 @@
+//! How the neurons of each bank are served: whether their Gate rows are resident, whether all of them
+//! are needed, and what a slot holds of them.
+
+use std::sync::Arc;
+
+use super::content::SlotContent;
+use crate::store::layout::Layout;
+
+/// How a layer's active set is determined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// Every token needs every neuron.
+    All,
+    /// Neurons whose gate fires.
+    Gates,
+    /// Neurons that the predictor wants.
+    Predictor,
+}
+
+/// How each bank is served.
+pub(crate) struct Banks {
+    layout: Arc<Layout>,
+    naming: Naming,
+    /// By layer: whether every token needs all of its neurons, although those of others are told
+    /// apart.
+    always: Vec<bool>,
+    /// Slot contents without and with resident Gate rows.
+    contents: [SlotContent; 2],
+    /// Number of leading banks with resident Gate rows.
+    pub(in crate::store) with_gates: usize,
+}
+
+impl Banks {
+    /// Without resident Gate rows.
+    pub fn new(layout: &Arc<Layout>, naming: Naming, always: Vec<bool>) -> Self {
+        Self {
+            naming,
+            always,
+            contents: [false, true].map(|resident| layout.content(resident)),
+            with_gates: 0,
+            layout: Arc::clone(layout),
+        }
+    }
+
+    /// Contents of cold and hot slots; where any bank has resident Gate rows, Up and Down alone.
+    pub fn slots(&self, gates_resident: bool) -> &SlotContent {
+        &self.contents[usize::from(gates_resident)]
+    }
+
+    /// Slot contents for a bank's neurons.
+    #[inline]
+    pub fn content(&self, bank: u32) -> &SlotContent {
+        self.slots(self.gates_resident(bank))
+    }
+
+    /// Whether a bank's Gate rows are resident; otherwise they are read with the bundle.
+    #[inline]
+    pub fn gates_resident(&self, bank: u32) -> bool {
+        (bank as usize) < self.with_gates
+    }
+
+    /// Whether some banks have resident Gate rows and others have none.
+    pub fn gates_partly(&self) -> bool {
+        (1..self.layout.banks()).contains(&self.with_gates)
+    }
+
+    /// Whether a cold slot can hold a bank's neurons, and they are not needed whole.
+    pub fn suits_cold(&self, bank: u32) -> bool {
+        self.gates_resident(bank) == (self.with_gates > 0) && !self.is_always_needed(bank)
+    }
+
+    /// Whether every token needs every neuron of a bank, although those of others are told apart.
+    fn is_always_needed(&self, bank: u32) -> bool {
+        self.always.get(self.layout.layer_of(bank)) == Some(&true)
+    }
+
+    /// Whether every token needs every neuron of a bank, or its Gate part from flash.
+    pub fn scans(&self, bank: u32) -> bool {
+        match self.naming {
+            Naming::All => true,
+            Naming::Gates => !self.gates_resident(bank) || self.is_always_needed(bank),
+            Naming::Predictor => self.is_always_needed(bank),
+        }
+    }
+
+    /// Whether gates tell which neurons are needed.
+    pub fn names_by_gates(&self) -> bool {
+        self.naming == Naming::Gates
+    }
+
+    /// Neurons of the banks that stream while others have resident Gate rows.
+    pub fn streamed(&self) -> u64 {
+        let banks = self.layout.sizes().get(self.with_gates..).unwrap_or(&[]);
+        match self.gates_partly() {
+            true => banks.iter().map(|&neurons| u64::from(neurons)).sum(),
+            false => 0,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The cold region: single neurons, evicted by how often and how recently they were used.
+
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
+
+use super::content::SlotContent;
+use super::hot::vectors;
+use crate::error::Error;
+use crate::store::bits::Bits;
+use crate::store::layout::Layout;
+
+/// The cold region's cache.
+pub(crate) struct Cold {
+    pub cache: SlotCache,
+    /// Resident neurons whose checksums are not yet verified.
+    unchecked: Bits,
+}
+
+/// What becomes of a neuron in the order of eviction when its use ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum Leave {
+    /// The next token is likely to need it.
+    Used,
+    /// As if it had not been used.
+    Unused,
+    /// It goes first.
+    First,
+}
+
+impl Cold {
+    /// An empty cache with capacity for every neuron; the plan limits its use.
+    pub fn new(
+        layout: &Layout,
+        content: &SlotContent,
+        memory: ArenaOptions,
+        eviction: Eviction,
+    ) -> Result<Self, Error> {
+        let slots = u32::try_from(layout.total()).map_err(|_| layout.too_many())?;
+        let arena = Arena::with_limit(0, slots, content.slot_len, layout.memory_align(), memory)
+            .map_err(emberflow_storage::Error::from)?;
+        Ok(Self {
+            cache: SlotCache::with_eviction(arena, layout.sizes(), eviction)
+                .ok_or_else(|| layout.too_many())?,
+            unchecked: Bits::new(layout.sizes()),
+        })
+    }
+
+    /// Bytes of its marks.
+    pub fn bytes_for(layout: &Layout) -> u64 {
+        Bits::bytes_for(layout.sizes())
+    }
+
+    /// Pins a resident neuron: its slot, and whether its checksums are still to be verified.
+    #[inline]
+    pub fn pin(&mut self, key: Key) -> Option<(SlotId, bool)> {
+        let slot = self.cache.get_pin(key)?;
+        Some((slot, self.unchecked.take(key)))
+    }
+
+    /// Ends the use of a pinned neuron.
+    #[inline]
+    pub fn unpin(&mut self, key: Key, leave: Leave) {
+        match leave {
+            Leave::Used => self.cache.unpin(key),
+            Leave::Unused => self.cache.unpin_unused(key),
+            Leave::First => self.cache.unpin_first_victim(key),
+        }
+    }
+
+    /// Unpins a neuron that was not computed; `unchecked`: nor verified.
+    pub fn give_back(&mut self, key: Key, unchecked: bool) {
+        if unchecked {
+            self.unchecked.set(key);
+        }
+        self.cache.unpin(key);
+    }
+
+    /// Makes a neuron resident that was read before it is needed, unpinned and not verified.
+    pub fn admit_ahead(&mut self, key: Key, slot: Slot) {
+        self.cache.admit_ahead(key, slot);
+        self.unchecked.set(key);
+    }
+
+    /// Copies a neuron's `bundle`, as on flash, to a slot, for which others may be evicted. False if
+    /// none is available.
+    pub fn keep(
+        &mut self,
+        layout: &Layout,
+        content: &SlotContent,
+        key: Key,
+        bundle: &[u8],
+    ) -> bool {
+        if self.cache.get_pin(key).is_some() {
+            self.cache.unpin(key);
+            return true;
+        }
+        if self.cache.is_loading(key) {
+            return true;
+        }
+        let Some(slot) = self.cache.reserve(key) else {
+            return false;
+        };
+        self.write(layout, content, key, slot, bundle);
+        true
+    }
+
+    /// The same if a slot is free. False also if the neuron is resident or in flight.
+    pub fn keep_if_free(
+        &mut self,
+        layout: &Layout,
+        content: &SlotContent,
+        key: Key,
+        bundle: &[u8],
+    ) -> bool {
+        let Some(slot) = self.cache.reserve_if_free(key) else {
+            return false;
+        };
+        self.write(layout, content, key, slot, bundle);
+        true
+    }
+
+    fn write(
+        &mut self,
+        layout: &Layout,
+        content: &SlotContent,
+        key: Key,
+        mut slot: Slot,
+        bundle: &[u8],
+    ) {
+        let to = layout.shift(key.bank, key.neuron, content.start);
+        slot.as_mut_slice()[to..to + content.len]
+            .copy_from_slice(&bundle[content.start..content.stride]);
+        self.settle(key, slot);
+    }
+
+    fn settle(&mut self, key: Key, slot: Slot) {
+        self.cache.admit(key, slot);
+        self.cache.unpin(key);
+    }
+
+    /// Copies the neurons of a hot cluster to free slots; evicts nothing. `unit`: the cluster's
+    /// bytes in the hot region.
+    pub fn keep_from_hot(
+        &mut self,
+        layout: &Layout,
+        content: &SlotContent,
+        [bank, cluster]: [u32; 2],
+        unit: &[u8],
+    ) {
+        for (i, neuron) in layout.cluster_neurons(bank, cluster).enumerate() {
+            let key = Key { bank, neuron };
+            let Some(mut slot) = self.cache.reserve_if_free(key) else {
+                continue;
+            };
+            let shift = layout.shift(bank, neuron, content.start);
+            let to = &mut slot.as_mut_slice()[shift..];
+            let [gate, up, down] = vectors(content, unit, i);
+            to[..gate.len()].copy_from_slice(gate);
+            let rest = &mut to[content.gate_span - content.start..];
+            rest[..up.len()].copy_from_slice(up);
+            rest[up.len()..][..down.len()].copy_from_slice(down);
+            self.settle(key, slot);
+        }
+    }
+
+    /// Number of a cluster's neurons that are not resident.
+    pub fn missing(&self, layout: &Layout, bank: u32, cluster: u32) -> usize {
+        let missing = |&neuron: &u32| !self.cache.contains(Key { bank, neuron });
+        layout
+            .cluster_neurons(bank, cluster)
+            .filter(missing)
+            .count()
+    }
+}

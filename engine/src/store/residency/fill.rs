@@ -1,0 +1,107 @@
+//! What memory is filled with when a plan takes effect.
+
+use emberflow_storage::arena::ArenaPages;
+use emberflow_storage::cache::Key;
+
+use super::{Residency, exclusive};
+use crate::ablation::Keep;
+use crate::cluster::CLUSTER;
+
+/// About the bytes that a thread clears at a time.
+const PART: usize = 8 << 20;
+
+impl Residency {
+    /// The memory that the banks from `first` on fill, in this order and in parts of some megabytes.
+    pub(in crate::store) fn memory_to_fill(&self, first: usize) -> Vec<ArenaPages> {
+        if self.ablation.keep() != Keep::All {
+            return Vec::new();
+        }
+        let regions = [self.hot.pages(), self.cold.cache.arena().pages()];
+        let (banks, whole) = (
+            self.layout.banks(),
+            regions.iter().map(ArenaPages::len).sum(),
+        );
+        let steps = banks.clamp(1, 1 + usize::div_ceil(whole, PART));
+        let gates = |step: usize| {
+            let of_step = banks * step / steps..banks * (step + 1) / steps;
+            let filled = of_step.filter(move |&bank| bank >= first);
+            filled.filter_map(|bank| self.gates.gate_pages(bank as u32))
+        };
+        let parts = |step: usize| {
+            let of_regions = regions.iter().map(move |pages| pages.part(step, steps));
+            gates(step).chain(of_regions)
+        };
+        (0..steps).flat_map(parts).collect()
+    }
+
+    /// The cold region's share of each bank that has one, in neurons.
+    pub(in crate::store) fn cold_per_bank(&self) -> usize {
+        let all = 0..self.layout.banks() as u32;
+        let with_cold = all.filter(|&bank| self.has_cold(bank)).count();
+        (self.cold.cache.slots() as usize).div_ceil(with_cold.max(1))
+    }
+
+    /// The clusters that fill memory: bank by bank from `first` on, all of them where Gate rows are
+    /// resident, else the hot ones and the next ones for the cold region.
+    pub(in crate::store) fn clusters_to_fill(&self, first: usize) -> Vec<(u32, u32)> {
+        let cold_per_bank = self.cold_per_bank();
+        let wanted = |bank: u32| {
+            let clusters = self.layout.clusters(bank) as u32;
+            if self.banks.gates_resident(bank) {
+                return clusters;
+            }
+            let behind = match self.has_cold(bank) {
+                true => cold_per_bank.div_ceil(CLUSTER) as u32,
+                false => 0,
+            };
+            (self.hot.prefix(bank) + behind).min(clusters)
+        };
+        (first as u32..self.layout.banks() as u32)
+            .flat_map(|bank| (0..wanted(bank)).map(move |cluster| (bank, cluster)))
+            .collect()
+    }
+
+    /// Copies the Gate rows of a whole cluster, if its bank's are resident.
+    pub(in crate::store) fn fill_gates(&mut self, bank: u32, cluster: u32, buffer: &[u8]) {
+        let gate_len = self.layout.format.gate_len();
+        let stride = self.banks.content(bank).stride;
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        if let Some(gates) = exclusive(&mut self.gates).gates_mut(bank) {
+            for (neuron, bundle) in neurons.zip(buffer[shift..].chunks_exact(stride)) {
+                let at = neuron as usize * gate_len;
+                gates[at..at + gate_len].copy_from_slice(&bundle[..gate_len]);
+            }
+        }
+    }
+
+    /// Copies a whole cluster to the hot region if it belongs there, else what is still free of the
+    /// bank's share of the cold one.
+    pub(in crate::store) fn fill(
+        &mut self,
+        bank: u32,
+        cluster: u32,
+        cold_per_bank: usize,
+        buffer: &[u8],
+    ) {
+        if self.hot.wants(bank, cluster) {
+            return self.keep_cluster(bank, cluster, buffer);
+        }
+        if self.ablation.keep() == Keep::Nothing || !self.has_cold(bank) {
+            return;
+        }
+        let content = *self.banks.content(bank);
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        let shift = self.layout.shift(bank, neurons.start, 0);
+        let first_cold = self.hot.prefix(bank) as usize * CLUSTER;
+        for (neuron, bundle) in neurons.zip(buffer[shift..].chunks_exact(content.stride)) {
+            let behind = neuron as usize - first_cold;
+            let key = Key { bank, neuron };
+            if behind >= cold_per_bank
+                || !(self.cold).keep_if_free(&self.layout, &content, key, bundle)
+            {
+                return;
+            }
+        }
+    }
+}

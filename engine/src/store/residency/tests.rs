@@ -1,0 +1,347 @@
+//! The regions against sets: whatever is found has the bytes that were put there, only what was put
+//! is found, marks of what is not verified are kept, and no region exceeds its part of the memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use emberflow_kernels::DType;
+use fastrand::Rng;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{World, chance};
+
+/// Layers of one bank and of several, with partial clusters.
+const BANKS: [(u32, u32, u32); 4] = [(0, 0, 300), (1, 0, 140), (1, 1, 260), (2, 0, 129)];
+
+struct Model {
+    world: World,
+    layout: Arc<Layout>,
+    of: Residency,
+    random: Rng,
+    /// Neurons and clusters that were put there; some of them were evicted.
+    cold: BTreeSet<(u32, u32)>,
+    hot: BTreeSet<(u32, u32)>,
+    /// How often they are pinned.
+    pins: BTreeMap<(u32, u32), usize>,
+    unchecked: BTreeSet<(u32, u32)>,
+    /// Neurons with bytes on their way, and their slots.
+    loading: BTreeMap<(u32, u32), Slot>,
+    naming: Naming,
+    found: usize,
+}
+
+impl Model {
+    fn new(seed: u64, naming: Naming, ablation: Ablation) -> Self {
+        let world = World::new(&BANKS, 24, DType::F32, seed);
+        let layout = Arc::new(world.layout().unwrap().0);
+        let plan = world.plan(naming != Naming::All, 2, 300);
+        let prefers = Preferences {
+            naming,
+            always: Vec::new(),
+            hot_wanted: vec![1; BANKS.len()],
+            known: &Known::default(),
+            ablation,
+            memory: ArenaOptions::default(),
+        };
+        let mut model = Self {
+            of: Residency::new(Arc::clone(&layout), &plan, prefers).unwrap(),
+            world,
+            layout,
+            random: Rng::with_seed(seed),
+            cold: BTreeSet::new(),
+            hot: BTreeSet::new(),
+            pins: BTreeMap::new(),
+            unchecked: BTreeSet::new(),
+            loading: BTreeMap::new(),
+            naming,
+            found: 0,
+        };
+        model.of.adopt(&plan).unwrap();
+        model.fill(0);
+        model
+    }
+
+    /// Reads what a plan fills memory with.
+    fn fill(&mut self, first: usize) {
+        let cold_per_bank = self.of.cold_per_bank();
+        for (bank, cluster) in self.of.clusters_to_fill(first) {
+            assert!(bank as usize >= first);
+            let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
+            self.of.fill_gates(bank, cluster, &buffer);
+            self.of.fill(bank, cluster, cold_per_bank, &buffer);
+            self.put(bank, cluster);
+        }
+        for bank in 0..BANKS.len() as u32 {
+            let row = self.layout.neurons(bank) as u32 - 1;
+            let gate = self.of.gates().gate(bank, row);
+            assert_eq!(gate.is_some(), self.of.banks.gates_resident(bank));
+            let [wanted, ..] = self.world.vectors(bank, row);
+            assert!(gate.is_none_or(|gate| gate.quants() == wanted));
+        }
+    }
+
+    /// A cluster or its neurons may be resident from here on.
+    fn put(&mut self, bank: u32, cluster: u32) {
+        self.hot.insert((bank, cluster));
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        self.cold.extend(neurons.map(|neuron| (bank, neuron)));
+    }
+
+    fn any_cluster(&mut self) -> (u32, u32) {
+        let bank = self.random.u32(..BANKS.len() as u32);
+        (bank, self.random.u32(..self.layout.clusters(bank) as u32))
+    }
+
+    fn any_neuron(&mut self) -> (u32, u32) {
+        let bank = self.random.u32(..BANKS.len() as u32);
+        (bank, self.random.u32(..self.layout.neurons(bank) as u32))
+    }
+
+    fn pin_neuron(&mut self) {
+        // One of some that may be there.
+        let found = (0..8).find_map(|_| {
+            let key = self.any_neuron();
+            Some((key, self.of.cold.pin(Key::new(key.0, key.1))?))
+        });
+        let Some((key, (slot, unchecked))) = found else {
+            return;
+        };
+        assert!(self.cold.contains(&key), "{key:?} was not put there");
+        assert_eq!(unchecked, self.unchecked.remove(&key));
+        let (content, format) = (self.of.banks.content(key.0), self.layout.format);
+        let shift = self.layout.shift(key.0, key.1, content.start);
+        let bytes = &self.of.cold.cache.bytes(slot)[shift..];
+        let [gate, up, down] = self.world.vectors(key.0, key.1);
+        if content.has_gate {
+            assert_eq!(&bytes[..gate.len()], gate);
+        }
+        let rest = format.split_rest(&bytes[content.gate_span - content.start..]);
+        assert_eq!(rest, (up.as_slice(), down.as_slice()), "{key:?}");
+        self.found += 1;
+        *self.pins.entry(key).or_default() += 1;
+        if unchecked {
+            self.unchecked.insert(key);
+            self.pins.remove(&key);
+            self.of.cold.give_back(Key::new(key.0, key.1), true);
+        }
+    }
+
+    fn unpin_neuron(&mut self) {
+        let Some((&key, _)) = self.pins.iter().next() else {
+            return;
+        };
+        let leave = [Leave::Used, Leave::Unused, Leave::First][self.random.usize(..3)];
+        self.of.cold.unpin(Key::new(key.0, key.1), leave);
+        let pins = self.pins.remove(&key).unwrap_or(0) - 1;
+        if pins > 0 {
+            self.pins.insert(key, pins);
+        }
+    }
+
+    fn pin_cluster(&mut self) {
+        let key = self.any_cluster();
+        let Some(slot) = self.of.hot.get_pin(key.0, key.1) else {
+            return;
+        };
+        assert!(self.hot.contains(&key), "{key:?} was not put there");
+        let content = *self.of.banks.content(key.0);
+        for (i, neuron) in self.layout.cluster_neurons(key.0, key.1).enumerate() {
+            let [gate, up, down] = vectors(&content, self.of.hot.bytes(slot), i);
+            let wanted = self.world.vectors(key.0, neuron);
+            assert!(if content.has_gate {
+                gate == wanted[0]
+            } else {
+                gate.is_empty()
+            });
+            assert_eq!([up, down], [&wanted[1][..], &wanted[2]]);
+        }
+        self.found += 1;
+        match chance(&mut self.random, 0.5) {
+            true => self.of.hot.unpin(key.0, key.1),
+            false => self.of.hot.unpin_unused(key.0, key.1),
+        }
+    }
+
+    /// A read of a single neuron begins, or ends.
+    fn read(&mut self) {
+        if let (true, Some((key, mut slot))) =
+            (chance(&mut self.random, 0.6), self.loading.pop_first())
+        {
+            let (bank, of) = (key.0, Key::new(key.0, key.1));
+            let content = *self.of.banks.content(bank);
+            let (cluster, stride) = (key.1 / CLUSTER as u32, content.stride);
+            let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
+            let first = cluster * CLUSTER as u32;
+            let bundle = self.layout.shift(bank, first, 0) + (key.1 - first) as usize * stride;
+            let to = self.layout.shift(bank, key.1, content.start);
+            slot.as_mut_slice()[to..to + content.len]
+                .copy_from_slice(&buffer[bundle + content.start..bundle + stride]);
+            match self.random.usize(..3) {
+                0 => self.of.cold.cache.abandon(of, slot),
+                1 => {
+                    self.of.cold.admit_ahead(of, slot);
+                    self.unchecked.insert(key);
+                    self.cold.insert(key);
+                }
+                _ => {
+                    self.of.cold.cache.admit(of, slot);
+                    *self.pins.entry(key).or_default() += 1;
+                    self.cold.insert(key);
+                }
+            }
+            return;
+        }
+        let key = self.any_neuron();
+        let has_cold = self.of.has_cold(key.0);
+        let (of, cache) = (Key::new(key.0, key.1), &mut self.of.cold.cache);
+        let free = has_cold && !cache.contains(of) && !cache.is_loading(of);
+        if let (true, Some(slot)) = (free, free.then(|| cache.reserve(of)).flatten()) {
+            self.loading.insert(key, slot);
+        }
+    }
+
+    /// A whole cluster was read and computed.
+    fn keep(&mut self) {
+        let (bank, cluster) = self.any_cluster();
+        let neurons = self.layout.cluster_neurons(bank, cluster);
+        if neurons.clone().any(|n| self.is_busy(bank, n)) {
+            return;
+        }
+        let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
+        let again = chance(&mut self.random, 0.7);
+        let before = self.of.hot.contains(bank, cluster);
+        let stays = self.of.belongs_hot(bank, cluster);
+        if let (true, Some(mut slot)) = (
+            !before && chance(&mut self.random, 0.3),
+            self.of.reserve_hot(bank, cluster, again),
+        ) {
+            assert!(stays);
+            let content = *self.of.banks.content(bank);
+            let shift = self.layout.shift(bank, neurons.start, 0);
+            let bundles = content.bundles(&buffer[shift..], neurons.len(), self.layout.format);
+            write(&content, &mut slot, bundles);
+            let intact = chance(&mut self.random, 0.7);
+            self.of.settle_hot(bank, cluster, slot, intact);
+            assert_eq!(self.of.hot.contains(bank, cluster), intact);
+            if intact {
+                self.hot.insert((bank, cluster));
+            }
+            return;
+        }
+        let ids: Vec<u32> = neurons.filter(|_| chance(&mut self.random, 0.2)).collect();
+        let keeps = |neuron: u32| neuron % 3 != 0;
+        (self.of).keep_read([bank, cluster], &ids, again, keeps, &buffer);
+        if !before && self.of.hot.contains(bank, cluster) {
+            assert!(stays);
+            let missing = self.of.cold.missing(&self.layout, bank, cluster);
+            let all = self.layout.cluster_neurons(bank, cluster).len();
+            assert_eq!(missing, all, "one copy is enough");
+            self.hot.insert((bank, cluster));
+        }
+        self.cold
+            .extend(ids.into_iter().filter(|&n| keeps(n)).map(|n| (bank, n)));
+    }
+
+    fn is_busy(&self, bank: u32, neuron: u32) -> bool {
+        let key = (bank, neuron);
+        self.pins.contains_key(&key) || self.loading.contains_key(&key)
+    }
+
+    /// Between two passes nothing is pinned: plans change and the border moves.
+    fn between(&mut self) {
+        while !self.pins.is_empty() {
+            self.unpin_neuron();
+        }
+        while let Some((key, slot)) = self.loading.pop_first() {
+            self.of.cold.cache.abandon(Key::new(key.0, key.1), slot);
+        }
+        let (hot, slots) = (self.random.u64(..5), 256 + self.random.u64(..400));
+        let gates = match self.naming {
+            Naming::All => 0,
+            Naming::Predictor => self.random.u64(..2) * BANKS.len() as u64,
+            Naming::Gates => self.random.u64(..=BANKS.len() as u64),
+        };
+        // Where some banks have resident Gate rows, the others stream: nothing is hot.
+        let no_hot = |gates: u64| (1..BANKS.len() as u64).contains(&gates);
+        if chance(&mut self.random, 0.2) {
+            let hot = if no_hot(gates) { 0 } else { hot };
+            let plan = self.world.plan_partly(gates, hot, slots);
+            let had = self.of.banks.with_gates > 0;
+            let first = self.of.set_plan(&plan).unwrap();
+            if had != (gates > 0) {
+                assert_eq!(first, Some(0));
+                assert_eq!(
+                    [self.of.hot.held(), self.of.cold.cache.resident().into()],
+                    [0; 2]
+                );
+                self.cold.clear();
+                self.hot.clear();
+                self.unchecked.clear();
+            }
+            assert_eq!(self.of.hot.units(), hot);
+            if let Some(first) = first {
+                self.fill(first);
+            }
+        } else if chance(&mut self.random, 0.3) {
+            let gates = self.of.banks.with_gates as u64;
+            let hot = if no_hot(gates) { 0 } else { hot };
+            let plan = self.world.plan_partly(gates, hot, slots);
+            self.of.aim_border(&plan, &[2, 1, 1, 1]);
+            assert!(self.of.border_moves());
+        }
+        let aim = self.of.goal;
+        let mut buffer = region(self.layout.stream_len()).unwrap();
+        let buffer = chance(&mut self.random, 0.8).then_some(&mut buffer);
+        self.of.step_border(buffer);
+        if let Some(aim) = aim {
+            let unit = self.of.hot.unit_len();
+            let slots = u64::from(self.of.cold.cache.slots());
+            let bytes = self.of.hot.units() * unit + slots * self.of.slot_charge();
+            assert!(bytes <= aim.bytes, "{bytes} of {}", aim.bytes);
+            // What was hot may be cold now.
+            for (bank, cluster) in self.hot.clone() {
+                self.put(bank, cluster);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.usize(..20) {
+            0..8 => self.read(),
+            8..12 => self.pin_neuron(),
+            12..15 => self.unpin_neuron(),
+            15 | 16 => self.pin_cluster(),
+            17 | 18 => self.keep(),
+            _ if chance(&mut self.random, 0.3) => self.between(),
+            _ => {
+                self.of.begin_pass();
+                self.of.begin_layer(self.random.u32(..BANKS.len() as u32));
+            }
+        }
+        self.of.cold.cache.check_invariants();
+        assert!(self.of.hot.held() <= self.of.hot.units());
+        assert!(self.of.cold.cache.resident() <= self.of.cold.cache.slots());
+        let all: u64 = self
+            .of
+            .by_layer(|_| 0)
+            .iter()
+            .map(|of| of.hot + of.cold)
+            .sum();
+        assert!(all <= self.of.capacity());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn what_is_found_was_put_there(seed: u64, naming in 0..3usize, window: bool) {
+        let naming = [Naming::All, Naming::Gates, Naming::Predictor][naming];
+        let ablation = if window { Ablation::LlmFlash } else { Ablation::Full };
+        let mut model = Model::new(seed, naming, ablation);
+        for _ in 0..400 {
+            model.step();
+        }
+        prop_assert!(model.found > 5, "only {} found", model.found);
+    }
+}
