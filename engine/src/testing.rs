@@ -17,7 +17,7 @@ use crate::bundle::NeuronFormat;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
-use crate::store::{Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
+use crate::store::{Cover, Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
 
 /// A container with seeded contents.
 pub(crate) struct World {
@@ -201,7 +201,7 @@ impl World {
 
     /// The bytes of a whole cluster as they are read into a stream buffer.
     pub fn cluster_bytes(&self, layout: &Layout, bank: u32, cluster: u32) -> Vec<u8> {
-        let (offset, len) = layout.cover_cluster(bank, cluster);
+        let Cover { offset, len } = layout.cover_cluster(bank, cluster);
         let mut bytes = vec![0; len as usize];
         let (file, base) = (layout.container.file(), layout.container.base());
         file.read_exact_at(&mut bytes, base + offset).unwrap();

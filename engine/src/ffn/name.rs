@@ -264,15 +264,12 @@ impl Ffn {
             features,
             &mut self.cutoffs,
         );
-        let oracle = (of.rows == 1 && of.gating.top.is_none())
-            .then(|| self.oracle.next())
-            .flatten();
+        let single = of.rows == 1 && of.gating.top.is_none();
+        let oracle = single.then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
-        let (gate_len, on_device) = (
-            self.shape.format.gate_len(),
-            self.store.device.computes(of.bank),
-        );
+        let on_device = self.store.device.computes(of.bank);
+        let gate_len = self.shape.format.gate_len();
         if !of.named {
             let own = of.neurons.saturating_sub(on_device * CLUSTER);
             self.counts.all(&of, own * gate_len);

@@ -11,6 +11,7 @@ use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::device::{Sums, Ticket, Work};
 use crate::error::Error;
+use crate::store::StreamedFrom;
 use crate::trace;
 
 /// Work of a device that is under way.
@@ -48,24 +49,27 @@ impl Ffn {
         // Sums are added in the order of items, so a device may add its own only if they are the first.
         let total = items.start == 0 && is_plain(&inputs.at.units[0]);
         let start = self.store.tracer.now();
-        let ticket = self.store.device.submit(of.bank, |part| Work {
-            part,
-            clusters: &clusters,
-            x: from.input.x,
-            quantized: from.input.quantized,
-            mask: wanted.map(|all| &all[clusters.start * words..clusters.end * words]),
-            cut: of.gating.cut,
-            gate_bias: of_clusters(from.bias.gate, &clusters),
-            up_bias: of_clusters(from.bias.up, &clusters),
-            end: usize::MAX,
-            sums: match total {
-                true => Sums::Total {
-                    begins: true,
-                    ends: true,
+        let ticket = self
+            .store
+            .device
+            .submit(StreamedFrom::Held(of.bank), |part| Work {
+                part,
+                clusters: &clusters,
+                x: from.input.x,
+                quantized: from.input.quantized,
+                mask: wanted.map(|all| &all[clusters.start * words..clusters.end * words]),
+                cut: of.gating.cut,
+                gate_bias: of_clusters(from.bias.gate, &clusters),
+                up_bias: of_clusters(from.bias.up, &clusters),
+                end: usize::MAX,
+                sums: match total {
+                    true => Sums::Total {
+                        begins: true,
+                        ends: true,
+                    },
+                    false => Sums::Each,
                 },
-                false => Sums::Each,
-            },
-        })?;
+            })?;
         self.lost |= ticket.is_none();
         Ok(ticket.map(|ticket| Submitted {
             ticket,

@@ -266,7 +266,7 @@ impl Ffn {
         let end = within.start * CLUSTER + count;
         let bias = inputs.at.units[0].bias;
         let start = self.store.tracer.now();
-        let ticket = self.store.device.submit_streamed(from, |part| Work {
+        let ticket = self.store.device.submit(from, |part| Work {
             part,
             clusters: &within,
             x: input.x,

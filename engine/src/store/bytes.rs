@@ -5,10 +5,11 @@ use emberflow_storage::cache::Key;
 use emberflow_storage::container::MappedBundles;
 use emberflow_storage::trace::{Kind, Open, Tracer};
 
+use super::content::SlotContent;
 use super::job::{Held, Step};
 use super::latch::Latch;
 use super::layout::Layout;
-use super::residency::{Residency, SlotContent, vectors, write};
+use super::residency::{Residency, vectors, write};
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 

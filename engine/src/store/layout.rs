@@ -10,11 +10,18 @@ use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::{Pattern, ReadCost};
 
+use super::content::{Align, SlotContent};
 use super::costs::ReadCosts;
-use super::residency::{Align, SlotContent};
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
+
+/// Bytes of the container, aligned for a read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cover {
+    pub offset: u64,
+    pub len: u32,
+}
 
 /// A validated container, its banks by layer, and its direct I/O alignment.
 ///
@@ -253,31 +260,43 @@ impl Layout {
         self.align.offset.max(self.align.memory)
     }
 
-    /// The aligned read that covers `len` bytes of a bundle from byte `start` on: container offset
-    /// and length.
-    pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> (u64, u32) {
+    /// The aligned read that covers `len` bytes of a bundle from byte `start` on.
+    pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> Cover {
         self.cover_of(self.offset(bank, neuron) + start as u64, len)
     }
 
-    /// The aligned read that covers `len` bytes from offset `from` on: container offset and length.
-    pub fn cover_of(&self, from: u64, len: usize) -> (u64, u32) {
+    /// The aligned read that covers `len` bytes from offset `from` on.
+    pub fn cover_of(&self, from: u64, len: usize) -> Cover {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
-        (low, (high - low) as u32)
+        Cover {
+            offset: low,
+            len: (high - low) as u32,
+        }
     }
 
     /// The aligned read that covers a whole cluster.
-    pub fn cover_cluster(&self, bank: u32, cluster: u32) -> (u64, u32) {
+    pub fn cover_cluster(&self, bank: u32, cluster: u32) -> Cover {
         let neurons = self.cluster_neurons(bank, cluster);
         let stride = self.container.geometry().stride as usize;
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
-    /// The two reads that replace one of `len` bytes from `offset` on.
-    pub fn halves(&self, (offset, len): (u64, u32)) -> [(u64, u32); 2] {
+    /// The two reads that replace one.
+    pub fn halves(&self, whole: Cover) -> [Cover; 2] {
         let unit = self.slack() as u32;
-        let first = (len / 2).next_multiple_of(unit).min(len);
-        [(offset, first), (offset + u64::from(first), len - first)]
+        let first = (whole.len / 2).next_multiple_of(unit).min(whole.len);
+        let rest = Cover {
+            offset: whole.offset + u64::from(first),
+            len: whole.len - first,
+        };
+        [
+            Cover {
+                len: first,
+                ..whole
+            },
+            rest,
+        ]
     }
 
     /// Offset of the wanted bytes in a read by [`cover`](Self::cover).

@@ -17,8 +17,8 @@
 
 mod bits;
 mod bytes;
+mod content;
 mod costs;
-mod device;
 mod job;
 mod latch;
 mod layout;
@@ -35,6 +35,8 @@ mod tier;
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 pub(crate) use job::Step;
+#[cfg(test)]
+pub(crate) use layout::Cover;
 pub(crate) use layout::Layout;
 pub(crate) use neurons::{NeuronStore, StoreSetup, io_bytes};
 pub use prefetch::foresight::Foreseen;

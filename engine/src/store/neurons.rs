@@ -18,7 +18,6 @@ use emberflow_storage::limits::Limits;
 use emberflow_storage::trace::Tracer;
 
 use super::costs::ReadCosts;
-use super::device::DeviceSide;
 use super::job::Job;
 use super::latch::Latch;
 use super::layout::Layout;
@@ -26,8 +25,8 @@ use super::mapping::Mapping;
 use super::prefetch::{Guesses, Prefetch};
 use super::reads::Reads;
 use super::residency::{Cold, Known, Naming, Preferences, Residency};
-use super::rules::Policy;
-use super::tier::TierSetup;
+use super::rules::{Policy, Rules};
+use super::tier::{Tier, TierSetup};
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
 use crate::device::share::Sharing;
@@ -78,7 +77,7 @@ pub(crate) struct NeuronStore {
     pub prefetch: Prefetch,
     pub job: Job,
     /// A device, which holds clusters instead of these regions.
-    pub device: DeviceSide,
+    pub device: Tier,
     /// The mapped file, for the mmap ablation.
     mapped: Option<Mapping>,
     /// Compute threads, which have nothing to do while memory is filled.
@@ -121,10 +120,8 @@ impl NeuronStore {
             Reads::start(shared(), source, options, buffers, memory, latch, tracer)?
         };
         let wanted = residency.wanted();
-        let device = DeviceSide::new(shared(), setup.tier, &wanted, Arc::clone(&latch))?;
-        if let Some(prefixes) = device.prefixes() {
-            residency.begin_behind(prefixes);
-        }
+        let device = Tier::new(shared(), setup.tier, &wanted, Arc::clone(&latch))?;
+        residency.begin_behind(device.prefixes());
         let (neurons, clusters) = (layout.neurons_at_once(), layout.clusters_at_once());
         let mut store = Self {
             policy: Policy {
@@ -228,6 +225,17 @@ impl NeuronStore {
             ..self.counters
         }
     }
+}
+
+/// The rules of banks in the current layer.
+fn rules<'a>(
+    policy: Policy,
+    residency: &'a Residency,
+    job: &Job,
+    device: &Tier,
+) -> impl Fn(u32) -> Rules + use<'a> {
+    let (many, whole) = (job.many, device.streams());
+    move |bank| policy.rules(residency.bank(bank), many, whole)
 }
 
 /// Bytes of queues, tables and `buffers` stream buffers of a store.

@@ -21,7 +21,7 @@ use emberflow_storage::io::{
 use emberflow_storage::trace::Tracer;
 
 use super::latch::Latch;
-use super::layout::Layout;
+use super::layout::{Cover, Layout};
 use crate::ablation::Ablation;
 use crate::error::Error;
 use crate::options::Options;
@@ -201,7 +201,7 @@ impl Reads {
         priority: Priority,
         slot: Slot,
     ) -> Result<(), Error> {
-        let (offset, len) = self.layout.cover_cluster(bank, cluster);
+        let Cover { offset, len } = self.layout.cover_cluster(bank, cluster);
         let tag = Tag::Cluster { bank, cluster };
         let read = Read::new(tag.bits(), offset, len, slot);
         self.request(Read { priority, ..read })?;
@@ -209,11 +209,11 @@ impl Reads {
         Ok(())
     }
 
-    /// Requests `len` bytes of the file from `offset` on into a slot from byte `at` on.
+    /// Requests bytes of the file into a slot from byte `at` on.
     pub(super) fn part(
         &mut self,
         tag: Tag,
-        (offset, len): (u64, u32),
+        Cover { offset, len }: Cover,
         slot: Slot,
         at: u32,
     ) -> Result<(), Error> {

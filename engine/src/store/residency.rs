@@ -9,7 +9,6 @@
 mod banks;
 mod border;
 mod cold;
-mod content;
 mod fill;
 mod hot;
 mod resident;
@@ -33,7 +32,6 @@ pub(super) use banks::Banks;
 pub(crate) use banks::Naming;
 use border::Goal;
 pub(super) use cold::{Cold, Leave};
-pub(super) use content::{Align, SlotContent};
 pub(super) use hot::{HotClusters, vectors, write};
 pub(crate) use resident::{Resident, region};
 use spread::Spread;

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use emberflow_storage::cache::Key;
 
-use super::NeuronStore;
-use super::layer::rules;
+use super::{NeuronStore, rules};
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::store::job::Job;

@@ -91,7 +91,7 @@ impl NeuronStore {
                 let [first, rest] = self.layout.halves(whole);
                 let half = Half::Whole;
                 let tag = Tag::Neuron { item, place, half };
-                self.reads.part(tag, rest, slot, first.1)
+                self.reads.part(tag, rest, slot, first.len)
             }
             Tag::Neuron { item, place, .. } => {
                 self.take_neuron(item as usize, place as usize, slot, result)

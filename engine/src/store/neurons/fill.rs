@@ -11,9 +11,10 @@ use super::NeuronStore;
 use crate::device::NeuronRows;
 use crate::error::Error;
 use crate::store::bytes::check_cluster;
+use crate::store::content::SlotContent;
 use crate::store::layout::Layout;
 use crate::store::reads::Tag;
-use crate::store::residency::{Resident, SlotContent};
+use crate::store::residency::Resident;
 
 /// Bytes of memory that are worth a thread.
 const LARGE: usize = 64 << 20;

@@ -16,21 +16,20 @@ use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Priority;
 
-use super::NeuronStore;
 use super::ahead::drop_strays;
+use super::{NeuronStore, rules};
 use crate::ablation::Keep;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::device::NeuronRows;
 use crate::error::Error;
 use crate::store::bytes::{ClusterBytes, Memory, Place};
-use crate::store::device::DeviceSide;
 use crate::store::job::{Held, Item, Job, Source, Step, UnitWork};
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
-use crate::store::residency::{Cold, Leave, Residency};
-use crate::store::rules::{Found, Policy, Rules, Way};
-use crate::store::tier::PassRows;
+use crate::store::residency::{Cold, Leave};
+use crate::store::rules::{Found, Way};
+use crate::store::tier::{PassRows, Tier};
 
 /// Looks up a neuron in the cold region and pins it on a hit.
 #[inline]
@@ -84,23 +83,12 @@ pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usi
     }
 }
 
-/// The rules of banks in the current layer.
-pub(super) fn rules<'a>(
-    policy: Policy,
-    residency: &'a Residency,
-    job: &Job,
-    device: &DeviceSide,
-) -> impl Fn(u32) -> Rules + use<'a> {
-    let (many, whole) = (job.many, device.streams());
-    move |bank| policy.rules(residency.bank(bank), many, whole)
-}
-
 /// The bytes of an item, with what a `device` shares of it.
 #[inline]
 fn bytes<'a>(
     job: &'a Job,
     memory: Memory<'a>,
-    device: Option<&'a DeviceSide>,
+    device: Option<&'a Tier>,
     item: usize,
 ) -> ClusterBytes<'a> {
     let it = &job.items[item];
@@ -364,15 +352,15 @@ impl NeuronStore {
             let neuron = self.job.ids[place];
             match std::mem::replace(&mut self.job.held[place], Held::Nothing) {
                 Held::Gate(slot) if fires(neuron) => {
-                    let gate = (content.start, content.gate_span);
-                    let (from, _) = self.layout.cover(bank, neuron, gate.0, gate.1);
+                    let (start, len) = (content.start, content.gate_span);
+                    let before = self.layout.cover(bank, neuron, start, len);
                     let rest = content.stride - content.rest_read;
-                    let (offset, len) = self.layout.cover(bank, neuron, content.rest_read, rest);
+                    let part = self.layout.cover(bank, neuron, content.rest_read, rest);
                     let (place, half) = (place as u32, Half::Whole);
                     let tag = Tag::Neuron { item, place, half };
-                    let at = (offset - from) as u32;
+                    let at = (part.offset - before.offset) as u32;
                     self.job.items[item as usize].waiting += 1;
-                    self.reads.part(tag, (offset, len), slot, at)?;
+                    self.reads.part(tag, part, slot, at)?;
                 }
                 Held::Gate(slot) => {
                     (self.residency.cold.cache).abandon(Key { bank, neuron }, slot);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::content::SlotContent;
+use crate::store::content::SlotContent;
 use crate::store::layout::Layout;
 
 /// How a layer's active set is determined.

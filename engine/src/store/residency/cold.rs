@@ -3,10 +3,10 @@
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
 
-use super::content::SlotContent;
 use super::hot::vectors;
 use crate::error::Error;
 use crate::store::bits::Bits;
+use crate::store::content::SlotContent;
 use crate::store::layout::Layout;
 
 /// The cold region's cache.

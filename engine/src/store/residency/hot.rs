@@ -13,9 +13,9 @@ use emberflow_kernels::PastCaches;
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
 
-use super::content::SlotContent;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
+use crate::store::content::SlotContent;
 use crate::store::layout::Layout;
 
 /// The hot region's cache.
