@@ -4,8 +4,17 @@ use std::path::PathBuf;
 
 use emberflow_models::config::Activation;
 
-use crate::device::DeviceError;
 use crate::sampler::BadSampling;
+
+/// An error of a device: it is not used any longer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("device {device}: {what}")]
+pub struct DeviceError {
+    /// Its name.
+    pub device: String,
+    /// What failed.
+    pub what: String,
+}
 
 /// Errors of opening a model and of generation.
 #[derive(Debug, thiserror::Error)]

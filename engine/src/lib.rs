@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod ablation;
+mod activation;
 mod attention;
 pub mod bundle;
 pub mod cluster;
@@ -24,6 +25,7 @@ mod counters;
 mod decoder;
 pub mod device;
 mod embedding;
+pub mod energy;
 mod engine;
 mod error;
 mod ffn;
@@ -60,16 +62,17 @@ pub mod trace;
 mod weights;
 
 pub use ablation::Ablation;
+pub use activation::hidden as ffn_hidden;
 pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
 pub use engine::{Engine, Logits};
 pub use error::Error;
-pub use ffn::{Choice, FfnSeen, GATE_PIECES, hidden as ffn_hidden};
+pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, SamplingReport, energy};
+pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, SamplingReport};
 pub use options::{Budget, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{

@@ -1,5 +1,7 @@
 //! Resident matrices and their products.
 
+mod share;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use crate::device::SharedMatrix;
 use crate::device::products::{OnDevice, Products, TOGETHER};
 use crate::input::Input;
 use crate::split::Product;
+pub(crate) use share::Sharing;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]

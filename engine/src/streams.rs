@@ -11,8 +11,8 @@ use emberflow_models::config::{Activation, ModelConfig, Streams};
 use emberflow_models::names::Role;
 use emberflow_storage::container::Container;
 
+use crate::activation::activate;
 use crate::error::Error;
-use crate::ffn::activate;
 use crate::input::Input;
 use crate::matrix::Matrix;
 use crate::pass::Pass;

@@ -11,9 +11,9 @@ use emberflow_storage::arena::Arena;
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::device::products::Products;
-use crate::device::share::Sharing;
 use crate::error::Error;
 use crate::matrix::Matrix;
+use crate::matrix::Sharing;
 use crate::norm::Norm;
 use crate::store::region;
 

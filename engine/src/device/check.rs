@@ -139,7 +139,7 @@ pub(crate) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
 }
 
 /// Refuses a device whose results are too far from the CPU's.
-pub(super) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
+pub(crate) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
     match wrong(device, deviation) {
         None => Ok(()),
         Some(how) => Err(DeviceError {

@@ -15,8 +15,8 @@ use super::{
     Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
     Room, SharedMatrix, Sums, Taken, Ticket, Work,
 };
+use crate::activation::{Gating, of_up};
 use crate::cluster::CLUSTER;
-use crate::ffn::{Gating, of_up};
 
 /// Bytes of the thread's stack.
 const STACK: usize = 256 << 10;

@@ -25,7 +25,6 @@ mod opencl;
 mod order;
 mod product_check;
 pub(crate) mod products;
-pub(crate) mod share;
 #[cfg(test)]
 mod tests;
 mod widths;
@@ -51,17 +50,8 @@ pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
 use crate::cluster::CLUSTER;
+pub use crate::error::DeviceError;
 pub use crate::input::Input;
-
-/// An error of a device: it is not used any longer.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("device {device}: {what}")]
-pub struct DeviceError {
-    /// Its name.
-    pub device: String,
-    /// What failed.
-    pub what: String,
-}
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Cpu, Row};
 
-use super::activation::Gating;
 use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
+use crate::activation::Gating;
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::input::Input;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Compute};
 
-use super::activation::Gating;
 use super::gates::GateWork;
 use super::lookahead::Upcoming;
+use crate::activation::Gating;
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::input::Input;

@@ -2,13 +2,13 @@
 
 use emberflow_kernels::Compute;
 
-use super::activation::Gating;
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
 use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::Wait;
 use super::units::{BankWork, LayerInput};
+use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;

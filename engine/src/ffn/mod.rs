@@ -14,7 +14,6 @@
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
-mod activation;
 mod gates;
 mod gates_ahead;
 mod gates_on_device;
@@ -44,8 +43,6 @@ mod tests;
 mod top;
 mod units;
 
-pub use activation::hidden;
-pub(crate) use activation::{Gating, activate, of_up};
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

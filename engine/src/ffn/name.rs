@@ -13,7 +13,6 @@ use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
-use super::activation::Gating;
 use super::gates::GateWork;
 use super::gates_on_device::{BegunGates, Rows};
 use super::lookahead::{GATE_PIECES, Lookahead};
@@ -24,6 +23,7 @@ use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use super::top::Tops;
 use crate::ablation::Overlap;
+use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use emberflow_kernels::Activations;
 
-use super::activation::Gating;
 use super::mask;
 use super::units::{Bias, LayerInput, Rows};
+use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
 

@@ -6,13 +6,13 @@ use std::sync::Mutex;
 use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
-use super::activation::{Gating, of_up};
 use super::gates::add_bias;
 use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
 use super::units::Bias;
+use crate::activation::{Gating, of_up};
 use crate::bundle::across;
 use crate::cluster::CLUSTER;
 use crate::input::Input;

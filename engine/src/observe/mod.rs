@@ -1,7 +1,6 @@
 //! Observation and reporting; no model computation.
 
 mod details;
-pub mod energy;
 mod judge;
 mod on_device;
 mod probe;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
+use crate::energy::Meter;
 use crate::engine::Engine;
-use crate::observe::energy::Meter;
 
 /// Metrics of the pass that produced one token.
 #[derive(Debug, Clone, Copy)]

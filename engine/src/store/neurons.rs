@@ -29,8 +29,8 @@ use super::rules::{Policy, Rules};
 use super::tier::{Tier, TierSetup};
 use crate::ablation::Ablation;
 use crate::counters::{Counters, nanoseconds};
-use crate::device::share::Sharing;
 use crate::error::Error;
+use crate::matrix::Sharing;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 

@@ -10,9 +10,9 @@ use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
 use crate::bundle::NeuronFormat;
 use crate::device::products::{OnDevice, Products};
-use crate::device::share::Sharing;
 use crate::error::Error;
 use crate::matrix::Matrix;
+use crate::matrix::Sharing;
 use crate::store::layout::Layout;
 
 /// Gate rows and scales by bank.

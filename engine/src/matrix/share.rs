@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::trace::Tracer;
 
-use super::check::{accept, deviation, wrong};
-use super::numbers::Numbers;
-use super::products::{OnDevice, ProductRoom, Products, Sample, Samples};
-use super::{
+use super::Matrix;
+use crate::device::check::{accept, deviation, wrong};
+use crate::device::numbers::Numbers;
+use crate::device::products::{OnDevice, ProductRoom, Products, Sample, Samples};
+use crate::device::{
     Block, DeviceError, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes,
 };
 use crate::error::Error;
 use crate::input::Input;
-use crate::matrix::Matrix;
 
 /// Numbers of tokens that are tried.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
