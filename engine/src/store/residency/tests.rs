@@ -164,9 +164,8 @@ impl Model {
 
     /// A read of a single neuron begins, or ends.
     fn read(&mut self) {
-        if let (true, Some((key, mut slot))) =
-            (chance(&mut self.random, 0.6), self.loading.pop_first())
-        {
+        let ends = chance(&mut self.random, 0.6);
+        if ends && let Some((key, mut slot)) = self.loading.pop_first() {
             let (bank, of) = (key.0, Key::new(key.0, key.1));
             let content = *self.of.banks.content(bank);
             let (cluster, stride) = (key.1 / CLUSTER as u32, content.stride);
@@ -204,17 +203,22 @@ impl Model {
     fn keep(&mut self) {
         let (bank, cluster) = self.any_cluster();
         let neurons = self.layout.cluster_neurons(bank, cluster);
-        if neurons.clone().any(|n| self.is_busy(bank, n)) {
-            return;
+        // It is computed: none of its neurons is in use.
+        for neuron in neurons.clone() {
+            let (key, of) = ((bank, neuron), Key { bank, neuron });
+            for _ in 0..self.pins.remove(&key).unwrap_or(0) {
+                self.of.cold.unpin(of, Leave::Used);
+            }
+            if let Some(slot) = self.loading.remove(&key) {
+                self.of.cold.cache.abandon(of, slot);
+            }
         }
         let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
         let again = chance(&mut self.random, 0.7);
         let before = self.of.hot.contains(bank, cluster);
         let stays = self.of.belongs_hot(bank, cluster);
-        if let (true, Some(mut slot)) = (
-            !before && chance(&mut self.random, 0.3),
-            self.of.reserve_hot(bank, cluster, again),
-        ) {
+        let copies = !before && chance(&mut self.random, 0.3);
+        if copies && let Some(mut slot) = self.of.reserve_hot(bank, cluster, again) {
             assert!(stays);
             let content = *self.of.banks.content(bank);
             let shift = self.layout.shift(bank, neurons.start, 0);
@@ -240,11 +244,6 @@ impl Model {
         }
         self.cold
             .extend(ids.into_iter().filter(|&n| keeps(n)).map(|n| (bank, n)));
-    }
-
-    fn is_busy(&self, bank: u32, neuron: u32) -> bool {
-        let key = (bank, neuron);
-        self.pins.contains_key(&key) || self.loading.contains_key(&key)
     }
 
     /// Between two passes nothing is pinned: plans change and the border moves.
