@@ -212,7 +212,8 @@ impl World {
         let mut clusters = Vec::new();
         for (unit, &bank) in banks.iter().enumerate() {
             let count = 1 + self.random.usize(..3);
-            self.job.add_unit(bank, count, rules(number % 2 == 0));
+            self.job
+                .add_unit(bank, count, rules(number.is_multiple_of(2)));
             clusters.extend(vec![unit; count]);
         }
         (0..BANKS).for_each(|bank| assert_eq!(self.job.visits(bank), banks.contains(&bank)));
@@ -232,11 +233,8 @@ impl World {
                 break;
             }
         }
-        for unit in 0..banks.len() {
-            let of_unit = self
-                .items
-                .values()
-                .filter(|known| known.bank == banks[unit]);
+        for (unit, &bank) in banks.iter().enumerate() {
+            let of_unit = self.items.values().filter(|known| known.bank == bank);
             let ids: Vec<u32> = of_unit.flat_map(|known| known.ids.clone()).collect();
             assert_eq!(self.job.needed_of(unit), ids);
         }

@@ -117,10 +117,11 @@ impl NeuronStore {
             || self.reads.is_underway(bank, cluster);
         let rules = rules(self.policy, &self.residency, &self.job, &self.device)(bank);
         let missing = || self.residency.cold.missing(&self.layout, bank, cluster);
-        if !known && rules.read_ahead(belongs_hot, missing) {
-            if self.reads.cluster(bank, cluster, want.priority)? {
-                self.prefetch.accepted(want);
-            }
+        if !known
+            && rules.read_ahead(belongs_hot, missing)
+            && self.reads.cluster(bank, cluster, want.priority)?
+        {
+            self.prefetch.accepted(want);
         }
         Ok(())
     }

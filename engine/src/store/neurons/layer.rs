@@ -237,10 +237,9 @@ impl NeuronStore {
                     }
                     return attached.map(|()| true);
                 }
-                if !self.reads.is_coming(bank, cluster) {
-                    if !self.reads.cluster(bank, cluster, Priority::Now)? {
-                        return Ok(false);
-                    }
+                let coming = self.reads.is_coming(bank, cluster);
+                if !coming && !self.reads.cluster(bank, cluster, Priority::Now)? {
+                    return Ok(false);
                 }
                 self.job.items[item].waiting = 1;
                 Ok(true)

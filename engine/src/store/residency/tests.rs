@@ -233,7 +233,7 @@ impl Model {
             return;
         }
         let ids: Vec<u32> = neurons.filter(|_| chance(&mut self.random, 0.2)).collect();
-        let keeps = |neuron: u32| neuron % 3 != 0;
+        let keeps = |neuron: u32| !neuron.is_multiple_of(3);
         (self.of).keep_read([bank, cluster], &ids, again, keeps, &buffer);
         if !before && self.of.hot.contains(bank, cluster) {
             assert!(stays);
