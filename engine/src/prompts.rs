@@ -23,6 +23,35 @@ use crate::scratch::product_room;
 use crate::{streams, thread_buffer};
 
 impl Engine {
+    /// Changes the budget between two passes. A smaller budget frees memory before this returns; a
+    /// larger one fills on demand. Results do not depend on it.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
+    pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        let batch = self.division.batch;
+        let division = self.planner().divide_again(self.settled(), bytes, batch)?;
+        self.end_prompt()?;
+        let hold = division.memory.embedding;
+        let Decoder {
+            embedding,
+            inputs,
+            ffn,
+            ..
+        } = &mut self.decoder;
+        let mut tables = [embedding, inputs];
+        // Free first, then allocate.
+        for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
+            table.hold(&ffn.store.layout.container, hold && table.is_held())?;
+        }
+        ffn.store.set_plan(&division.memory)?;
+        self.division = division;
+        for table in tables.into_iter().flatten() {
+            table.hold(&ffn.store.layout.container, hold)?;
+        }
+        Ok(())
+    }
+
     /// The longest chunk of a prompt so far, or that of the plan.
     pub fn prompt_chunk(&self) -> usize {
         self.longest.map_or(self.chunk(), |longest| longest.rows)

@@ -221,6 +221,8 @@ pub struct Sampler {
     settings: Sampling,
     rng: ChaCha8Rng,
     candidates: Vec<(f32, u32)>,
+    /// Those that a constraint allows, before rules.
+    allowed: Vec<(f32, u32)>,
     /// For sorting them; without a temperature empty.
     spare: Vec<(f32, u32)>,
     bias: Vec<Bias>,
@@ -244,6 +246,7 @@ impl Sampler {
                 true => Vec::with_capacity(vocab),
                 false => Vec::new(),
             },
+            allowed: Vec::new(),
             bias: Vec::new(),
             drawn: Vec::new(),
             rules: Arc::default(),
@@ -283,9 +286,14 @@ impl Sampler {
         let numbers = logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan());
         self.candidates.extend(numbers.map(|(&l, id)| (l, id)));
         let begins = !std::mem::replace(&mut self.begun, true);
-        (self.rules).hold(&mut self.candidates, |c| c.1, history, begins);
         if let Some(constraint) = constraint {
             self.candidates.retain(|c| constraint.allows(c.1));
+            self.allowed.clone_from(&self.candidates);
+        }
+        (self.rules).hold(&mut self.candidates, |c| c.1, history, begins);
+        // A constraint is a promise, rules are a wish: where both leave nothing the rules give way.
+        if self.candidates.is_empty() && constraint.is_some() {
+            std::mem::swap(&mut self.candidates, &mut self.allowed);
         }
         let token = self.draw(history);
         let s = self.settings;

@@ -6,7 +6,7 @@
 //! written to, whatever names and links lead there.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -233,12 +233,30 @@ impl Partial {
     /// # Errors
     /// The system's.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let partial = (!is_stream(path)).then(|| beside(path, ".partial"));
+        if is_stream(path) {
+            return Ok(Self {
+                path: path.to_owned(),
+                partial: None,
+                file: File::create(path).map_err(Failure::file(path))?,
+                _unfinished: None,
+            });
+        }
+        // A file or link of that name is somebody else's.
+        let own = format!(".partial{}", std::process::id());
+        let named = |ending: &str| {
+            let partial = beside(path, ending);
+            File::create_new(&partial).map(|file| (file, partial))
+        };
+        let created = named(".partial").or_else(|e| match e.kind() {
+            ErrorKind::AlreadyExists => named(&own),
+            _ => Err(e),
+        });
+        let (file, partial) = created.map_err(Failure::file(path))?;
         Ok(Self {
             path: path.to_owned(),
-            file: File::create(partial.as_deref().unwrap_or(path)).map_err(Failure::file(path))?,
-            _unfinished: partial.as_deref().map(Unfinished::at),
-            partial,
+            _unfinished: Some(Unfinished::at(&partial)),
+            partial: Some(partial),
+            file,
         })
     }
 
@@ -276,6 +294,22 @@ impl Drop for Partial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What has the name of the unfinished file is left alone, and a link not followed.
+    #[test]
+    fn unfinished_files_of_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("a.partial"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("a.partial"), at("b.partial")).unwrap();
+        for name in ["a", "b"] {
+            write(&at(name), b"new").unwrap();
+            assert_eq!(std::fs::read(at(name)).unwrap(), b"new");
+            assert!(!at(name).is_symlink());
+        }
+        assert_eq!(std::fs::read(at("a.partial")).unwrap(), b"precious");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4);
+    }
 
     #[test]
     fn what_exists_is_refused_unless_forced() {

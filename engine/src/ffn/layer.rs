@@ -7,7 +7,7 @@ use super::lookahead::{FEW, Upcoming};
 use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::Wait;
-use super::units::{BankWork, LayerInput};
+use super::units::{BankWork, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
@@ -31,6 +31,46 @@ fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
 }
 
 impl Ffn {
+    /// A layer of which a device computes the first `rows` rows.
+    pub(super) fn beside_streams(
+        &mut self,
+        on: &Compute,
+        at: &LayerInput<'_>,
+        rows: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let d = self.shape.format.d;
+        let (its, own) = out.split_at_mut(rows * d);
+        let left = at.input.tokens() - rows;
+        let part = LayerInput {
+            units: &[BankWork {
+                rows: Rows::All(left),
+                ..at.units[0]
+            }],
+            input: at.input.range(rows, left),
+            residual: &at.residual[rows * d..],
+            next: None,
+            ..*at
+        };
+        self.recent.skip(rows);
+        let from = UnitInput {
+            input: at.input.range(0, rows),
+            residual: &at.residual[..rows * d],
+            bias: at.units[0].bias,
+        };
+        let outcome = self.sum_units(on, &part, Some(from), own);
+        self.recent.skip(0);
+        outcome?;
+        self.take_streamed(its)?;
+        let neurons = self.units.first().map_or(0, |unit| unit.neurons);
+        let format = &self.shape.format;
+        let all = (neurons * rows) as u64;
+        self.counts.looked_at += self.streaming.wanted.unwrap_or(all);
+        self.counts.possible += all;
+        self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
+        Ok(())
+    }
+
     /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row. Units are computed
     /// in parts of a few, so that the buffers need not hold all experts of a layer.
     pub fn layer(

@@ -17,11 +17,11 @@ use std::ops::Range;
 use emberflow_kernels::Compute;
 
 use super::mask;
-use super::pairs::{Inputs, UnitInput};
+use super::pairs::Inputs;
 use super::reduce::is_plain;
 use super::state::{Ffn, clusters_per_group};
 use super::streaming::{Piece, Underway, Wait};
-use super::units::{BankWork, LayerInput, Rows};
+use super::units::{LayerInput, Rows};
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::device::{Sums, Work};
@@ -46,46 +46,6 @@ impl Ffn {
             true => self.store.device.streamed_rows(at.input.tokens()),
             false => 0,
         }
-    }
-
-    /// A layer of which a device computes the first `rows` rows.
-    pub(super) fn beside_streams(
-        &mut self,
-        on: &Compute,
-        at: &LayerInput<'_>,
-        rows: usize,
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        let d = self.shape.format.d;
-        let (its, own) = out.split_at_mut(rows * d);
-        let left = at.input.tokens() - rows;
-        let part = LayerInput {
-            units: &[BankWork {
-                rows: Rows::All(left),
-                ..at.units[0]
-            }],
-            input: at.input.range(rows, left),
-            residual: &at.residual[rows * d..],
-            next: None,
-            ..*at
-        };
-        self.recent.skip(rows);
-        let from = UnitInput {
-            input: at.input.range(0, rows),
-            residual: &at.residual[..rows * d],
-            bias: at.units[0].bias,
-        };
-        let outcome = self.sum_units(on, &part, Some(from), own);
-        self.recent.skip(0);
-        outcome?;
-        self.take_streamed(its)?;
-        let neurons = self.units.first().map_or(0, |unit| unit.neurons);
-        let format = &self.shape.format;
-        let all = (neurons * rows) as u64;
-        self.counts.looked_at += self.streaming.wanted.unwrap_or(all);
-        self.counts.possible += all;
-        self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
-        Ok(())
     }
 
     /// The first item of a unit that is computed in groups: what a device computes in pieces comes before.
@@ -287,7 +247,7 @@ impl Ffn {
     }
 
     /// Waits for the group under way, of which `out` takes the sums if it is the last.
-    fn take_streamed(&mut self, out: &mut [f32]) -> Result<(), Error> {
+    pub(super) fn take_streamed(&mut self, out: &mut [f32]) -> Result<(), Error> {
         let Some(underway) = self.streaming.underway.take().filter(|_| !self.lost) else {
             return Ok(());
         };

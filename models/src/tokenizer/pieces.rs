@@ -10,7 +10,7 @@ use crate::Error;
 const PIECE: usize = 8 << 10;
 
 /// Most bytes in which there is no place to cut. Prose and code have one in every line.
-const STRETCH: usize = 512 << 10;
+const STRETCH: usize = 64 << 10;
 
 /// Tokenises a text piece by piece: gives the tokens of [`Tokenizer::encode`] without special tokens
 /// around them. It holds back what cannot be told from what has come, about 8 KiB.

@@ -12,7 +12,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -85,7 +85,14 @@ impl Writer {
         })?;
         let partial = sibling(&target, ".partial")?;
         let id = fingerprint(&spec);
-        let (journal, units) = Journal::open(sibling(&target, ".partial.journal")?, &target, id)?;
+        let journal = sibling(&target, ".partial.journal")?;
+        if partial.symlink_metadata().is_ok() && journal.symlink_metadata().is_err() {
+            let why =
+                "it exists, and no journal says that it is of an interrupted pack; move it away";
+            let source = io::Error::new(ErrorKind::AlreadyExists, why);
+            return Err(write_error(&partial, layout.file_len, "create it", source));
+        }
+        let (journal, units) = Journal::open(journal, &target, id)?;
         let file = match open_partial(&partial, layout.file_len, units.is_empty()) {
             Ok(file) => file,
             Err(e) => {
@@ -429,6 +436,7 @@ fn open_partial(path: &Path, len: u64, new: bool) -> io::Result<File> {
         .write(true)
         .create(true)
         .truncate(new)
+        .custom_flags(libc::O_NOFOLLOW)
         .open(path)?;
     // Gaps are never written: a new file reads as zeros.
     file.set_len(len)?;

@@ -359,7 +359,7 @@ impl ChatRequest {
             .messages
             .iter()
             .map(|message| message.message(developer));
-        let messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
+        let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
             return Err(ApiError::param("messages", "there are no messages"));
         }
@@ -368,7 +368,7 @@ impl ChatRequest {
             self.add_generation_prompt,
             messages.last(),
         )?;
-        turn.prompt(&messages, |messages, open| {
+        let render = |messages: &[Message], open| {
             let rendered = template.render(&Conversation {
                 messages: messages.to_vec(),
                 tools: tools.to_vec(),
@@ -376,7 +376,17 @@ impl ChatRequest {
                 variables: self.common.thoughts.variables(),
             });
             rendered.map_err(|e| ApiError::param("messages", e))
-        })
+        };
+        let is_null = |message: &Message| message.get("content") == Some(&Value::Null);
+        let first = turn.prompt(&messages, &render);
+        if first.is_ok() || !messages.iter().any(is_null) {
+            return first;
+        }
+        // Many templates take content for a text, also beside calls.
+        for message in messages.iter_mut().filter(|message| is_null(message)) {
+            message.set("content", "".into());
+        }
+        turn.prompt(&messages, &render).or(first)
     }
 }
 

@@ -120,18 +120,27 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
         .filter(|host| !app.allows_host(host));
     let host = host.map(|host| ApiError::host(host.to_str().unwrap_or_default()));
     let origin = origin.cloned();
+    let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let path = request.uri().path();
     let public = PUBLIC.contains(&path);
-    let mut response = if let Some(why) = host {
-        refused(request.uri(), why)
+    let why = if host.is_some() {
+        host
     } else if request.method() == Method::OPTIONS {
-        StatusCode::OK.into_response()
+        None
     } else if foreign {
-        refused(request.uri(), ApiError::origin())
-    } else if public || app.allows_key(sent_key(request.headers())) {
-        next.run(request).await
+        Some(ApiError::origin())
     } else {
-        refused(request.uri(), ApiError::key())
+        (!public && !app.allows_key(sent_key(headers))).then(ApiError::key)
+    };
+    let mut response = match why {
+        Some(why) => {
+            let uri = request.uri().clone();
+            // A client that sends sees no answer before it has sent all.
+            let _ = tokio::time::timeout(BODY_TIME, collect(request.into_body(), 0)).await;
+            refused(&uri, why)
+        }
+        None if request.method() == Method::OPTIONS => StatusCode::OK.into_response(),
+        None => next.run(request).await,
     };
     if let Some(origin) = origin {
         let headers = response.headers_mut();
@@ -139,11 +148,10 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         let methods = HeaderValue::from_static("GET, POST");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-        let names = HeaderValue::from_static(
-            "authorization, content-type, x-api-key, \
-         anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access",
-        );
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names);
+        // Clients name their system and version in headers of their own.
+        if let Some(names) = wanted {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names);
+        }
     }
     response
 }

@@ -117,15 +117,15 @@ impl Answer {
         let called = self.blocks.iter().any(|b| matches!(b, Block::Call(_)));
         Some(match self.end.as_ref()? {
             End::Length => "max_tokens",
+            End::Word(_) | End::Eos if called => "tool_use",
             End::Word(_) => "stop_sequence",
-            End::Eos if called => "tool_use",
             End::Eos => "end_turn",
         })
     }
 
     fn stop_sequence(&self) -> Option<&str> {
         match &self.end {
-            Some(End::Word(word)) => Some(word),
+            Some(End::Word(word)) if self.stop_reason() == Some("stop_sequence") => Some(word),
             _ => None,
         }
     }

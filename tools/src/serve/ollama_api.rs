@@ -60,8 +60,7 @@ struct Chat {
 #[derive(Debug, Deserialize)]
 struct Message {
     role: String,
-    #[serde(default)]
-    content: String,
+    content: Option<String>,
     images: Option<Vec<Value>>,
     thinking: Option<String>,
     tool_calls: Option<Vec<Value>>,
@@ -83,17 +82,8 @@ struct Generate {
 
 impl Shared {
     /// The fields of a request of OpenAI's interface.
-    fn fields(&self, app: &App) -> Result<Map<String, Value>, ApiError> {
+    fn fields(&self) -> Result<Map<String, Value>, ApiError> {
         let mut fields: Map<String, Value> = fields::rewrite(on::OPTIONS, &self.options)?;
-        // A larger context than this server has would have no effect.
-        let asked = fields.shift_remove("num_ctx").and_then(|n| n.as_u64());
-        if let Some(asked) = asked.filter(|&asked| asked > app.context as u64) {
-            let context = app.context;
-            let message = format!(
-                "`num_ctx` is {asked}, and the context of this server {context} (see --context)"
-            );
-            return Err(ApiError::param("num_ctx", message));
-        }
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         if let Some(model) = &self.model {
             set("model", plain_name(model).into());
@@ -140,7 +130,7 @@ async fn chat(
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
     let request: Chat = read_fields(on::OLLAMA_CHAT, &app, body).await?;
-    let mut fields = request.shared.fields(&app)?;
+    let mut fields = request.shared.fields()?;
     if request.messages.is_empty() {
         return Ok(load(&app, Kind::OllamaChat));
     }
@@ -177,7 +167,7 @@ async fn generate(
     let request: Generate = read_fields(on::OLLAMA_GENERATE, &app, body).await?;
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let kind = Kind::OllamaGenerate;
-    let mut fields = request.shared.fields(&app)?;
+    let mut fields = request.shared.fields()?;
     if request.prompt.is_empty() {
         return Ok(load(&app, kind));
     }

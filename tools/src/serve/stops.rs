@@ -8,6 +8,8 @@ use emberflow_models::tokenizer::StreamDecoder;
 #[derive(Debug)]
 pub struct Stops {
     stops: Vec<String>,
+    /// So many of them are the request's own, the first ones.
+    own: usize,
     /// Whether the stop string is a part of the text.
     keeps: bool,
     /// Text that could be the beginning of a stop string.
@@ -32,12 +34,21 @@ impl Stops {
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
         Self {
+            own: stops.len(),
             stops,
             keeps: false,
             held: String::new(),
             hidden: Vec::new(),
             found: None,
         }
+    }
+
+    /// And for these, which no response names.
+    #[must_use]
+    pub fn and_quietly(mut self, more: &[String]) -> Self {
+        let more = more.iter().filter(|stop| !stop.is_empty());
+        self.stops.extend(more.cloned());
+        self
     }
 
     /// Whether the one that ends the text is a part of it.
@@ -70,11 +81,12 @@ impl Stops {
     }
 
     fn pass(&mut self) -> Passed {
-        let at = |stop: &String| Some((self.held.find(stop)?, stop.clone()));
-        let found = self.stops.iter().filter_map(at);
-        if let Some((at, stop)) = found.min_by_key(|&(at, _)| at) {
+        let at = |(index, stop): (usize, &String)| Some((self.held.find(stop)?, index));
+        let found = self.stops.iter().enumerate().filter_map(at);
+        if let Some((at, index)) = found.min_by_key(|&(at, _)| at) {
+            let stop = &self.stops[index];
             let at = if self.keeps { at + stop.len() } else { at };
-            self.found = Some(stop);
+            self.found = (index < self.own).then(|| stop.clone());
             let text = self.take(at);
             // Nothing of the text is behind its end.
             self.held.clear();
@@ -91,7 +103,7 @@ impl Stops {
         }
     }
 
-    /// The stop string that ended the text.
+    /// The request's stop string that ended the text.
     pub fn found(&mut self) -> Option<String> {
         self.found.take()
     }
@@ -176,6 +188,9 @@ mod tests {
         assert!(filter.push("xab").stopped);
         assert_eq!(filter.finish(), "", "nothing behind the stop string");
         assert_eq!(filter.found().as_deref(), Some("a"));
+        let mut filter = Stops::new(vec!["b".into()]).and_quietly(&["a".into()]);
+        assert!(filter.push("xab").stopped);
+        assert_eq!(filter.found(), None);
         assert_eq!(run(&[""], &["xab"]), ("xab".into(), false));
         assert_eq!(
             run(&["\u{20ac}\u{20ac}"], &["1\u{20ac}", "2"]),

@@ -103,8 +103,8 @@ pub fn submit(
     let echoes = !asked.echo.is_empty();
     request.prompt_log_probs = echoes && request.log_probs.is_some();
     check_log_probs(&asked, &request)?;
-    let mut stops = asked.common.stops()?;
-    stops.extend(asked.ends.iter().cloned());
+    let stops = asked.common.stops()?;
+    let quiet_stops = [&asked.ends[..], &app.text.rules().stop_strings].concat();
     let vocab = app.text.config().vocab;
     let bias = asked.common.bounds.bias(&app.text)?;
     let bounds = asked.common.bounds(&app.text, request.max_tokens)?;
@@ -129,7 +129,8 @@ pub fn submit(
                 first: at * samples + first,
                 samples: app.parallel.min(samples - first),
                 begins: first == 0,
-                stops: [&stops[..], &app.text.rules().stop_strings].concat(),
+                stops: stops.clone(),
+                quiet_stops: quiet_stops.clone(),
                 keeps_stop: asked.common.keeps_stop(),
                 lines: asked.common.lines,
                 ends: ends.clone(),

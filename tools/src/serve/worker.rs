@@ -40,6 +40,8 @@ pub struct Job {
     pub begins: bool,
     /// Where each text ends.
     pub stops: Vec<String>,
+    /// And these, which no response names.
+    pub quiet_stops: Vec<String>,
     /// Whether the stop string is a part of the text.
     pub keeps_stop: bool,
     /// Where each text ends by its lines.
@@ -70,6 +72,7 @@ impl Job {
             samples: 1,
             begins: true,
             stops: Vec::new(),
+            quiet_stops: Vec::new(),
             keeps_stop: false,
             lines: lines::Asked::default(),
             ends: Arc::default(),
@@ -378,7 +381,8 @@ impl<'t> Worker<'_, 't> {
                 number: self.texts + index as u64,
                 index: job.first + index,
                 stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
-                stops: Stops::new(job.stops.clone()).keeping(job.keeps_stop),
+                stops: (Stops::new(job.stops.clone()).and_quietly(&job.quiet_stops))
+                    .keeping(job.keeps_stop),
                 lines: Lines::new(job.lines),
                 ends: job.ends.clone(),
                 log_probs: Vec::new(),

@@ -86,8 +86,5 @@ fn suppressed_and_named_tokens_are_read() {
         ("g", "</s>")
     );
     // The keys of today count before the older ones, as in llama.cpp.
-    assert_eq!(
-        [&named["fim_prefix"], &named["fim_middle"]],
-        ["c", "e"]
-    );
+    assert_eq!([&named["fim_prefix"], &named["fim_middle"]], ["c", "e"]);
 }

@@ -112,6 +112,7 @@ impl Reader {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
+            State::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
             State::Text | State::Plain if rest.is_empty() => Vec::new(),
             State::Text | State::Plain => vec![Part::Text(rest)],
             State::Header if cut && self.form != Form::Bare => Vec::new(),

@@ -100,7 +100,7 @@ pub const TABLE: &[Field] = &[
     f("n_indent", Count, OPEN, L, Honoured).off(&["0"]),
     f("t_max_predict_ms", Count, OPEN, L, Honoured).off(&["-1", "0"]),
     f("t_max_prompt_ms", Whole, OPEN, L, Harmless("a prompt is computed whole")),
-    f("num_ctx", Count, OPTIONS, A, Honoured).off(&["0"]),
+    f("num_ctx", Count, OPTIONS, A, Harmless("`--context` of the server says it; a prompt that does not fit is refused")),
     // How a token is drawn.
     f("temperature", Number, ALL | MESSAGE, O | V | L | A | N, Honoured),
     f("top_p", Number, ALL | MESSAGE, O | V | L | A | N, Honoured),
@@ -250,7 +250,8 @@ pub const TABLE: &[Field] = &[
     f("kv_transfer_params", Object, OLD, V, Refused("")).off(&["{}"]),
     f("ec_transfer_params", Object, OLD, V, Refused("")).off(&["{}"]),
     f("background", Flag, RESPONSE, O, Refused("`priority` above 0 is background work")).off(&["false"]),
-    f("context_management", Any, RESPONSE | MESSAGE, O | N, Refused("a prompt that does not fit is refused")).off(&["[]", "{}"]),
+    f("context_management", Any, RESPONSE, O, Refused("a prompt that does not fit is refused")).off(&["[]"]),
+    f("context_management", Any, MESSAGE, N, Harmless("nothing of a conversation is removed")),
     f("inference_geo", Text, MESSAGE, N, Harmless("this machine computes")),
     f("speed", Text, MESSAGE, N, Harmless("there is one")),
     f("access_programs", Any, RESPONSE, O, Refused("")).off(&["[]"]),
