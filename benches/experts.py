@@ -51,9 +51,14 @@ def call(*args):
     return json.loads(done.stdout)
 
 
+def lab(args):
+    """The laboratory's program, which lies beside the other."""
+    return f"{args.emberflow}-lab"
+
+
 def run(args, turn, *more):
     """A run's report; `turn` is its seed."""
-    return call(args.emberflow, "run", args.model, "-p", PROMPT, "-n", str(args.new), "--ignore-eos", "--temp",
+    return call(lab(args), "run", args.model, "-p", PROMPT, "-n", str(args.new), "--ignore-eos", "--temp",
                 "0.8", "--seed", str(turn), "--io", args.io, "--json", *more)
 
 
@@ -94,7 +99,7 @@ def make(args):
         return
     shape, layers = args.make.split(":")
     gguf = f"{args.model}.gguf"
-    call(args.emberflow, "synth", "--shape", shape, "--layers", layers, "-o", gguf, "--json")
+    call(lab(args), "synth", "--shape", shape, "--layers", layers, "-o", gguf, "--json")
     call(args.emberflow, "pack", gguf, "-o", args.model, "--quant", "q4", "--json")
 
 
@@ -102,9 +107,9 @@ def misses(args):
     """Prints the miss rates of each policy at each share."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/trace"
-        call(args.emberflow, "trace", "record", args.model, "-f", args.text, "-o", trace,
+        call(lab(args), "trace", "record", args.model, "-f", args.text, "-o", trace,
              "--limit", str(args.tokens), "--json")
-        found = call(args.emberflow, "trace", "simulate", trace, "--json",
+        found = call(lab(args), "trace", "simulate", trace, "--json",
                      "--cache", ",".join(f"{float(share):.0%}" for share in args.shares))
     rates = {(result["cache"], result["policy"]): result["miss_rate"] for result in found["results"]}
     print(f"misses: {found['model']}, {found['tokens']} tokens after {found['warm_up']} to warm up")
@@ -219,7 +224,7 @@ def bound(args):
         found = []
         for turn in range(args.rounds):
             one = run(args, turn, "--ffn-resident", share, "--sparsity", args.sparsity)
-            decode = call(args.emberflow, "bench", "decode", args.model, "--ffn-resident", share, "--sparsity",
+            decode = call(lab(args), "decode", args.model, "--ffn-resident", share, "--sparsity",
                           args.sparsity, "--io", args.io, "--quick", "--json")
             reads = one["io"]["reads"] / one["generated_tokens"]
             missed = read_per_token(one)

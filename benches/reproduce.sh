@@ -10,7 +10,7 @@
 # together. Nothing else should run. A part that is measured alone replaces its own files; the page then has
 # what is of the same commit as its headline (part `disk`), and names the commands for the rest.
 #
-# Settings from the environment: EMBERFLOW (the program; built here else), OUT (folder of the files), THREADS
+# Settings from the environment: EMBERFLOW (the program, beside which emberflow-lab lies; built here else), OUT (folder of the files), THREADS
 # (2), ROUNDS (5; fewer for a quick look), PYTHON (with llama-cpp-python for the comparisons with llama.cpp,
 # which also need root and cgroup v1), SILU (the SiLU model of models/README.md, for its line of "Beside the
 # papers"). `device` needs fio for its comparison.
@@ -35,11 +35,11 @@ predicted=$big-predicted.ember
 small=$dir/llama-1b
 
 # The last commit that changed the program, so that pages and scripts can change between two parts.
-program=(engine storage predictor models tools Cargo.toml Cargo.lock ':!*.md' ':!*/tests/*')
+program=(engine storage predictor models tools benches/src Cargo.toml Cargo.lock ':!*.md' ':!*/tests/*')
 commit=$(git -C "$root" log -1 --format=%h -- "${program[@]}")
 git -C "$root" diff --quiet HEAD -- "${program[@]}" || commit=$commit-changed
 if [ -z "${EMBERFLOW:-}" ]; then
-    cargo build --release --manifest-path "$root/Cargo.toml"
+    cargo build --release --manifest-path "$root/Cargo.toml" -p emberflow -p emberflow-benches
 fi
 emberflow=${EMBERFLOW:-${CARGO_TARGET_DIR:-$root/target}/release/emberflow}
 
@@ -72,8 +72,9 @@ measure() {
     echo "$file,$commit,$(date -u +%F),$times" >>"$out/measured.csv"
 }
 
-# The same for a benchmark of the program.
+# The same for a benchmark of the program, and of the laboratory.
 bench() { "$emberflow" bench "$@" --csv "$csv" --force; }
+lab() { "$emberflow-lab" "$@" --csv "$csv" --force; }
 
 # Texts that a model makes up, their statistics, and the container in the order they give.
 with_statistics() { # CHECKPOINT CONTAINER TEXTS TOKENS FLAGS...
@@ -101,12 +102,12 @@ PYTHON
 
 models() {
     local q4=(--quant q4 --embedding-quant q4)
-    "$emberflow" synth --shape bamboo-7b --active 0.10 --gate-rank 480 -o "$big.gguf" --force
+    "$emberflow-lab" synth --shape bamboo-7b --active 0.10 --gate-rank 480 -o "$big.gguf" --force
     with_statistics "$big.gguf" "$big.ember" 1 1500 "${q4[@]}"
     words >"$dir/words.txt"
     "$emberflow" train-predictor "$big.ember" -f "$dir/words.txt" --kind low-rank --bytes 4.1 --tokens 2000 \
         -o "$predicted" --force
-    "$emberflow" synth --shape llama-1b --act relu --active 0.10 -o "$small.gguf" --force
+    "$emberflow-lab" synth --shape llama-1b --act relu --active 0.10 -o "$small.gguf" --force
     with_statistics "$small.gguf" "$small.ember" 2 2000 "${q4[@]}"
     rm -rf "$dir/demo-hf"
     "$emberflow" export -o "$dir/demo-hf"
@@ -118,10 +119,9 @@ reads() {
 }
 
 device() {
-    "$emberflow" bench device
-    measure kernels.csv 5 bench kernels
-    measure cache.csv 5 bench cache
-    measure predictor.csv 5 bench predictor "$predicted"
+    measure kernels.csv 5 lab kernels
+    measure cache.csv 5 lab cache
+    measure predictor.csv 5 lab predictor "$predicted"
     if command -v fio >/dev/null; then
         measure fio.csv 3 reads
     else
@@ -149,7 +149,7 @@ memory() {
     fi
     measure decode-dense.csv 1 "${decode[@]}" "$big.ember" --sparsity dense
     measure decode-exact.csv 1 "${decode[@]}" "$big.ember"
-    measure decode-oracle.csv 1 "${decode[@]}" "$big.ember" --oracle
+    measure decode-oracle.csv 1 lab decode --threads "$threads" "$big.ember" --oracle
     measure decode-predicted.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64
     measure decode-predicted-50.csv 1 "${decode[@]}" "$predicted" --sparsity predicted --contexts 64 \
         --ffn-resident 0.5
@@ -176,10 +176,10 @@ runs() {
     local flags=("$predicted" --threads "$threads" --rounds)
     measure sweep.csv 3 bench sweep "${flags[@]}" 3 -n 24 --policies full
     measure sweep-policies.csv 1 bench sweep "${flags[@]}" 1 -n 24 --policies full,llmflash,mmap
-    measure latency.csv 1 bench latency "${flags[@]}" 1 -n 512 --policies full
-    measure prefill.csv 3 bench prefill "${flags[@]}" 3 --lengths 512
-    measure batch.csv 1 bench batch "${flags[@]}" 1
-    measure ladder.csv 1 bench ablation "${flags[@]}" 1 -n 8 --io sim:ufs4,sim:ufs31
+    measure latency.csv 1 lab latency "${flags[@]}" 1 -n 512 --policies full
+    measure prefill.csv 3 lab prefill "${flags[@]}" 3 --lengths 512
+    measure batch.csv 1 lab batch "${flags[@]}" 1
+    measure ladder.csv 1 lab ablation "${flags[@]}" 1 -n 8 --io sim:ufs4,sim:ufs31
     flags=(--threads "$threads" --rounds "$rounds" -n 96 --shares 50 --policies full,llmflash --io sim:ufs4)
     measure table-6-relu.csv "$rounds" bench sweep "$dir/demo.ember" "${flags[@]}"
     if [ -n "${SILU:-}" ]; then
@@ -190,13 +190,13 @@ runs() {
 # A model whose neurons fire for longer, so that the cache hits as often as the paper's.
 steady() {
     local model=$dir/steady q4=(--quant q4 --embedding-quant q4)
-    "$emberflow" synth --shape bamboo-7b --active 0.10 --gate-rank 480 --persistence 0.9 -o "$model.gguf" --force
+    "$emberflow-lab" synth --shape bamboo-7b --active 0.10 --gate-rank 480 --persistence 0.9 -o "$model.gguf" --force
     with_statistics "$model.gguf" "$model.ember" 1 800 "${q4[@]}"
     [ -f "$dir/words.txt" ] || words >"$dir/words.txt"
     "$emberflow" train-predictor "$model.ember" -f "$dir/words.txt" --kind low-rank --bytes 4.1 --tokens 1200 \
         -o "$model-predicted.ember" --force
     rm "$model.gguf" "$model.ember"
-    measure latency-steady.csv 1 bench latency "$model-predicted.ember" --threads "$threads" --rounds 1 -n 512 \
+    measure latency-steady.csv 1 lab latency "$model-predicted.ember" --threads "$threads" --rounds 1 -n 512 \
         --policies full
 }
 

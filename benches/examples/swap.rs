@@ -12,7 +12,7 @@ use std::time::Instant;
 use std::error::Error;
 
 use emberflow_engine::device::DeviceChoice;
-use emberflow_engine::{Budget, Engine, Logits, Model, Options, Sequence, Span};
+use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, Sequence, Span};
 
 /// Live texts, in turns.
 const LIVE: [usize; 2] = [1, 4];
@@ -39,8 +39,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         budget: Budget::FfnShare(share),
         context: PASSES * ROUNDS * LIVE.len() + 16,
         batch: LIVE[1],
-        io: io.parse()?,
         device: choice.open()?,
+        lab: Lab {
+            io: io.parse()?,
+            ..Lab::default()
+        },
         ..Options::default()
     };
     let mut engine = Engine::open(Model::load(&path)?, options)?;

@@ -6,7 +6,7 @@ usage: batches.py MODEL.gguf MODEL.ember --llama FOLDER [--parts passes,servers]
 
 FOLDER holds llama-batched-bench and llama-server.
 
-passes    `emberflow bench batch` beside `llama-batched-bench`: decoding alone, prompts of five tokens.
+passes    `emberflow-lab batch` beside `llama-batched-bench`: decoding alone, prompts of five tokens.
 servers   `emberflow serve` beside `llama-server --parallel`: as many clients of /v1/completions as texts, each
           with one request of the same length; from the first request to the last answer.
 
@@ -70,7 +70,7 @@ def output(command):
 
 def our_passes(options, sizes, limit):
     """Tokens per second by number of texts."""
-    command = [options.emberflow, "bench", "batch", options.ember, "--sizes", ",".join(map(str, sizes))]
+    command = [f"{options.emberflow}-lab", "batch", options.ember, "--sizes", ",".join(map(str, sizes))]
     command += ["--shares", f"{100 * options.share:g}", "--rounds", "1", "-n", str(options.tokens), "--json"]
     command += ["--threads", str(options.threads), "--sparsity", options.sparsity]
     rows = json.loads(output(command))["rows"]

@@ -37,7 +37,7 @@ def llama(options):
 
 
 def emberflow(options, sparsity, prompt):
-    command = [options.emberflow, "run", options.ember, "-f", prompt, "--json", "--details"]
+    command = [f"{options.emberflow}-lab", "run", options.ember, "-f", prompt, "--json", "--details"]
     command += ["--threads", str(options.threads), "-n", str(options.decode + 1)]
     command += ["--sparsity", sparsity, "--ignore-eos", "--chunk", str(options.chunk)]
     command += ["--context", str(options.prefill + options.decode + 64)]
@@ -59,7 +59,7 @@ def of_bound(report):
 
 def oracle(options):
     """Decode rate with the active neurons known in advance."""
-    command = [options.emberflow, "bench", "decode", options.ember, "--oracle", "--json"]
+    command = [f"{options.emberflow}-lab", "decode", options.ember, "--oracle", "--json"]
     command += ["--threads", str(options.threads), "-n", str(options.decode)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(output)["contexts"][0]["tokens_per_s"]

@@ -6,7 +6,7 @@ usage: devices.py MODEL.gguf MODEL.ember --llama-bench PROGRAM [--emberflow PROG
 
 MODEL.ember is `emberflow pack MODEL.gguf -o MODEL.ember --quant q4` of a Q4_0 file; llama-bench is of a build for the
 same card (OpenCL, CUDA or Vulkan). With a share of 0.25 Emberflow holds hot neurons of a quarter of the file's bytes on
-the device (`--device-memory`), everything else in the machine's memory; llama.cpp has as many whole layers there
+the device (`--device NAME=SIZE`), everything else in the machine's memory; llama.cpp has as many whole layers there
 (`-ngl`) as take at most these bytes. With 1 both hold all that they can, with 0 nothing. Prints the machine, the device with its
 numerics and what it held, medians and ranges of tokens per second, decoding and prompts, and ours over theirs.
 --llama-bench none leaves llama.cpp out.
@@ -38,7 +38,7 @@ def emberflow(options, share, prompt):
     memory = int(share * os.path.getsize(options.ember))
     command = [options.emberflow, "run", options.ember, "-f", prompt, "-n", options.decode + 1, "--json",
                "--ignore-eos", "--temp", "0", "--context", options.prompt * 4 + options.decode + 64]
-    command += ["--device", options.device, "--device-memory", memory] if share else ["--device", "none"]
+    command += ["--device", f"{options.device}={memory}"] if share else ["--device", "none"]
     command += ["--threads", options.threads] if options.threads else []
     report = call(command)
     return report["decode_tokens_per_s"], report["prefill_tokens_per_s"], report

@@ -11,7 +11,7 @@ the whole process; the cgroup (version 1, root needed) gives those bytes to both
 page cache included. llama.cpp runs with its defaults (`default`), and without repacking the
 weights (`mmap`; --no-default leaves the other out, which takes minutes where memory is short), with the disk set to every read-ahead (KiB) that is asked for. Caches are
 dropped before each run. With --prompt the rates are those of a prompt of N tokens instead (checkpoints of
-`emberflow synth`, of which a character is a token), and a share of 1 is what the disk takes from it. A program that the kernel kills for memory counts as 0 tokens/s.
+`emberflow-lab synth`, of which a character is a token), and a share of 1 is what the disk takes from it. A program that the kernel kills for memory counts as 0 tokens/s.
 Prints the machine, medians and ranges, and what each is of llama.cpp's best. --quick is
 a small mode that needs no rights: one round of a few tokens without cgroups, caches as
 they are.

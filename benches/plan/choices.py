@@ -22,7 +22,7 @@ import sys
 
 def run(program, model, *args):
     """The report of a run, or nothing if it was refused."""
-    command = [program, "run", model, "--ignore-eos", "--json", *args]
+    command = [f"{program}-lab", "run", model, "--ignore-eos", "--json", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -54,7 +54,7 @@ def main():
     ways = [("--threads", n, "--io", io, "--sparsity", sparsity)
             for n, io, sparsity in itertools.product(threads, ["uring", "pread"], ["dense", "exact"])]
     chunks = [("--chunk", chunk) for chunk in options.chunks.split(",")]
-    # A letter is a token of the checkpoints that `emberflow synth` makes, and of the bundled model about one.
+    # A letter is a token of the checkpoints that `emberflow-lab synth` makes, and of the bundled model about one.
     text = "a" * (options.prompt - 1)
     rows = []
     for model, share in itertools.product(options.models, options.shares.split(",")):

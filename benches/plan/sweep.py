@@ -8,7 +8,7 @@
 Achieved is what `run` does in the second half of its tokens, when the cache holds what the text needs:
 the median of the runs at a budget, each of another text. Models without statistics are guessed at;
 pack them with --stats of text that they generate. The machine's rates are measured again before each
-budget and saved (bench device), and with --io auto the reads that a plan needs before each run (bench io), as
+budget and saved, and with --io auto the reads that a plan needs before each run (bench io), as
 shared machines and disks change their speed from minute to minute; --profiles as-they-are leaves them.
 A run beside which other programs take more than a tenth of the machine is repeated, up to --retries
 times. With --step each budget is a factor larger than the one before, from --from MiB (or the smallest)
@@ -90,9 +90,8 @@ def main():
     disk = args.model or args.emberflow
     context = str(args.tokens + 16)
 
-    # With short chunks of the prompt, so that the largest budget just holds the FFN.
     plan = json.loads(call(program, "plan", *model, "--io", args.io, "--context", context,
-                           "--chunk", "16", "--sparsity", args.sparsity, "--json"))
+                           "--sparsity", args.sparsity, "--json"))
     low, high = plan["smallest_bytes"], plan["full_bytes"]
     within, kept, speeds, hashes = 0, True, [], {}
     mode = ["--sparsity", args.sparsity]
@@ -105,13 +104,13 @@ def main():
             budget = int((args.first * 2**20 if args.first else low + (2 << 20)) * args.step**i)
         runs, disturbed = [], []
         if args.profiles == "measured":
-            call(program, "bench", "device")
+            call(program, "measure-machine")
         for run in range(args.runs):
             if args.io == "auto" and args.profiles == "measured":
                 call(program, "bench", "io", disk, "--io", "uring", "--sizes", "4KiB,8KiB,24KiB,512KiB,seq",
                      "--depths", "1,2,4,64", "--ranges", "0", "--millis", "60", "--save")
             others, out = undisturbed(
-                args.retries, program, "run", *model, "-p", PROMPT, "-n", str(args.tokens), "--ignore-eos",
+                args.retries, f"{program}-lab", "run", *model, "-p", PROMPT, "-n", str(args.tokens), "--ignore-eos",
                 "--temp", "1", "--top-k", "40", "--seed", str(3 + run), "--memory", str(budget), "--io", args.io, "--json",
                 *mode)
             report = json.loads(out)

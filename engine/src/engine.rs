@@ -103,12 +103,12 @@ impl Engine {
         }
         planned(&division.memory)?;
         let o = &mut parts.options;
-        (o.threads, o.chunk, o.io_core) = (threads, division.chunk, planner.io_core);
+        (o.threads, o.lab.chunk, o.lab.io_core) = (threads, division.chunk, planner.io_core);
         let recall = (parts.stored.as_ref())
             .and_then(|s| s.quality)
             .map(|q| q.recall());
         let c = parts.text.config().clone();
-        let rows = parts.options.chunk.max(parts.options.batch);
+        let rows = parts.options.lab.chunk.max(parts.options.batch);
         let kv = KvShape::new(parts.options.kv, &c, parts.options.context);
         let pages = kv.pages(parts.options.context) * parts.options.batch;
         let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
@@ -170,12 +170,12 @@ impl Engine {
 
     /// Longest chunk for [`Engine::forward`].
     pub fn chunk(&self) -> usize {
-        self.options.chunk
+        self.options.lab.chunk
     }
 
     /// Most rows of a pass.
     pub(crate) fn most_rows(&self) -> usize {
-        self.options.chunk.max(self.options.batch)
+        self.options.lab.chunk.max(self.options.batch)
     }
 
     /// Appends up to [`Engine::chunk`] tokens to `sequence`.
@@ -447,7 +447,7 @@ impl Engine {
 
     /// Enabled mechanisms.
     pub fn ablation(&self) -> Ablation {
-        self.options.ablation
+        self.options.lab.ablation
     }
 
     /// Name of the I/O engine in use.
@@ -458,7 +458,7 @@ impl Engine {
 
 /// A trace of the options' size, if any.
 fn tracer(options: &Options) -> Tracer {
-    match options.trace {
+    match options.lab.trace {
         0 => Tracer::default(),
         room => Arc::new(Trace::new(options.threads, room)).into(),
     }
@@ -467,7 +467,7 @@ fn tracer(options: &Options) -> Tracer {
 /// The compute threads, with `floats` of scratch each.
 fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     thread_buffer::reserve(floats);
-    let cores = compute_cores(options.threads, options.io_core);
+    let cores = compute_cores(options.threads, options.lab.io_core);
     let on = Compute::new(options.threads, cores.as_deref());
     if let Some(trace) = tracer.trace().cloned() {
         (on.workers).observe(move |thread, part| trace.around(thread, part));

@@ -224,7 +224,7 @@ pub enum Error {
     /// A machine profile without measurements.
     #[error(
         "the profile of this machine has {thread_counts} thread counts; measure again with \
-         `emberflow bench device`"
+         `emberflow bench io`"
     )]
     NoRates {
         /// Measured thread counts.

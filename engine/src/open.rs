@@ -49,7 +49,7 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
-        if c.form.has_gate_top() && options.ablation == Ablation::Mmap {
+        if c.form.has_gate_top() && options.lab.ablation == Ablation::Mmap {
             return Err(Error::GateTop {
                 what: "--policy mmap",
             });
@@ -156,8 +156,8 @@ fn checked_device(
             Some("models without a Gaussian top-k, and this one has one")
         }
         () if layout.has_experts() => Some("dense models, and this one has experts"),
-        () if options.ablation != Ablation::Full => Some("--policy full only"),
-        () if options.observe => Some("models that are not observed"),
+        () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
+        () if options.lab.observe => Some("models that are not observed"),
         () => None,
     };
     if let Some(what) = refused {
@@ -262,7 +262,7 @@ fn auto_budget(needs: &Needs) -> u64 {
 
 /// Validates the options.
 fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
-    if o.observe && c.mixture.is_some() {
+    if o.lab.observe && c.mixture.is_some() {
         return Err(Error::Experts);
     }
     let (found, most) = (o.threads, MAX_THREADS);
@@ -273,7 +273,7 @@ fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
     if found == 0 || found > most as usize {
         return Err(Error::Context { found, most });
     }
-    let (found, most) = (o.chunk, MAX_CHUNK);
+    let (found, most) = (o.lab.chunk, MAX_CHUNK);
     if found > most {
         return Err(Error::Chunk { found, most });
     }
@@ -306,7 +306,7 @@ mod tests {
             refused(&|o| o.threads = MAX_THREADS + 1),
             refused(&|o| o.context = 0),
             refused(&|o| o.context = c.max_context as usize + 1),
-            refused(&|o| o.chunk = MAX_CHUNK + 1),
+            refused(&|o| o.lab.chunk = MAX_CHUNK + 1),
             refused(&|o| o.batch = 0),
             refused(&|o| o.kv = DType::Q8),
         ];

@@ -69,17 +69,6 @@ pub struct Options {
     pub threads: usize,
     /// Sparsity mode.
     pub sparsity: Sparsity,
-    /// Read strategy where Gate rows are not resident.
-    pub phases: Phases,
-    /// Enabled mechanisms.
-    pub ablation: Ablation,
-    /// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of its router. Affects
-    /// speed, not results.
-    pub read_ahead: bool,
-    /// I/O engine.
-    pub io: emberflow_storage::io::IoChoice,
-    /// Core to pin the I/O thread to; `None` = the planner's choice.
-    pub io_core: Option<usize>,
     /// Lock the regions in memory, where permitted.
     pub lock: bool,
     /// Context length in positions: prompt plus generated tokens.
@@ -87,19 +76,10 @@ pub struct Options {
     /// Length of the longest prompt, if known, to limit the chunk and its memory. 0 = up to
     /// `context`.
     pub prompt: usize,
-    /// Prompt tokens per pass; 0 = as many as the budget affords.
-    pub chunk: usize,
-    /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
-    pub trace: usize,
     /// Most concurrent sequences; the plan reserves keys and values for them.
     pub batch: usize,
     /// Storage format of keys and values: f16 or f32.
     pub kv: DType,
-    /// Keep gates and hidden values of a chunk for observers, within the budget.
-    pub observe: bool,
-    /// Count how often each neuron of experts fires, for [`crate::Engine::take_fired`], within the
-    /// budget.
-    pub count_fired: bool,
     /// Reserve memory for the activations of a preempted pass, so that it resumes without
     /// recomputation (see [`crate::Stepper::preempt`]).
     pub preemption: bool,
@@ -110,10 +90,8 @@ pub struct Options {
     pub device: Option<Device>,
     /// See `device`.
     pub device_memory: Option<u64>,
-    /// Whether plans follow what was measured and saved of this machine; else it is taken for an ordinary one.
-    pub profiles: bool,
-    /// Root of the system's energy sensors: `/sys`.
-    pub sysfs: PathBuf,
+    /// What only measurements set.
+    pub lab: Lab,
 }
 
 impl Options {
@@ -132,24 +110,61 @@ impl Default for Options {
             budget: Budget::Auto,
             threads: 0,
             sparsity: Sparsity::Auto,
-            phases: Phases::Auto,
-            ablation: Ablation::Full,
-            read_ahead: true,
-            io: Default::default(),
-            io_core: None,
             lock: false,
             context: 1024,
             prompt: 0,
-            chunk: 0,
-            trace: 0,
             batch: 1,
             kv: DType::F16,
-            observe: false,
-            count_fired: false,
             preemption: false,
             reserve: 0,
             device: None,
             device_memory: None,
+            lab: Lab::default(),
+        }
+    }
+}
+
+/// What measurements set and users leave at its default: mechanisms that are switched off, choices
+/// that are the planner's, observers. None changes a result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lab {
+    /// Enabled mechanisms.
+    pub ablation: Ablation,
+    /// Read strategy where Gate rows are not resident.
+    pub phases: Phases,
+    /// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of its router.
+    pub read_ahead: bool,
+    /// I/O engine.
+    pub io: emberflow_storage::io::IoChoice,
+    /// Core to pin the I/O thread to; `None` = the planner's choice.
+    pub io_core: Option<usize>,
+    /// Prompt tokens per pass; 0 = as many as the budget affords.
+    pub chunk: usize,
+    /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
+    pub trace: usize,
+    /// Keep gates and hidden values of a chunk for observers, within the budget.
+    pub observe: bool,
+    /// Count how often each neuron of experts fires, for [`crate::Engine::take_fired`], within the
+    /// budget.
+    pub count_fired: bool,
+    /// Whether plans follow what was measured and saved of this machine; else it is taken for an ordinary one.
+    pub profiles: bool,
+    /// Root of the system's energy sensors: `/sys`.
+    pub sysfs: PathBuf,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Self {
+            ablation: Ablation::Full,
+            phases: Phases::Auto,
+            read_ahead: true,
+            io: Default::default(),
+            io_core: None,
+            chunk: 0,
+            trace: 0,
+            observe: false,
+            count_fired: false,
             profiles: true,
             sysfs: PathBuf::from("/sys"),
         }

@@ -69,9 +69,9 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::set_budget`].
     pub(crate) fn begin_prompt(&mut self, tokens: usize) -> Result<(), Error> {
-        let fixed = self.config().form.streams.is_some() || self.options.observe;
+        let fixed = self.config().form.streams.is_some() || self.options.lab.observe;
         if fixed
-            || self.options.count_fired
+            || self.options.lab.count_fired
             || self.short_prompts
             || self.usual.is_some()
             || tokens <= self.chunk()
@@ -118,7 +118,7 @@ impl Engine {
     /// # Errors
     /// A device has no memory for that. All others are made.
     fn set_rows(&mut self) -> Result<(), DeviceError> {
-        self.options.chunk = self.division.chunk;
+        self.options.lab.chunk = self.division.chunk;
         let rows = self.most_rows();
         let ffn = FfnRoom {
             rows,

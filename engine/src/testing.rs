@@ -16,7 +16,7 @@ use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
-use crate::options::Options;
+use crate::options::{Lab, Options};
 use crate::store::{Cover, Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
 
 /// A container with seeded contents.
@@ -212,8 +212,11 @@ impl World {
     pub fn store(&self, plan: &MemoryPlan, ways: &Ways) -> Result<NeuronStore, Error> {
         let (layout, source) = self.layout()?;
         let options = Options {
-            io: ways.io,
-            ablation: ways.ablation,
+            lab: Lab {
+                io: ways.io,
+                ablation: ways.ablation,
+                ..Lab::default()
+            },
             ..Options::default()
         };
         NeuronStore::open(StoreSetup {

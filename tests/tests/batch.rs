@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Logits, Options, Request, Sampling, Sequence, Span};
+use emberflow_engine::{Budget, Engine, Lab, Logits, Options, Request, Sampling, Sequence, Span};
 use emberflow_kernels::DType;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
@@ -77,7 +77,10 @@ fn a_sequence_of_a_batch_is_what_it_is_alone() {
                 let batch = Options {
                     threads,
                     batch: 3,
-                    chunk: 6,
+                    lab: Lab {
+                        chunk: 6,
+                        ..Lab::default()
+                    },
                     ..options.clone()
                 };
                 let mut engine = open(&container, batch);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emberflow_engine::device::{Device, DeviceChoice};
-use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options};
+use emberflow_engine::{Ablation, Budget, Engine, Error, Lab, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
@@ -51,7 +51,10 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
     for device in devices() {
         for (share, mib, chunk) in [(0.4, 1, 1), (0.6, 2, 16), (1.0, 3, 7), (1.0, 64, 40)] {
             let options = Options {
-                chunk: 40,
+                lab: Lab {
+                    chunk: 40,
+                    ..Lab::default()
+                },
                 ..some(share)
             };
             let mut engine = with(device.clone(), mib << 20, options);
@@ -73,7 +76,10 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
 fn batches_on_a_device_are_what_each_text_is_alone() {
     let options = || Options {
         batch: 3,
-        chunk: 32,
+        lab: Lab {
+            chunk: 32,
+            ..Lab::default()
+        },
         ..some(0.7)
     };
     let texts: Vec<Vec<u32>> = (0..3).map(|n| text(5 + n)).collect();
@@ -106,7 +112,10 @@ fn a_devices_part_follows_the_rows_of_a_pass() {
     const LIVE: [usize; 8] = [1, 8, 6, 3, 7, 1, 8, 5];
     let options = |share| Options {
         batch: 8,
-        chunk: 32,
+        lab: Lab {
+            chunk: 32,
+            ..Lab::default()
+        },
         ..some(share)
     };
     let row = |text: usize, at: usize| 40 + ((7 * text + 31 * at) % 900) as u32;
@@ -199,7 +208,10 @@ fn families_and_formats_on_a_device() {
 fn a_trace_shows_all_lanes_at_once() {
     for device in devices() {
         let options = Options {
-            trace: 4096,
+            lab: Lab {
+                trace: 4096,
+                ..Lab::default()
+            },
             ..some(0.4)
         };
         let mut engine = with(device, 1 << 20, options);
@@ -281,7 +293,10 @@ fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
     for fault in faults.concat() {
         for chunk in [1, 24] {
             let options = Options {
-                chunk: 24,
+                lab: Lab {
+                    chunk: 24,
+                    ..Lab::default()
+                },
                 ..some(0.5)
             };
             // What it held the CPU has too, or has to read.
@@ -409,7 +424,10 @@ fn what_a_device_cannot_do_is_refused() {
         ..some(0.5)
     };
     let mapped = Options {
-        ablation: Ablation::Mmap,
+        lab: Lab {
+            ablation: Ablation::Mmap,
+            ..Lab::default()
+        },
         ..cpu()
     };
     assert!(refused(demo(), mapped).contains("--policy full"));

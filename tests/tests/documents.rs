@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use emberflow::cli::Cli;
+use emberflow_benches::cli::Cli as Lab;
 
 /// All pages.
 fn documents() -> Vec<String> {
@@ -175,7 +176,10 @@ fn commands(text: &str) -> Vec<String> {
         .filter(whole)
         .map(|c| match c.split_once("| emberflow ") {
             Some((_, rest)) => format!("emberflow {rest}"),
-            None => c,
+            None => c.replace(
+                "cargo run --release -p emberflow-benches -- ",
+                "emberflow-lab ",
+            ),
         })
         .collect()
 }
@@ -188,7 +192,7 @@ fn commands_are_understood() {
         for command in commands(&read(&document)) {
             let words = words(&command);
             let ours = match words.first().map(String::as_str) {
-                Some("emberflow") if words.len() > 1 => &words[..],
+                Some("emberflow" | "emberflow-lab") if words.len() > 1 => &words[..],
                 Some("cargo") => {
                     targets_exist(&document, &words);
                     built += 1;
@@ -200,7 +204,11 @@ fn commands_are_understood() {
                 }
                 _ => continue,
             };
-            if let Err(error) = Cli::try_parse_from(ours) {
+            let parsed_as = match ours[0].as_str() {
+                "emberflow-lab" => Lab::try_parse_from(ours).map(drop),
+                _ => Cli::try_parse_from(ours).map(drop),
+            };
+            if let Err(error) = parsed_as {
                 use clap::error::ErrorKind as Kind;
                 // A command's name alone is no command line.
                 let named = [

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Logits, Options};
+use emberflow_engine::{Engine, Lab, Logits, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
@@ -24,8 +24,11 @@ fn container(dir: &Path) -> PathBuf {
 
 fn options(io: IoChoice, chunk: usize) -> Options {
     Options {
-        io,
-        chunk,
+        lab: Lab {
+            io,
+            chunk,
+            ..Lab::default()
+        },
         ..roomy(TOKENS)
     }
 }

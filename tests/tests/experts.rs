@@ -6,7 +6,7 @@ use emberflow::pack::{PackOptions, pack};
 use emberflow::packed::Packed;
 use emberflow::verify::compare;
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Error, Logits, Model, Options, Sparsity};
+use emberflow_engine::{Engine, Error, Lab, Logits, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -136,7 +136,10 @@ fn budgets_from_the_smallest_up_change_no_bit() {
             }
             let threads = Options {
                 threads: 3,
-                chunk: 5,
+                lab: Lab {
+                    chunk: 5,
+                    ..Lab::default()
+                },
                 ..options
             };
             let found = bits(&all_logits(
@@ -159,7 +162,10 @@ fn reading_ahead_changes_no_bit() {
         let container = packed(&case, dir.path(), DType::Q8);
         let [off, on] = [false, true].map(|read_ahead| {
             let options = Options {
-                read_ahead,
+                lab: Lab {
+                    read_ahead,
+                    ..Lab::default()
+                },
                 ..roomy(golden.tokens.len())
             };
             let mut engine = open(&container, options);
@@ -230,7 +236,10 @@ fn what_does_not_work_yet_says_so() {
     let container = packed(&case("qwen3_moe"), dir.path(), DType::Q8);
     let model = || Model::open(Container::open(&container).unwrap()).unwrap();
     let observed = Options {
-        observe: true,
+        lab: Lab {
+            observe: true,
+            ..Lab::default()
+        },
         ..roomy(64)
     };
     let error = Engine::open(model(), observed).err().unwrap();

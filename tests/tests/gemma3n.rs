@@ -67,7 +67,7 @@ fn what_needs_a_gate_alone_is_refused() {
     };
     let predicted = refused(&|o| o.sparsity = Sparsity::Predicted);
     assert!(matches!(predicted, Error::NoPredictors), "{predicted}");
-    let mapped = refused(&|o| o.ablation = Ablation::Mmap);
+    let mapped = refused(&|o| o.lab.ablation = Ablation::Mmap);
     assert!(matches!(mapped, Error::GateTop { .. }), "{mapped}");
     let small = refused(&|o| o.budget = Budget::Bytes(1 << 20));
     assert!(matches!(small, Error::BudgetTooSmall { .. }), "{small}");

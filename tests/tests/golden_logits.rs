@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Admission, Event, Options, Request, Sampling, Sparsity, Stepped, Stepper};
+use emberflow_engine::{
+    Admission, Event, Lab, Options, Request, Sampling, Sparsity, Stepped, Stepper,
+};
 use emberflow_kernels::DType;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 use std::ops::ControlFlow;
@@ -108,7 +110,10 @@ fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
 /// The mean of a prompt's last hidden states, as `AutoModel` of transformers has it, in chunks of `chunk`.
 fn mean_hidden(container: &Path, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let options = Options {
-        chunk,
+        lab: Lab {
+            chunk,
+            ..Lab::default()
+        },
         ..roomy(tokens.len())
     };
     let mut engine = open(container, options);
@@ -220,7 +225,10 @@ fn nothing_but_the_weights_decides_a_bit() {
                 let options = Options {
                     sparsity,
                     threads,
-                    chunk,
+                    lab: Lab {
+                        chunk,
+                        ..Lab::default()
+                    },
                     ..roomy(context)
                 };
                 let mut engine = open(&container, options);

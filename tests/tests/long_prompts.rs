@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{
-    Admission, Budget, Engine, Event, Finished, Options, Request, RequestId, Stepped, Stepper,
+    Admission, Budget, Engine, Event, Finished, Lab, Options, Request, RequestId, Stepped, Stepper,
 };
 use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::devices::{Fault, Faulty, devices};
@@ -18,8 +18,11 @@ fn options() -> Options {
     Options {
         threads: 2,
         context: PROMPT + 64,
-        io: IoChoice::Sim(SimOptions::new(Profile::Emmc, 7)),
         budget: Budget::FfnShare(0.3),
+        lab: Lab {
+            io: IoChoice::Sim(SimOptions::new(Profile::Emmc, 7)),
+            ..Lab::default()
+        },
         ..Options::default()
     }
 }
@@ -90,7 +93,10 @@ fn finish(stepper: &mut Stepper<'_>) -> Vec<Finished> {
 fn a_long_prompt_takes_memory_from_the_cache_and_gives_it_back() {
     let (expected, prompt) = {
         let mut engine = open(Options {
-            chunk: 16,
+            lab: Lab {
+                chunk: 16,
+                ..options().lab
+            },
             ..options()
         });
         let prompt = prompt(&engine, PROMPT);

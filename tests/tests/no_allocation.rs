@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Logits, Options, Sampler, Sampling, Sparsity};
+use emberflow_engine::{Budget, Engine, Lab, Logits, Options, Sampler, Sampling, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 use emberflow_tests::{fixtures, packed};
@@ -61,7 +61,10 @@ fn a_token_allocates_nothing() {
                 sparsity,
                 threads: 2,
                 context: 256,
-                io,
+                lab: Lab {
+                    io,
+                    ..Lab::default()
+                },
                 ..Options::default()
             },
         )

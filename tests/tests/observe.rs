@@ -1,6 +1,6 @@
 //! What an observer of the FFNs sees.
 
-use emberflow_engine::{FfnSeen, Logits, Options, Sparsity};
+use emberflow_engine::{FfnSeen, Lab, Logits, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_models::Checkpoint;
 use emberflow_models::config::Activation;
@@ -91,7 +91,10 @@ fn gates_and_hidden_values_are_those_of_the_weights_whatever_the_budget() {
         let tokens = Golden::load(&case, "golden.json").tokens;
         let container = packed(&case, dir.path(), DType::F32);
         let options = Options {
-            observe: true,
+            lab: Lab {
+                observe: true,
+                ..Lab::default()
+            },
             ..roomy(tokens.len())
         };
         let mut engine = open(&container, options.clone());

@@ -10,7 +10,7 @@ use emberflow::model::{open_container, open_model};
 use emberflow::packed::Packed;
 use emberflow::train_predictor;
 use emberflow_engine::memory::Residency;
-use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options, Phases, Sparsity};
+use emberflow_engine::{Engine, FfnSeen, Lab, Logits, Model, Options, Phases, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_predictor::section::{Directory, Kind};
 use emberflow_storage::container::Container;
@@ -62,7 +62,10 @@ fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
             path,
             Options {
                 threads,
-                phases,
+                lab: Lab {
+                    phases,
+                    ..Lab::default()
+                },
                 ..predicted(tokens.len())
             },
         );
@@ -378,7 +381,10 @@ fn imported_predictors_name_neurons_from_the_residual() {
     add_tensors(&folder, &added);
     let path = packed(&folder, dir.path(), DType::F32);
     let options = Options {
-        observe: true,
+        lab: Lab {
+            observe: true,
+            ..Lab::default()
+        },
         ..predicted(tokens.len())
     };
     let seen = watch(&mut open(&path, options), &tokens);
@@ -438,7 +444,10 @@ fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
     ));
     let exact = Options {
         sparsity: Sparsity::Exact,
-        profiles: false,
+        lab: Lab {
+            profiles: false,
+            ..Lab::default()
+        },
         ..roomy(48)
     };
     let text = std::fs::read_to_string(HELDOUT).unwrap();

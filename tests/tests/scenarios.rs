@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Budget, Engine, Error, Logits, Options, Phases, Sparsity};
+use emberflow_engine::{Budget, Engine, Error, Lab, Logits, Options, Phases, Sparsity};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_storage::mem;
 use fastrand::Rng;
@@ -35,12 +35,21 @@ fn open(options: Options) -> Result<Engine, Error> {
     Engine::open(model, options)
 }
 
+/// Plans that follow nothing of this machine, and reads by `io`.
+fn lab(io: IoChoice) -> Lab {
+    Lab {
+        io,
+        profiles: false,
+        ..Lab::default()
+    }
+}
+
 fn options(budget: Budget) -> Options {
     Options {
-        profiles: false,
         budget,
         threads: 1,
         context: 64,
+        lab: lab(IoChoice::Auto),
         ..Options::default()
     }
 }
@@ -123,11 +132,13 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
             _ => &exact,
         };
         let mut engine = open(Options {
-            io,
             threads: 1 + random.usize(..3),
-            chunk: 1 + random.usize(..20),
             sparsity,
-            phases: [Phases::One, Phases::Two][random.usize(..2)],
+            lab: Lab {
+                chunk: 1 + random.usize(..20),
+                phases: [Phases::One, Phases::Two][random.usize(..2)],
+                ..lab(io)
+            },
             ..options(Budget::FfnShare(share(&mut random)))
         })
         .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -183,9 +194,11 @@ fn damage_ends_the_run_and_never_changes_it() {
         let io = simulated(&mut random, faults);
         let mode = random.usize(..2);
         let opened = open(Options {
-            io,
             sparsity: modes[mode],
-            phases: [Phases::Auto, Phases::One][random.usize(..2)],
+            lab: Lab {
+                phases: [Phases::Auto, Phases::One][random.usize(..2)],
+                ..lab(io)
+            },
             ..options(Budget::FfnShare(0.1 + 0.8 * share(&mut random)))
         });
         let outcome = opened.and_then(|mut engine| {

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::{Budget, Engine, Error, Options, Request, Sampling};
+use emberflow_engine::{Budget, Engine, Error, Lab, Options, Request, Sampling};
 use emberflow_storage::mem;
 
 fn tokens(engine: &mut Engine) -> Vec<u32> {
@@ -31,7 +31,10 @@ fn keeps_to_its_budget_in_a_long_prompt() {
         budget: Budget::FfnShare(0.3),
         threads: 4,
         context: 600,
-        io: "sim:emmc".parse().expect("a disk"),
+        lab: Lab {
+            io: "sim:emmc".parse().expect("a disk"),
+            ..Lab::default()
+        },
         ..Options::default()
     };
     let model = open_model(&ModelArg { model: None }).expect("the bundled model");

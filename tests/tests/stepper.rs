@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{
-    Admission, Budget, Constraint, Engine, Error, Event, Finished, Options, Request, RequestId,
-    Sampling, Stepped, Stepper, Stop,
+    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Options, Request,
+    RequestId, Sampling, Stepped, Stepper, Stop,
 };
 use fastrand::Rng;
 
@@ -21,9 +21,12 @@ fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
         budget: Budget::FfnShare(share),
         threads: 2,
         batch,
-        chunk: 16,
         context: CONTEXT,
         preemption,
+        lab: Lab {
+            chunk: 16,
+            ..Lab::default()
+        },
         ..Options::default()
     };
     Engine::open(model, options).unwrap()

@@ -8,7 +8,7 @@ use clap::Parser;
 use emberflow::cli::{Cli, Command};
 use emberflow::train_predictor;
 use emberflow_engine::device::Device;
-use emberflow_engine::{Budget, Engine, Model, Options, Sparsity};
+use emberflow_engine::{Budget, Engine, Lab, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
@@ -28,8 +28,11 @@ fn some(share: f64) -> Options {
     Options {
         budget: Budget::FfnShare(share),
         threads: 2,
-        chunk: CHUNK,
         context: 256,
+        lab: Lab {
+            chunk: CHUNK,
+            ..Lab::default()
+        },
         ..Options::default()
     }
 }
@@ -216,9 +219,12 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
 fn totals_in_pieces_change_no_bit() {
     let tokens = text(480);
     let long = || Options {
-        chunk: 480,
         context: 512,
         threads: 1,
+        lab: Lab {
+            chunk: 480,
+            ..Lab::default()
+        },
         ..some(1.0)
     };
     let expected = bits(&all_logits(&mut demo(long()), &tokens, 480));
@@ -276,7 +282,10 @@ fn texts_of_one_pass_are_what_each_is_alone() {
 fn a_trace_shows_streams_beside_the_cpu_and_reads() {
     for device in devices() {
         let options = Options {
-            trace: 4096,
+            lab: Lab {
+                trace: 4096,
+                ..some(0.3).lab
+            },
             ..on(device, 0.3, 0)
         };
         let mut engine = demo(options);

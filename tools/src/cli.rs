@@ -3,28 +3,31 @@
 mod bench;
 mod containers;
 mod engine;
+mod lab;
+mod profile;
 mod run;
 mod serve;
-mod trace;
+mod train_predictor;
 mod values;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use emberflow_engine::Budget;
+use emberflow_storage::io::IoChoice;
 
 pub use self::bench::*;
 pub use self::containers::*;
 pub use self::engine::*;
+pub use self::lab::*;
+pub use self::profile::*;
 pub use self::run::*;
 pub use self::serve::*;
-pub use self::trace::*;
+pub use self::train_predictor::*;
 pub(crate) use self::values::{
-    ReadSize, io_names, parse_budget, parse_device, parse_read_size, parse_sector, parse_share,
-    parse_share_percent, policy_names,
+    ReadSize, parse_budget, parse_read_size, parse_sector, policy_names,
 };
-use crate::synth::{firing, shape};
-use crate::train_predictor::TrainPredictorArgs;
+pub use self::values::{ablation_names, io_names, parse_io, parse_share, parse_share_percent};
 
 /// Run language models that are larger than memory.
 #[derive(Debug, Parser)]
@@ -70,29 +73,16 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Count how a text makes a model's neurons fire; merge and draw such statistics.
     Profile(ProfileArgs),
-    /// Record which neurons a real run needs, and replay that against caches.
-    #[command(
-        subcommand,
-        after_help = "\
-Examples:
-  emberflow trace record -f text.txt -o text.trace
-  emberflow trace simulate text.trace"
-    )]
-    Trace(TraceCommand),
     /// Copy a container and add predictors of which neurons fire, made from a text.
     TrainPredictor(TrainPredictorArgs),
     /// Write a container's weights as an ordinary Hugging Face folder or GGUF file.
     Export(ExportArgs),
-    /// Write a random checkpoint of a real model's shape with given activation statistics.
-    Synth(SynthArgs),
     /// Measure.
     #[command(
         subcommand,
         after_help = "\
 Examples:
-  emberflow bench device
-  emberflow bench kernels
-  emberflow bench io model.ember
+  emberflow bench io                            the machine and its disk; saved for plans
   emberflow bench decode model.ember
   emberflow bench sweep model.ember --out       into benches/results/MACHINE
 
@@ -114,87 +104,12 @@ variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
     /// Compile a grammar, for this program itself.
     #[command(hide = true)]
     CheckGrammar,
-}
-
-/// `synth`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  emberflow synth --shape tiny -o tiny-hf
-  emberflow synth --shape bamboo-7b --active 0.10 -o bamboo-7b.gguf
-  emberflow synth --shape llama-7b --act relu --skew opt-30b --active 0.10 --quant q8_0 -o a.gguf
-  emberflow synth --shape qwen3-30b-a3b --layers 6 --reuse 0.3 -o experts.gguf
-
-llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for: the
-architecture's name implies it there, the key emberflow.hidden_act says otherwise here.")]
-pub struct SynthArgs {
-    /// Whose dimensions.
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub shape: shape::Shape,
-    /// Mean share of neurons that fire per token (for drelu: gate and up positive; gates alone fire
-    /// 1.25 times as often); default: as published for the activation. Not for silu, whose neurons all
-    /// count.
-    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    pub active: Option<f64>,
-    /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu, bamboo, flat, or the share of neurons
-    /// that gives 80 % of activations (PowerInfer's figures per layer); default: as published for
-    /// the activation.
-    #[arg(long, value_name = "CURVE")]
-    pub skew: Option<firing::Skew>,
-    /// Chance that a neuron that fires for a token fires for the next one too.
-    #[arg(long, value_name = "P", default_value_t = 0.83, value_parser = parse_share)]
-    pub persistence: f64,
-    /// Share of a layer's experts that takes 90 % of its routes; default: as published for the shape,
-    /// or Qwen3-30B-A3B's 65 of 128.
-    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    pub popular: Option<f64>,
-    /// Share of a token's experts that the next token visits too; default: as published for the
-    /// shape, or Qwen3-30B-A3B's 0.433.
-    #[arg(long, value_name = "P", value_parser = parse_share)]
-    pub reuse: Option<f64>,
-    /// Layers; default: those of the shape's model. Fewer make a smaller file with layers as large.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub layers: Option<u16>,
-    /// Rank of what the gates read, but for a small rest: a low-rank predictor of about this rank
-    /// can name the neurons that fire; default: three quarters of the shape's width.
-    #[arg(long, value_name = "N")]
-    pub gate_rank: Option<u32>,
-    /// Gate non-linearity; default: that of the shape's model.
-    #[arg(long, value_enum)]
-    pub act: Option<shape::ActArg>,
-    /// Seed of the weights.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub seed: u64,
-    /// Format of a GGUF file's matrices; default: q4_0. A folder has f32.
-    #[arg(long, value_enum)]
-    pub quant: Option<SynthQuantArg>,
-    /// Decode N tokens with the result and print its statistics beside the targets; 0 = none.
-    /// Default: 1024 for small shapes, none for others (a container of the result's size is
-    /// written beside it for that, and deleted).
-    #[arg(long, value_name = "N")]
-    pub measure: Option<u32>,
-    /// File that ends in .gguf, or folder to create.
-    #[arg(short, long, value_name = "DIR|FILE.gguf")]
-    pub output: PathBuf,
-    /// Replace an existing file. A folder is never replaced.
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Block formats of a GGUF file.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum SynthQuantArg {
-    /// 4 bits, one f16 scale per 32 weights.
-    #[value(name = "q4_0")]
-    Q4_0,
-    /// 8 bits, one f16 scale per 32 weights.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// 16-bit floats.
-    F16,
+    /// One run of a benchmark, for this program itself.
+    #[command(hide = true)]
+    Point(Box<PointArgs>),
+    /// Measure the processor and the memory, for this program itself.
+    #[command(hide = true)]
+    MeasureMachine,
 }
 
 /// `plan`
@@ -215,21 +130,18 @@ pub struct PlanArgs {
     /// from the smallest that works to the whole model.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
     pub memory: Vec<Budget>,
-    /// Positions to make room for.
+    /// Context length in tokens.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub context: u32,
-    /// Compute threads; default: one per core, or fewer where that is faster.
+    /// CPU threads; default: one per core, or fewer where that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
     /// How to read from flash; sim plays a device.
-    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
-    pub io: String,
-    /// Prompt tokens computed at once; default: the plan's choice.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
-    pub chunk: Option<u16>,
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = parse_io())]
+    pub io: IoChoice,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -11,12 +11,11 @@ pub mod activity;
 pub mod atomic;
 pub mod bench;
 pub mod budget;
-pub mod calibrate;
 pub mod chart;
 pub mod child;
 pub mod chrome;
 pub mod cli;
-mod cold;
+pub mod cold;
 pub mod completions;
 pub mod doctor;
 pub mod export;
@@ -25,6 +24,7 @@ pub mod inspect;
 pub mod inspect_predictors;
 pub mod interrupt;
 mod json;
+pub mod machine;
 pub mod man;
 pub mod measure;
 pub mod model;
@@ -33,6 +33,7 @@ pub mod packed;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;
+pub mod program;
 pub mod progress;
 pub mod prompt;
 pub mod q4_k;
@@ -41,11 +42,9 @@ pub mod serve;
 pub mod size;
 pub mod stats;
 pub mod suggest;
-pub mod synth;
 pub mod tell;
 pub mod template;
 pub mod text;
-pub mod trace;
 pub mod train_predictor;
 pub mod verify;
 pub mod windows;
@@ -55,16 +54,6 @@ pub use json::print_json;
 
 /// Runs one command.
 pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
-    if let Some(wanted) = emberflow_kernels::Cpu::ignored_override() {
-        let known: Vec<&str> = emberflow_kernels::Cpu::all()
-            .iter()
-            .map(|c| c.name())
-            .collect();
-        return Err(Failure::usage(format!(
-            "EMBERFLOW_ISA asks for {wanted:?}, which this machine does not have; unset it, or take one of: {}",
-            known.join(", ")
-        )));
-    }
     match command {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Serve(args) => serve::command(&args),
@@ -73,10 +62,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Verify(args) => verify::command(&args),
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Profile(args) => profile::command(&args),
-        cli::Command::Trace(command) => trace::command(&command),
         cli::Command::TrainPredictor(args) => train_predictor::command(&args),
         cli::Command::Export(args) => export::command(&args),
-        cli::Command::Synth(args) => synth::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Bench(command) => bench::command(&command),
         cli::Command::Doctor(args) => doctor::command(&args),
@@ -84,5 +71,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Man(args) => man::command(&args),
         cli::Command::RenderTemplate => template::command(),
         cli::Command::CheckGrammar => serve::check_grammar(),
+        cli::Command::Point(args) => run::run(&args.into_run()),
+        cli::Command::MeasureMachine => machine::command(),
     }
 }

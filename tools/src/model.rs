@@ -3,13 +3,12 @@
 use std::io::Read;
 use std::path::Path;
 
-use emberflow_engine::device::Device;
 use emberflow_engine::memory::MemoryPlan;
-use emberflow_engine::{Budget, Engine, Model, Options, Phases, demo_container};
+use emberflow_engine::{Budget, Engine, Model, Options, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
-use crate::cli::{EngineArgs, KvArg, ModelArg, Named, ReadAheadArg};
+use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget};
 
@@ -92,12 +91,12 @@ pub fn open_for(
     wanted: &Use,
     quiet: bool,
 ) -> Result<Engine, Failure> {
-    let options = Options {
+    let mut options = Options {
         prompt: wanted.prompt,
         batch: wanted.batch,
-        trace: wanted.spans,
         ..engine_options(args, wanted.context)?
     };
+    options.lab.trace = wanted.spans;
     open(model, options, wanted.force, quiet)
 }
 
@@ -126,11 +125,11 @@ pub fn open_observed(
     reserve: u64,
     force: bool,
 ) -> Result<Engine, Failure> {
-    let options = Options {
-        observe: true,
+    let mut options = Options {
         reserve,
         ..engine_options(args, context)?
     };
+    options.lab.observe = true;
     open(model, options, force, false)
 }
 
@@ -143,21 +142,17 @@ pub fn open_routed(
     reserve: u64,
     force: bool,
 ) -> Result<Engine, Failure> {
-    let options = Options {
-        count_fired: model.text().config().ffn_kind.activation.is_sparse(),
+    let mut options = Options {
         reserve,
         ..engine_options(args, context)?
     };
+    options.lab.count_fired = model.text().config().ffn_kind.activation.is_sparse();
     open(model, options, force, false)
 }
 
-/// Opens the device that is asked for.
-fn open_device(args: &EngineArgs) -> Result<Option<Device>, Failure> {
-    let device = args.device.open().map_err(emberflow_engine::Error::from)?;
-    Ok(device.map(|device| device.keeping(args.device.kept())))
-}
-
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
+    let device = args.device.choice.open();
+    let device = device.map_err(emberflow_engine::Error::from)?;
     Ok(Options {
         budget: match args.ffn_resident {
             Some(share) => Budget::FfnShare(share),
@@ -165,28 +160,15 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         },
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
-        phases: Phases::Auto,
-        ablation: args.policy,
-        read_ahead: args.read_ahead == ReadAheadArg::On,
-        io: args.io.parse().map_err(Failure::usage)?,
-        io_core: args.io_core,
         lock: args.lock,
         context,
-        prompt: 0,
-        batch: 1,
-        trace: 0,
-        chunk: args.chunk.unwrap_or(0).into(),
         kv: match args.kv {
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
-        observe: false,
-        count_fired: false,
-        preemption: false,
-        reserve: 0,
-        device: open_device(args)?,
-        device_memory: args.device_memory,
-        profiles: true,
-        sysfs: args.sysfs.clone(),
+        device: device.map(|device| device.keeping(args.device.choice.kept())),
+        device_memory: args.device.memory,
+        lab: args.lab.clone(),
+        ..Options::default()
     })
 }

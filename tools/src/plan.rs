@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use emberflow_engine::Options;
 use emberflow_engine::planner::{Plan, Planner};
+use emberflow_engine::{Lab, Options};
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::chart::{Axes, Panel, panels};
 use crate::cli::PlanArgs;
 use crate::model::open_model;
 use crate::tell::tell;
-use crate::{Failure, atomic, bench, budget, print_json, prompt, size};
+use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
 
 /// Budgets of a plan that names none.
 const STEPS: u64 = 8;
@@ -30,7 +30,7 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
-    bench::device::know()?;
+    machine::know()?;
     let model = open_model(&args.model)?;
     // As `run` does before it plans: what the tokenizer comes to hold is a part of the process.
     model.text().encode(prompt::DEFAULT)?;
@@ -39,9 +39,11 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let options = Options {
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
-        io: args.io.parse().map_err(Failure::usage)?,
         context,
-        chunk: args.chunk.unwrap_or(0).into(),
+        lab: Lab {
+            io: args.io,
+            ..Lab::default()
+        },
         ..Options::default()
     };
     let planner = Planner::open(model, options)?;
@@ -179,7 +181,7 @@ fn basis(p: &Plan) -> String {
     let b = &p.basis;
     let mut out = String::new();
     if !b.machine_measured {
-        out += "the machine was not measured: emberflow bench device\n";
+        out += "the machine was not measured: emberflow bench io\n";
     }
     if !b.device_measured {
         out += &format!(

@@ -39,7 +39,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return chat(args);
     }
     let reads = [args.model.file(), args.file.as_deref()];
-    atomic::may_write_each([&args.trace], args.force, &reads)?;
+    atomic::may_write_each([&args.record.trace], args.force, &reads)?;
     // before the prompt: a model that is not there is what is wrong
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
@@ -71,7 +71,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             "--best-of draws different texts only with a temperature above 0: give --temp",
         ));
     }
-    let spans = args.trace.as_ref().map_or(0, |_| chrome::ROOM);
+    let spans = args.record.trace.as_ref().map_or(0, |_| chrome::ROOM);
     let wanted = Use {
         context,
         prompt: prompt.len(),
@@ -79,7 +79,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         spans,
         force: args.force,
     };
-    let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
+    let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let mut sequence = engine.new_sequence()?;
@@ -105,7 +105,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 }
 
 fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
-    match (engine.trace(), &args.trace) {
+    match (engine.trace(), &args.record.trace) {
         (Some(trace), Some(path)) => chrome::write(trace, path),
         _ => Ok(()),
     }
@@ -157,7 +157,7 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
         max_tokens: args.most_tokens().unwrap_or(usize::MAX),
         sampling: sampling(args, engine.text()),
         ignore_eos: args.ignore_eos,
-        keep_steps: args.details,
+        keep_steps: args.record.details,
         ..Request::default()
     }
 }
@@ -201,7 +201,7 @@ fn best_of(
     });
     let mut report = Report::of_batch(engine, &batch, texts.collect())?;
     report.sampling = Some(sampling_report(args, engine.text()));
-    if args.details {
+    if args.record.details {
         report.details = Some(Details::new(
             engine,
             batch.samples.len(),
@@ -286,7 +286,7 @@ fn finish(
     let args = asked.args;
     let mut report = Report::new(engine, generation, text)?;
     report.sampling = Some(sampling_report(args, engine.text()));
-    if args.details {
+    if args.record.details {
         let (steps, latencies) = (&generation.steps, &generation.latencies);
         report.details = Some(Details::new(engine, 1, steps, latencies));
     }
@@ -352,7 +352,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         spans: 0,
         force: args.force,
     };
-    let mut engine = open_for(model, &args.engine, &wanted, args.json)?;
+    let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
     let asked = Asked { args, context, max };

@@ -60,7 +60,7 @@ pub fn near_file(path: &Path) -> String {
 }
 
 /// Options of other programs (llama.cpp, Ollama, vLLM), and what says the same here.
-const ELSEWHERE: [(&[&str], &str); 17] = [
+const ELSEWHERE: [(&[&str], &str); 19] = [
     (
         &["-m", "--model"],
         "the model stands by itself: 'emberflow run MODEL'",
@@ -99,8 +99,25 @@ const ELSEWHERE: [(&[&str], &str); 17] = [
         "'--repeat-penalty R' weakens tokens that were used recently",
     ),
     (
-        &["-b", "-ub", "--batch-size", "--ubatch-size"],
-        "'--chunk N' sets the prompt tokens computed at once",
+        &["-b", "-ub", "--batch-size", "--ubatch-size", "--chunk"],
+        "the prompt tokens computed at once follow the memory",
+    ),
+    (
+        &["--device-memory"],
+        "'--device NAME=SIZE' bounds what the device holds",
+    ),
+    (
+        &[
+            "--io",
+            "--io-core",
+            "--read-ahead",
+            "--trace",
+            "--details",
+            "--oracle",
+            "--judge",
+            "--scheduling",
+        ],
+        "it is the laboratory's: 'cargo run --release -p emberflow-benches -- --help' in the sources",
     ),
     (&["-np"], "'serve --parallel N' sets the texts at once"),
     (
@@ -124,6 +141,31 @@ const ELSEWHERE: [(&[&str], &str); 17] = [
         "the chat template is the checkpoint's own",
     ),
 ];
+
+/// Commands of the laboratory, and those that are a part of another one now.
+fn moved(command: &clap::Command, word: &str) -> Option<String> {
+    const LAB: [&str; 12] = [
+        "synth",
+        "trace",
+        "kernels",
+        "cache",
+        "predictor",
+        "timeline",
+        "ablation",
+        "latency",
+        "prefill",
+        "batch",
+        "serve",
+        "split",
+    ];
+    match (command.get_name(), word) {
+        ("bench", "device") => Some("'emberflow bench io' measures the machine too".to_owned()),
+        ("emberflow" | "bench", word) if LAB.contains(&word) => Some(format!(
+            "it is the laboratory's: 'cargo run --release -p emberflow-benches -- {word}' in the sources"
+        )),
+        _ => None,
+    }
+}
 
 /// What to write instead of an option of another program, if one of `words` is such.
 fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static str> {
@@ -180,6 +222,11 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
     if let Some(told) = from_elsewhere(&words, command) {
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, tip(told.to_owned()));
+        return error;
+    }
+    if let Some(told) = unknown.and_then(|word| moved(command, word)) {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, tip(told));
         return error;
     }
     let known = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];

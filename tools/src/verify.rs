@@ -11,9 +11,9 @@ use emberflow_storage::container::Container;
 use serde::Serialize;
 
 use crate::activity::original_ids;
-use crate::calibrate;
 use crate::cli::VerifyArgs;
 use crate::model::open_container;
+use crate::pack::calibrate;
 use crate::packed::Packed;
 use crate::{Failure, print_json, progress, size};
 

@@ -10,7 +10,7 @@ const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldo
 
 /// A report of `run demo-moe` with the card's prompt and `more`.
 fn run(more: &str) -> Value {
-    let mut args = vec!["run", "demo-moe", "-p", "# Ownership\n\nOwnership is"];
+    let mut args = vec!["point", "demo-moe", "-p", "# Ownership\n\nOwnership is"];
     args.extend(["-n", "96", "--ignore-eos", "--temp", "0", "--json"]);
     args.extend(more.split_whitespace());
     json(&args)
@@ -57,9 +57,6 @@ fn commands_find_it_by_its_name() {
         "plan demo-moe",
         "perplexity demo-moe -f HELDOUT --limit 600",
         "profile demo-moe -f HELDOUT --limit 600 -o moe.stats",
-        "trace record demo-moe -f HELDOUT --limit 300 -o moe.trace",
-        "trace simulate moe.trace --cache 50%",
-        "bench timeline demo-moe --warm-up 4 --svg moe.svg",
         "export demo-moe -o moe-hf",
         "run demo -n 4",
     ] {

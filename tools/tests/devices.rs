@@ -32,7 +32,8 @@ fn a_device_computes_the_same_text_within_the_budget() {
     }
     for device in devices {
         for share in ["0.45", "1"] {
-            let more = ["--device", device, "--device-memory", "2MiB"];
+            let device_part = format!("{device}=2MiB");
+            let more = ["--device", &device_part];
             let report = run(&[&more[..], &["--ffn-resident", share]].concat());
             assert_eq!(report["logits_hash"], plain["logits_hash"], "{report}");
             assert_eq!(report["text"], plain["text"]);
@@ -104,7 +105,7 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     let dir = tempfile::tempdir().unwrap();
     let run = || {
         let args = ["run", "-p", "A vector is", "-n", "4", "--ignore-eos"];
-        let more = ["--json", "--device", "opencl:0", "--device-memory", "1MiB"];
+        let more = ["--json", "--device", "opencl:0=1MiB"];
         with_cache(dir.path(), &[&args[..], &more].concat())
     };
     let report = |output: std::process::Output| -> Value {
@@ -159,23 +160,4 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     // What nobody can read is measured anew.
     std::fs::write(&path, "{").unwrap();
     report(run());
-}
-
-#[test]
-fn partitions_of_a_phone_are_simulated_beside_what_was_published() {
-    let report = json(&["bench", "split", "--json", "--tokens", "256,525"]);
-    assert!(report["simulated"].as_str().unwrap().contains("Snapdragon"));
-    let table = report["table"].as_array().unwrap();
-    assert_eq!(table.len(), 9);
-    assert_eq!(table[1]["partition"], "weights");
-    assert_eq!([&table[1]["first"], &table[1]["second"]], [3, 1]);
-    let ms = |i: usize, key: &str| report["prompts"][i][key].as_f64().unwrap();
-    // HeteroInfer has 247.9 tokens per second at 256 (§5.3.1), and 2.21 over padding at 525.
-    assert!((200.0..300.0).contains(&(256.0 / ms(0, "split") * 1e3)));
-    assert!((2.0..2.5).contains(&(ms(1, "padded") / ms(1, "split"))));
-    // Joining by a slow fence costs more than the partition saves.
-    let slow = json(&["bench", "split", "--json", "--sync-us", "400"]);
-    assert_eq!(slow["table"][0]["partition"], "first");
-    let message = String::from_utf8(call(&["bench", "split", "--tokens", "0"]).stderr).unwrap();
-    assert!(message.contains("1..=4096"), "{message}");
 }

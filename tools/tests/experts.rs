@@ -1,4 +1,4 @@
-//! Commands on a model with experts: statistics of routing, traces, simulations.
+//! Commands on a model with experts: statistics of routing, reading ahead.
 
 mod common;
 
@@ -15,7 +15,7 @@ const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldo
 fn model(dir: &Path, words: &str) -> PathBuf {
     let [gguf, ember] = ["m.gguf", "m.ember"].map(|name| dir.join(name));
     let (from, to) = (gguf.display().to_string(), ember.display().to_string());
-    let mut args = vec![
+    let synth = [
         "synth",
         "--shape",
         "tiny-moe",
@@ -24,13 +24,10 @@ fn model(dir: &Path, words: &str) -> PathBuf {
         "-o",
         &from,
     ];
-    args.extend(words.split(' '));
-    assert!(call(&args).status.success());
-    assert!(
-        call(&["pack", &from, "-o", &to, "--quant", "q4"])
-            .status
-            .success()
-    );
+    let line: Vec<&str> = synth.into_iter().chain(words.split(' ')).collect();
+    emberflow_benches::call(&line).unwrap();
+    let packed = call(&["pack", &from, "-o", &to, "--quant", "q4"]);
+    assert!(packed.status.success());
     ember
 }
 
@@ -306,7 +303,7 @@ fn reading_ahead_is_reported() {
     let ember = model(dir.path(), "--layers 8").display().to_string();
     let run = |mode: &str, json_too: bool| {
         let mut args = vec![
-            "run",
+            "point",
             &ember,
             "-p",
             "A vector is",
@@ -331,52 +328,4 @@ fn reading_ahead_is_reported() {
     assert_eq!(off["read_ahead"]["guessed"], 0);
     let summary = String::from_utf8(run("on", false).stderr).unwrap();
     assert!(summary.contains("guessed a layer early"), "{summary}");
-}
-
-#[test]
-fn routes_are_recorded_and_replayed() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let ember = model(dir, "--popular 0.7 --reuse 0.6")
-        .display()
-        .to_string();
-    let [trace, svg] = ["routes", "t.svg"].map(|name| path(dir, name));
-    let recorded = json(&[
-        "trace", "record", &ember, "-f", HELDOUT, "-o", &trace, "--limit", "1500", "--json",
-    ]);
-    assert_eq!(recorded["unit"], "experts");
-    assert_eq!(recorded["needed_per_token"], 16.0);
-    assert_eq!(recorded["active_share"], 0.25);
-    let simulated = json(&["trace", "simulate", &trace, "--json", "--svg", &svg]);
-    assert_eq!(simulated["unit"], "experts");
-    let rows = simulated["results"].as_array().unwrap();
-    let rate = |cache: f64, policy: &str| {
-        let of = |r: &&Value| number(r, "cache") == cache && r["policy"] == policy;
-        number(rows.iter().find(of).unwrap(), "miss_rate")
-    };
-    for cache in [0.25, 0.5, 0.75] {
-        let belady = rate(cache, "belady");
-        for policy in ["shipped", "lru", "lfu", "s3fifo"] {
-            assert!(rate(cache, policy) >= belady, "{policy} at {cache}");
-        }
-        assert!(rate(cache, "shipped") < 1.0 - cache, "{simulated}");
-        assert!(rate(cache, "shipped") < rate(cache, "lru"), "{simulated}");
-    }
-    for row in rows {
-        // an expert of 256 neurons of 3 × 256 weights in q4, read in one command
-        let (missed, bytes) = (
-            number(row, "misses_per_token"),
-            number(row, "bytes_per_token"),
-        );
-        assert!(bytes >= missed * 3.0 * 256.0 * 144.0, "{row}");
-        assert!(
-            (number(row, "reads_per_token") - missed).abs() < 1e-9,
-            "{row}"
-        );
-    }
-    assert!(
-        std::fs::read_to_string(&svg)
-            .unwrap()
-            .contains("share of experts")
-    );
 }

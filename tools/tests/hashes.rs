@@ -45,7 +45,7 @@ const EXPERTS: &[&str] = &[
     "--temp 0.8 --best-of 4 --ffn-resident 0.25",
 ];
 
-/// The arguments of `run` whose answers are recorded; the prompt and a length are added.
+/// The arguments of `point`, which takes those of `run`, whose answers are recorded; the prompt and a length are added.
 fn commands() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut add = |models: &[&str], variants: &[&str]| {
@@ -102,7 +102,7 @@ fn commands() -> Vec<String> {
     add(
         &["", "relu.ember"],
         &policies
-            .map(|p| format!("--temp 0 --ffn-resident 0.5 --policy {p}"))
+            .map(|p| format!("--temp 0 --ffn-resident 0.5 --ablation {p}"))
             .each_ref()
             .map(|s| s.as_str()),
     );
@@ -114,7 +114,7 @@ fn commands() -> Vec<String> {
 fn hashes(dir: &Path, command: &str) -> String {
     let mut run = common::emberflow();
     run.current_dir(dir)
-        .arg("run")
+        .arg("point")
         .args(command.split_whitespace());
     run.args(["-p", PROMPT, "-n", "12", "--ignore-eos", "--json"]);
     let output = common::succeed(&mut run);
@@ -138,12 +138,16 @@ fn every_answer_is_the_recorded_one() {
                 &demo.join("activation_stats.json").to_string_lossy(),
             )
             .replace("HELDOUT", &demo.join("heldout.txt").to_string_lossy());
+        let mut words: Vec<&str> = made.split_whitespace().collect();
+        if words[0] == "synth" {
+            let output = dir.path().join(words.pop().unwrap());
+            let output = output.display().to_string();
+            words.push(&output);
+            emberflow_benches::call(&words).unwrap();
+            continue;
+        }
         let mut command = common::emberflow();
-        common::succeed(
-            command
-                .current_dir(dir.path())
-                .args(made.split_whitespace()),
-        );
+        common::succeed(command.current_dir(dir.path()).args(words));
     }
     let found: String = (commands().iter())
         .map(|command| format!("{} {}\n", hashes(dir.path(), command), command.trim()))

@@ -8,19 +8,16 @@ use std::process::Output;
 use common::{call, commands, json};
 
 /// What a command needs besides the file it writes, to get as far as looking at that.
-const NEEDED: [(&str, &[&str]); 8] = [
+const NEEDED: [(&str, &[&str]); 5] = [
     ("emberflow pack", &["x"]),
     ("emberflow profile", &["-f", "x"]),
     ("emberflow profile merge", &["x"]),
     ("emberflow profile show", &["x"]),
-    ("emberflow trace record", &["-f", "x"]),
-    ("emberflow trace simulate", &["x"]),
     ("emberflow train-predictor", &["-f", "x"]),
-    ("emberflow synth", &["--shape", "tiny"]),
 ];
 
 /// Options that name a file to write, or a folder to write files into.
-const WRITES: [&str; 6] = ["output", "svg", "csv", "trace", "save", "out"];
+const WRITES: [&str; 5] = ["output", "svg", "csv", "save", "out"];
 
 /// Calls a command with what it needs and this place to write to; the arguments come back too.
 fn write_to(name: &str, option: &str, place: &Path) -> (Vec<String>, Output) {
@@ -72,10 +69,10 @@ fn nothing_is_replaced_unasked() {
             tried += 1;
         }
     }
-    assert!(tried >= 40, "{tried} options");
+    assert!(tried >= 18, "{tried} options");
 }
 
-/// A file that cannot be written is told before any work: `run --trace` told it after the run.
+/// A file that cannot be written is told before any work.
 #[test]
 fn what_cannot_be_written_is_told_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -96,7 +93,7 @@ fn what_cannot_be_written_is_told_at_once() {
             tried += 1;
         }
     }
-    assert!(tried >= 40, "{tried} options");
+    assert!(tried >= 18, "{tried} options");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -108,11 +105,8 @@ fn what_may_be_replaced_is() {
     let place = dir.path().join("file.gguf").display().to_string();
     for line in [
         "export --json -o",
-        "synth --shape tiny --measure 0 --json -o",
-        "trace record -f TEXT --limit 100 --json -o",
         "profile -f TEXT --limit 100 --json -o",
         "inspect --json --svg",
-        "run -n 2 --json --trace",
         "bench decode --quick -n 1 --json --csv",
     ] {
         std::fs::write(&place, "before").unwrap();
@@ -132,7 +126,7 @@ enum Kind {
 }
 
 /// Commands that write, but for the file: what they would write to is what they read.
-const WRITERS: [(&str, Kind); 26] = [
+const WRITERS: [(&str, Kind); 18] = [
     ("pack FILE -o", Kind::Source),
     ("pack SOURCE --calibrate FILE -o", Kind::Container),
     ("pack SOURCE --stats FILE -o", Kind::Container),
@@ -141,23 +135,15 @@ const WRITERS: [(&str, Kind); 26] = [
     ("export FILE -o", Kind::Source),
     ("inspect FILE --svg", Kind::Container),
     ("plan FILE --svg", Kind::Container),
-    ("run FILE -p x --trace", Kind::Container),
-    ("run -f FILE --trace", Kind::Container),
     ("profile FILE -f x -o", Kind::Container),
     ("profile -f FILE -o", Kind::Container),
     ("profile merge x FILE -o", Kind::Container),
     ("profile show FILE --svg", Kind::Container),
-    ("trace record FILE -f x -o", Kind::Container),
-    ("trace record -f FILE -o", Kind::Container),
-    ("trace simulate FILE --svg", Kind::Container),
     ("train-predictor FILE -f x -o", Kind::Container),
     ("train-predictor -f FILE -o", Kind::Container),
     ("bench sweep FILE --csv", Kind::Container),
     ("bench sweep --beside FILE --svg", Kind::Container),
     ("bench decode FILE --svg", Kind::Container),
-    ("bench predictor FILE --csv", Kind::Container),
-    ("bench serve FILE --csv", Kind::Container),
-    ("bench timeline FILE --svg", Kind::Container),
     ("bench io FILE --csv", Kind::Container),
 ];
 
@@ -213,7 +199,7 @@ fn what_is_read_is_never_written_to() {
     assert_eq!(output.status.code(), Some(2));
     std::fs::write(&text, "some text").unwrap();
     let mut command = common::emberflow();
-    command.args(["run", "--trace", &text, "--force"]);
+    command.args(["point", "--trace", &text, "--force"]);
     command.stdin(std::fs::File::open(&text).unwrap());
     let output = command.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
@@ -227,13 +213,7 @@ fn no_folder_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("precious"), "precious").unwrap();
     let folder = dir.path().display().to_string();
-    for line in [
-        "export -o",
-        "synth --shape tiny -o",
-        "pack x -o",
-        "inspect --svg",
-        "trace record -f x -o",
-    ] {
+    for line in ["export -o", "pack x -o", "inspect --svg"] {
         let args: Vec<&str> = line.split(' ').chain([&*folder, "--force"]).collect();
         let output = call(&args);
         let message = String::from_utf8_lossy(&output.stderr);

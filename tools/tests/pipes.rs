@@ -45,18 +45,12 @@ fn a_reader_that_has_gone_is_no_failure() {
         "profile -f TEXT -o s.stats --limit 64",
         "profile show s.stats",
         "profile merge s.stats -o t.stats",
-        "trace record -f TEXT -o t.trace --limit 64",
-        "trace simulate t.trace --cache 50%",
         "train-predictor m.ember -f TEXT --tokens 600 --kind sign -o p.ember",
         "export -o again-hf",
-        "synth --shape tiny -o tiny.gguf",
         "plan",
         "plan --json",
-        "bench device",
         "bench io --quick --size 8MiB --millis 5",
-        "bench kernels --quick",
         "bench decode --quick -n 1",
-        "bench timeline --warm-up 2",
         "doctor",
         "doctor --json",
         "completions bash",
@@ -79,14 +73,7 @@ fn a_reader_that_has_gone_is_no_failure() {
     }
     all_tried(&tried);
     // what was to be written is there
-    for name in [
-        "m.ember",
-        "s.stats",
-        "t.stats",
-        "t.trace",
-        "tiny.gguf",
-        "p.ember",
-    ] {
+    for name in ["m.ember", "s.stats", "t.stats", "p.ember"] {
         assert!(at(name).is_file(), "{name}");
     }
 }
@@ -137,7 +124,6 @@ fn messages_that_nobody_gets_are_no_failure() {
             ("inspect nosuch", 1),
             ("perplexity -f TEXT --limit 64 -v", 0),
             ("profile -f TEXT -o s.stats --limit 64 --force -v", 0),
-            ("trace record -f TEXT -o t.trace --limit 64 --force", 0),
             ("plan --memory 99999GiB", 0),
             ("serve --port 0 --memory 1MiB", 1),
             ("bench io --quick --size 8MiB --millis 5", 0),
@@ -154,7 +140,7 @@ fn messages_that_nobody_gets_are_no_failure() {
             tried += 1;
         }
     }
-    assert!(tried > 40, "{tried} commands");
+    assert!(tried > 30, "{tried} commands");
     // the text is there all the same
     let output = unheard(dir.path(), "run -n 2", true);
     assert!(output.stdout.starts_with(b"# Ownership"));
@@ -327,7 +313,6 @@ fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
     for line in [
         "perplexity -f LONG --limit 600 --memory 60MiB",
         "profile -f LONG -o OUT --limit 600 --memory 60MiB",
-        "trace record -f LONG -o OUT.trace --limit 600 --memory 60MiB",
     ] {
         let out = dir.path().join("out").display().to_string();
         let line = line.replace("LONG", &long).replace("OUT", &out);

@@ -35,7 +35,7 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
         "--context 200",
         "--context 1024",
         "--context 512 --sparsity dense --threads 1",
-        "--context 1024 --io pread --chunk 64",
+        "--context 1024 --threads 2",
     ] {
         let options: Vec<&str> = options.split(' ').collect();
         let plan = json(

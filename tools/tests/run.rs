@@ -9,14 +9,14 @@ use common::{call, json};
 const PROMPT: &str = "A vector is a contiguous";
 
 fn generate(extra: &[&str]) -> serde_json::Value {
-    let mut args = vec!["run", "-p", PROMPT, "-n", "24", "--ignore-eos", "--json"];
+    let mut args = vec!["point", "-p", PROMPT, "-n", "24", "--ignore-eos", "--json"];
     args.extend(extra);
     json(&args)
 }
 
 /// The smallest budget that works, as the refusal of a smaller one names it.
 fn smallest_budget(extra: &[&str]) -> u64 {
-    let mut args = vec!["run", "-p", PROMPT, "-n", "24", "--memory", "1MiB"];
+    let mut args = vec!["point", "-p", PROMPT, "-n", "24", "--memory", "1MiB"];
     args.extend(extra);
     let output = call(&args);
     assert_eq!(output.status.code(), Some(1));
@@ -415,7 +415,7 @@ fn wrong_use_is_refused_with_what_to_do() {
             1,
             "/nowhere/model.ember",
         ),
-        (&["run", "--io", "telepathy"], 2, "telepathy"),
+        (&["run", "--kv", "telepathy"], 2, "telepathy"),
         (&["run", "--context", "999999"], 1, "context"),
         (&["run", "--sparsity", "exakt"], 2, "exact"),
         (&["runn"], 2, "run"),

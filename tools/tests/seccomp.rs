@@ -51,7 +51,7 @@ fn a_run_reads_with_threads_instead() {
 
 #[test]
 fn to_insist_on_it_is_an_error_and_no_crash() {
-    let Some(output) = forbidden(&["run", "-n", "1", "--io", "uring"]) else {
+    let Some(output) = forbidden(&["point", "-n", "1", "--io", "uring"]) else {
         return;
     };
     assert_eq!(output.status.code(), Some(1), "{}", output.status);

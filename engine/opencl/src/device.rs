@@ -180,7 +180,7 @@ impl Device {
     pub fn reserve(&mut self, len: usize, advise: &dyn Fn(&mut [u8])) -> Result<usize, Error> {
         if len as u64 > self.facts.longest {
             return Err(Error(format!(
-                "has no buffers of {len} bytes, {} at most: give --device-memory less",
+                "has no buffers of {len} bytes, {} at most: give it less (--device NAME=SIZE)",
                 self.facts.longest
             )));
         }

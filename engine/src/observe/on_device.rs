@@ -137,7 +137,7 @@ impl DeviceReport {
             },
             gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
-                Some(_) => "--device-memory or the budget leaves no room for a cluster",
+                Some(_) => "what --device gives it or the budget leaves no room for a cluster",
                 None => "by the check it would save nothing, or nothing is hot",
             }),
             wait_ms: (store.device.waited() + waited + gates_waited).as_secs_f64() * 1e3,

@@ -176,7 +176,7 @@ impl Expected {
         }
         if let Some(times) = self.compute_times.filter(|_| self.machine_far) {
             let text = format!(
-                "computing takes {times:.1} times as long as in its profile: other programs run, or `emberflow bench device` measures again"
+                "computing takes {times:.1} times as long as in its profile: other programs run, or `emberflow bench io` measures again"
             );
             out.push(("machine", text));
         }

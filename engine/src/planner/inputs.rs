@@ -64,7 +64,7 @@ impl Planner {
             layout, options, ..
         } = of;
         // First, so that the measured process size includes their allocations.
-        let saved = Rates::saved().filter(|_| options.profiles);
+        let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
         });
@@ -72,10 +72,10 @@ impl Planner {
         let mut known = Temperature::read(layout, of.config, most)?;
         let firing = of.firing(&known);
         let always = add_always(&mut known.hot_clusters, layout, &firing);
-        let device = layout.read_cost(options.io, Limits::PRODUCTION.depth);
+        let device = layout.read_cost(options.lab.io, Limits::PRODUCTION.depth);
         let buffers = of.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
-        let stream = layout.read_cost(options.io, (layout.stream_depth(buffers) / 2).max(1));
+        let stream = layout.read_cost(options.lab.io, (layout.stream_depth(buffers) / 2).max(1));
         let costs = layout.read_costs(&device, firing.share());
         let chunks = of.chunks().into_iter();
         let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
@@ -104,11 +104,11 @@ impl Planner {
             context: options.context,
             hot_clusters: known.hot_clusters,
             batch: options.batch,
-            ablation: options.ablation,
+            ablation: options.lab.ablation,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
             tier: of.tier(),
-            io_core: options.io_core.or_else(|| cores::io_core(of.threads)),
+            io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
         };
         Ok((
             planner,
@@ -141,8 +141,8 @@ impl Opened<'_> {
                 .as_ref()
                 .map_or(0, |m| m.chosen as usize),
             threads,
-            observe: self.options.observe,
-            counts: self.options.count_fired,
+            observe: self.options.lab.observe,
+            counts: self.options.lab.count_fired,
         }
     }
 
@@ -160,7 +160,7 @@ impl Opened<'_> {
             0 => self.options.context,
             tokens => tokens.min(self.options.context),
         };
-        chunks(self.options.chunk, prompt)
+        chunks(self.options.lab.chunk, prompt)
     }
 
     /// Gates of a layer that may come from resident rows.
@@ -301,7 +301,7 @@ impl Opened<'_> {
         let Some(stored) = self.naming_predictors() else {
             return true;
         };
-        match self.options.phases {
+        match self.options.lab.phases {
             Phases::One => false,
             Phases::Two => true,
             Phases::Auto => costs.gate_first(stored.quality.map_or(1.0, |q| q.precision())),
@@ -384,18 +384,18 @@ impl Opened<'_> {
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
             // one count for each neuron, and those that were taken
-            if o.count_fired {
+            if o.lab.count_fired {
                 16 * self.layout.total()
             } else {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
-            io_bytes(self.layout, LEAST_BUFFERS, o.ablation),
+            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Each sampler's candidates, and those that it sorts.
             20 * u64::from(self.config.vocab) * batch,
-            lanes * o.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
+            lanes * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
             self.device_room(&room),
         ];
@@ -414,14 +414,14 @@ impl Opened<'_> {
         let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {
             return Err(Error::NoMemoryFacts);
         };
-        let two_phases = match o.phases {
+        let two_phases = match o.lab.phases {
             Phases::Auto => costs.two_phases(CLUSTER),
             Phases::One => false,
             Phases::Two => true,
         };
         let sparse = self.naming != Naming::All;
         let embedding = Embedding::bytes_for(layout, c);
-        let eviction = o.ablation.eviction();
+        let eviction = o.lab.ablation.eviction();
         let format = &self.ffn.format;
         Ok(Needs {
             process,

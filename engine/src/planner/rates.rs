@@ -174,7 +174,7 @@ impl Rates {
     }
 
     fn saved_at(path: &Path, here: &Machine) -> Option<Self> {
-        let rates: Self = load_json(path, VERSION, "emberflow bench device")
+        let rates: Self = load_json(path, VERSION, "emberflow bench io")
             .map_err(|e| tracing::debug!(reason = %e, "no machine profile"))
             .ok()?;
         let same = rates.is_of(here) && rates.isa == Cpu::detect().name();

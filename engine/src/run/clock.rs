@@ -67,7 +67,7 @@ pub(super) struct Times {
 impl Clock {
     /// Starts the clock. `tokens`: expected number of passes.
     pub fn start(engine: &Engine, tokens: usize, keep_steps: bool) -> Self {
-        let mut meter = Meter::find(&engine.options().sysfs);
+        let mut meter = Meter::find(&engine.options().lab.sysfs);
         let before = engine.counters();
         Self {
             joules: [meter.as_mut().and_then(Meter::joules), None],

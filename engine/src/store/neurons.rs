@@ -100,7 +100,7 @@ impl NeuronStore {
             ..
         } = setup;
         let (layout, latch) = (Arc::new(setup.layout), Arc::<Latch>::default());
-        let (memory, ablation) = (region_memory(options.lock), options.ablation);
+        let (memory, ablation) = (region_memory(options.lock), options.lab.ablation);
         let mapped = match ablation {
             Ablation::Mmap => Some(Mapping::new(&layout, plan)?),
             _ => None,
@@ -131,7 +131,7 @@ impl NeuronStore {
             },
             residency,
             reads,
-            prefetch: Prefetch::new(shared(), options.read_ahead),
+            prefetch: Prefetch::new(shared(), options.lab.read_ahead),
             job: Job::new(layout.banks(), neurons, clusters),
             device,
             mapped,

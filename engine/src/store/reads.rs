@@ -54,13 +54,13 @@ impl Io {
         options: &Options,
         io: IoOptions,
     ) -> Result<Self, IoError> {
-        let real = matches!(options.io, IoChoice::Auto | IoChoice::Uring);
-        let full = options.ablation == Ablation::Full && io.core.is_none();
+        let real = matches!(options.lab.io, IoChoice::Auto | IoChoice::Uring);
+        let full = options.lab.ablation == Ablation::Full && io.core.is_none();
         let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
         match real && full && small && options.device.is_none() {
-            true => CallerIo::open(source, options.io, io.limits, io.trace)
+            true => CallerIo::open(source, options.lab.io, io.limits, io.trace)
                 .map(|io| Self::Caller(Box::new(io))),
-            false => IoThread::spawn(source, options.io, io).map(Self::Thread),
+            false => IoThread::spawn(source, options.lab.io, io).map(Self::Thread),
         }
     }
 
@@ -123,7 +123,7 @@ impl Reads {
         tracer: Tracer,
     ) -> Result<Self, Error> {
         let io = IoOptions {
-            core: options.io_core,
+            core: options.lab.io_core,
             trace: tracer.clone(),
             ..IoOptions::default()
         };

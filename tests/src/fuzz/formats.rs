@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use emberflow::trace::{self, Reader};
+use emberflow_benches::trace::{self, Reader};
 use emberflow_engine::Model;
 use emberflow_kernels::{DType, Narrow};
 use emberflow_models::chat::{Conversation, Message};

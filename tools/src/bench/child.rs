@@ -1,4 +1,4 @@
-//! One point of a benchmark: this program, started again as `run --json --details`.
+//! One point of a benchmark: this program, started again as `point --json --details`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,45 +17,70 @@ const PROMPT: &str = "A vector is a growable list: it";
 /// The parts of `run --json` that benchmarks look at, as [`emberflow_engine::Report`] has them.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Run {
+    /// Name of the model.
     pub model: String,
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Tokens that were made.
     pub generated_tokens: usize,
+    /// Speed of the prompt.
     pub prefill_tokens_per_s: f64,
+    /// Speed of what follows it.
     pub decode_tokens_per_s: f64,
+    /// Memory.
     pub memory: Memory,
+    /// Reads.
     pub io: Io,
+    /// What was planned.
     pub plan: Planned,
+    /// Hash of the bits of all logits.
     pub logits_hash: String,
+    /// Mechanisms that were at work.
     pub policy: String,
+    /// Token by token.
     pub details: Details,
+    /// The texts, where there were several.
     pub best_of: Option<BestOf>,
 }
 
+/// Memory of a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Memory {
+    /// The budget.
     pub budget_bytes: u64,
+    /// Highest resident set; `None` where the system does not tell.
     pub peak_rss_bytes: Option<u64>,
+    /// Bytes of the hot region.
     pub hot: u64,
+    /// Share of the FFN in memory.
     pub ffn_resident_share: f64,
 }
 
+/// Reads of a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Io {
+    /// Bytes read.
     pub bytes_read: u64,
 }
 
+/// What was planned for a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Planned {
+    /// Prompt tokens per pass.
     pub chunk: usize,
 }
 
+/// Several texts of a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BestOf {
+    /// Each of them.
     pub samples: Vec<Sample>,
 }
 
+/// One of several texts.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sample {
+    /// Hash of the bits of its logits.
     pub logits_hash: String,
 }
 
@@ -177,7 +202,7 @@ impl Child {
             Some(cap) => cap.command(&self.program),
             None => Command::new(&self.program),
         };
-        command.arg("run").args(&self.model).args(&self.common);
+        command.arg("point").args(&self.model).args(&self.common);
         let output = (command.args(extra).stdin(Stdio::null()).output())
             .map_err(Failure::file(&self.program))?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -102,7 +102,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
              activation and a larger --memory",
         ));
     }
-    let mut meter = Meter::find(&engine.options().sysfs);
+    let mut meter = Meter::find(&engine.options().lab.sysfs);
     let measured = measure_all(&mut engine, meter.as_mut(), args, tokens)?;
     let report = Report {
         isa: engine.cpu().name(),

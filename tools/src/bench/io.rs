@@ -1,4 +1,5 @@
-//! `emberflow bench io`: what the device under a file gives, through our own reading path.
+//! `emberflow bench io`: what the disk under a file gives, through our own reading path, and, where
+//! that is saved for plans, how fast CPU and memory are.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -6,6 +7,7 @@ use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use emberflow_engine::planner::rates::Rates;
 use emberflow_storage::durable;
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
@@ -18,6 +20,7 @@ use super::facts::Facts;
 use super::output::{Results, Table, may_write};
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{BenchIoArgs, ReadSize};
+use crate::machine::{measure_for_plans, table as table_of_machine};
 use crate::stats::Range;
 use crate::tell::tell;
 use crate::{Failure, atomic, progress, size};
@@ -42,6 +45,9 @@ struct Report<'a> {
     file: &'a FileFacts,
     points: &'a [Row<'a>],
     best: &'a Option<Best>,
+    /// The rates of the CPU and the memory, where they were measured for plans too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates: Option<&'a Rates>,
     conditions: &'a Option<Conditions>,
     /// Why the numbers may not be those of the device alone.
     doubt: Option<String>,
@@ -92,10 +98,9 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     // Minutes of measuring are shown even where they cannot be kept.
     let saved = save(args, &profile);
     let saved_to = saved.as_ref().ok().cloned().flatten();
+    let machine = machine_for_plans(&saved_to)?;
     let mut notes = notes(&profile, choice, &saved_to);
-    if args.quick && args.io == "auto" && args.save.is_none() {
-        notes.push("not saved for plans, as this was a quick look: measure without --quick".into());
-    }
+    notes.extend(left_unsaved(args));
     let facts = Facts {
         file: Some(profile.file.clone()),
         ..Facts::here()
@@ -121,13 +126,24 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
             file: &profile.file,
             points: &rows,
             best: &profile.best,
+            rates: machine.as_ref(),
             conditions: &profile.conditions,
             doubt: profile.doubt(),
             saved_to: &saved_to,
         },
     }
     .finish(&args.output)?;
+    if let Some(rates) = machine.filter(|_| !args.output.json) {
+        write!(std::io::stdout().lock(), "\n{}", table_of_machine(&rates))?;
+    }
     saved.map(drop)
+}
+
+/// The rates of the machine, where the disk's were saved for plans: these need both, so that whoever
+/// measures the disk has measured for good.
+fn machine_for_plans(saved_to: &Option<PathBuf>) -> Result<Option<Rates>, Failure> {
+    let for_plans = saved_to.is_some() && *saved_to == DeviceProfile::default_path();
+    for_plans.then(measure_for_plans).transpose()
 }
 
 /// Measures all points `rounds` times, past the device's burst, and watches what else goes on. What
@@ -207,6 +223,12 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
 }
 
 /// What the numbers are measured against, the conclusion, and where it went.
+/// Why a quick look is not saved.
+fn left_unsaved(args: &BenchIoArgs) -> Option<String> {
+    let quick = args.quick && args.io == "auto" && args.save.is_none();
+    quick.then(|| "not saved for plans, as this was a quick look: measure without --quick".into())
+}
+
 fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
     let bound = match choice {
         IoChoice::Sim(_) => "what the model of the simulated device gives at that length and depth",

@@ -153,7 +153,7 @@ impl Agreement {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A run with these hashes after each token but the first.

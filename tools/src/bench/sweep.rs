@@ -78,7 +78,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
             share,
             ..Decoding::of(bench, tokens, &args.io)
         };
-        let policy = ["--policy", variant.name()];
+        let policy = ["--ablation", variant.name()];
         if variant != Ablation::Mmap {
             return child.run(&run.with(&policy), None);
         }

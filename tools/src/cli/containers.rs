@@ -184,8 +184,8 @@ Examples:
   emberflow export -o demo.gguf && emberflow pack demo.gguf -o demo-q8.ember --quant q8
 
 Weights are written in f32, but for matrices in q4k of a GGUF file, which become Q4_K with the same
-numbers. llama.cpp loads the GGUF files too, and computes SiLU where another
-activation is asked for (see synth --help). Only byte-level tokenizers go into GGUF.")]
+numbers. llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for:
+the architecture's name implies it there. Only byte-level tokenizers go into GGUF.")]
 pub struct ExportArgs {
     #[command(flatten)]
     #[expect(missing_docs)]

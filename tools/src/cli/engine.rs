@@ -1,13 +1,15 @@
 //! How a model is run: options that many commands share.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use emberflow_engine::device::DeviceChoice;
-use emberflow_engine::{Ablation, Budget, Sparsity};
+use emberflow_engine::{Budget, Lab, Sparsity};
 use emberflow_models::demo::Demo;
 
-use super::{io_names, parse_budget, parse_share, policy_names};
+use super::{parse_budget, parse_share};
+use crate::size;
 
 /// Which container.
 #[derive(Debug, Clone, Args)]
@@ -56,50 +58,54 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
           conflicts_with = "ffn_resident")]
     pub memory: Budget,
-    /// Instead of --memory: the budget that keeps this share of the FFN in memory, 0 to 1.
+    /// Instead of --memory: keep this share of the FFN weights in memory, 0 to 1; the others are read
+    /// from flash when a token needs them.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub ffn_resident: Option<f64>,
-    /// Compute threads; default: one per core, or fewer where that is faster.
+    /// CPU threads; default: one per core, or fewer where that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Which neurons to compute.
+    /// Which neurons of the FFN to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// Which mechanisms are at work: full, or a baseline with the same answers to compare with. `mmap`
-    /// checks a neuron when it is first used, and not what the system drops and reads again.
-    #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
-    pub policy: Ablation,
-    /// Whether the experts of the next layer are read before its router has chosen them, by a guess,
-    /// behind what this layer needs.
-    #[arg(long, value_enum, default_value = "on")]
-    pub read_ahead: ReadAheadArg,
-    /// A device that holds the hottest neurons and computes them beside the processor: none, opencl or
-    /// opencl:N (see doctor), cpu (the
-    /// processor once more, to try it out), auto (a graphics processor, where there is one). Models without experts.
-    #[arg(long, value_name = "DEVICE", default_value = "none")]
-    pub device: DeviceChoice,
-    /// How many bytes of neurons the device is to hold; default: as fits its speed. Memory that it
-    /// shares with the processor counts in --memory.
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
-    pub device_memory: Option<u64>,
-    /// How to read from flash; sim plays a device.
-    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
-    pub io: String,
-    /// Core to pin the I/O thread to; default: a strong one where cores differ, else none.
-    #[arg(long, value_name = "CORE")]
-    pub io_core: Option<usize>,
-    /// Keep neurons from being swapped out, as far as the system allows (see doctor).
+    /// A device that holds the hottest neurons and computes them beside the CPU: none, opencl or
+    /// opencl:N (see doctor), cpu (the CPU once more, to try it out), auto (a GPU, where there is
+    /// one). =SIZE bounds the bytes of neurons that it holds, as in opencl=2GiB; without it, as fits
+    /// its speed. Memory that it shares with the CPU counts in --memory. Not for models with experts.
+    #[arg(long, value_name = "DEVICE[=SIZE]", default_value = "none")]
+    pub device: DeviceArg,
+    /// Lock the weights in memory, so that none is swapped out (mlock), as far as the system allows
+    /// (see doctor).
     #[arg(long)]
     pub lock: bool,
-    /// Prompt tokens computed at once; default: the longest chunk that the budget can well afford.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
-    pub chunk: Option<u16>,
-    /// Format of the key/value cache.
+    /// Format of the KV cache (the keys and values of the context).
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvArg,
-    /// Where the system shows its sensors of energy; another folder is for tests.
-    #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
-    pub sysfs: PathBuf,
+    /// What only measurements set.
+    #[arg(skip)]
+    pub lab: Lab,
+}
+
+/// A device, and how many bytes of neurons it may hold; `None` for as many as fit its speed.
+#[derive(Debug, Clone)]
+pub struct DeviceArg {
+    /// The device.
+    pub choice: DeviceChoice,
+    /// See [`DeviceArg`].
+    pub memory: Option<u64>,
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, memory) = match text.split_once('=') {
+            Some((name, size)) => (name, Some(size::parse(size)?)),
+            None => (text, None),
+        };
+        let choice = name.parse()?;
+        Ok(Self { choice, memory })
+    }
 }
 
 /// Sparsity modes.
@@ -125,16 +131,6 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Predicted => Self::Predicted,
         }
     }
-}
-
-/// Whether experts are read ahead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReadAheadArg {
-    /// While most guesses are right.
-    #[value(alias = "auto")]
-    On,
-    /// Never.
-    Off,
 }
 
 /// Key/value formats.

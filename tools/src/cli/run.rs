@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use emberflow_engine::Ablation;
 
-use super::{EngineArgs, ModelArg};
+use super::{EngineArgs, ModelArg, policy_names};
 
 /// `run`
 #[derive(Debug, Args)]
@@ -34,32 +35,37 @@ pub struct RunArgs {
     /// System message for --chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Most tokens to generate; -1 goes on to the end of the text or of the context. Default: 128, and
-    /// -1 for --chat.
+    /// Most tokens to generate (num_predict, --n-predict); -1 goes on to the end of the text or of the
+    /// context. Default: 128, and -1 for --chat.
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub tokens: Option<i64>,
-    /// Positions to make room for; default: prompt plus -n (for -n -1: 2048 more than the prompt; for
-    /// --chat: 2048), at most the model's limit.
+    /// Context length in tokens (num_ctx, --ctx-size); default: prompt plus -n (for -n -1: 2048 more
+    /// than the prompt; for --chat: 2048), at most the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
-    /// Softmax temperature; 0 = greedy. This and the next four default to what the checkpoint
+    /// full, or a baseline with the same answers to compare with: llmflash, as LLM in a flash works;
+    /// mmap, the system's page cache, which checks a neuron when it is first used, and not what the
+    /// system drops and reads again.
+    #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
+    pub policy: Ablation,
+    /// Temperature; 0 = greedy. This and the next four default to what the checkpoint
     /// recommends, else to greedy (to temperature 1 with --top-k, --top-p or --min-p).
     #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 = all.
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
-    /// Keep the likeliest tokens with this probability mass.
+    /// Keep the likeliest tokens that together have this probability (nucleus sampling).
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than this share of the likeliest; 0 = none.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
-    /// Weaken tokens that were used recently; 1 = off.
+    /// Repeat penalty: weaken tokens that were used recently; 1 = off.
     #[arg(long, value_name = "R")]
     pub repeat_penalty: Option<f32>,
     /// Seed of the random choices.
@@ -70,20 +76,28 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", conflicts_with = "chat",
           value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
     pub best_of: Option<u16>,
-    /// Go on after an end-of-text token.
+    /// Go on after an end-of-text token (EOS).
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
-    /// format (about:tracing, Perfetto). The last part of a long run is kept.
-    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
-    pub trace: Option<PathBuf>,
-    /// Replace an existing trace, and take a --memory that this machine does not have.
+    /// Take a --memory that this machine does not have.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object instead of text; its `stop` says why the text ended: `eos` (end-of-text
     /// token), `length` (-n), `context` (full) or `caller` (Ctrl-C).
     #[arg(long)]
     pub json: bool,
+    /// What is written down beside the text.
+    #[arg(skip)]
+    pub record: Record,
+}
+
+/// What is written down of a run beside its text.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Record {
+    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
+    /// format (about:tracing, Perfetto). The last part of a long run is kept.
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub trace: Option<PathBuf>,
     /// With --json: also each token's time, waiting, hits and reads, the hash so far, and the speed
     /// of memory.
     #[arg(long, requires = "json", conflicts_with = "chat")]
@@ -94,6 +108,13 @@ pub struct RunArgs {
 const TOKENS: usize = 128;
 
 impl RunArgs {
+    /// How the engine is to be run.
+    pub fn engine(&self) -> EngineArgs {
+        let mut engine = self.engine.clone();
+        engine.lab.ablation = self.policy;
+        engine
+    }
+
     /// Most tokens to generate; `None`: to the end of the text or of the context.
     pub fn most_tokens(&self) -> Option<usize> {
         match self.tokens {
@@ -124,10 +145,6 @@ pub struct PerplexityArgs {
     /// Stop after this many tokens.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub limit: Option<u64>,
-    /// Hold the container's predictors against what the gates of this text do, by layer, and give
-    /// the perplexity with them too.
-    #[arg(long, conflicts_with = "sparsity")]
-    pub judge: bool,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,

@@ -1,28 +1,8 @@
 //! Arguments of `serve`.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::{EngineArgs, ModelArg};
-
-/// Who goes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Scheduling {
-    /// Interactive requests, many texts at once.
-    Classes,
-    /// Who came first, one request after the other: a baseline.
-    #[value(name = "fcfs")]
-    FirstCome,
-}
-
-impl Scheduling {
-    /// Its name in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Classes => "classes",
-            Self::FirstCome => "fcfs",
-        }
-    }
-}
 
 /// `serve`
 #[derive(Debug, Args)]
@@ -44,7 +24,8 @@ pub struct ServeArgs {
     /// Port to listen on; 0 takes a free one, which is printed.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// Texts at once; the memory plan has room for all of them.
+    /// Requests that run at once (OLLAMA_NUM_PARALLEL, --parallel); the memory plan has room for all
+    /// of them.
     #[arg(long, value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
     pub parallel: u16,
@@ -55,7 +36,8 @@ pub struct ServeArgs {
     /// budget, others wait. 0 refuses them.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub grammars: u16,
-    /// Positions of each request, prompt and answer; default: 2048 or the model's limit.
+    /// Context length of each request in tokens, prompt and answer (num_ctx, --ctx-size); default: 2048
+    /// or the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
     /// Key that clients must send as `Authorization: Bearer KEY`.
@@ -74,9 +56,6 @@ pub struct ServeArgs {
     /// can register (`localhost`, `server`, `server.local`) are always answered. May be repeated.
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Who goes first.
-    #[arg(long, value_name = "NAME", default_value = "classes")]
-    pub scheduling: Scheduling,
     /// Name of the model for clients; default: its file's name.
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,

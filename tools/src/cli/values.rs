@@ -1,8 +1,8 @@
 //! Values of options as people type them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use emberflow_engine::device::DeviceChoice;
 use emberflow_engine::{Ablation, Budget};
+use emberflow_storage::io::IoChoice;
 
 use crate::size;
 use crate::suggest::did_you_mean;
@@ -28,19 +28,28 @@ const IO: [(&str, &str); 7] = [
 ];
 
 /// A parser for [`IO`].
-pub(crate) fn io_names() -> PossibleValuesParser {
+pub fn io_names() -> PossibleValuesParser {
     PossibleValuesParser::new(IO.map(|(name, what)| PossibleValue::new(name).help(what)))
 }
 
-/// A parser for the names of policies.
-pub(crate) fn policy_names() -> impl TypedValueParser<Value = Ablation> {
-    let names = PossibleValuesParser::new(Ablation::ALL.map(Ablation::name));
-    names.try_map(|name| name.parse::<Ablation>())
+/// A parser for [`IO`] that gives the choice.
+pub fn parse_io() -> impl TypedValueParser<Value = IoChoice> {
+    io_names().try_map(|name| name.parse::<IoChoice>())
 }
 
-/// The name of a device, as it is.
-pub(crate) fn parse_device(name: &str) -> Result<String, String> {
-    name.parse::<DeviceChoice>().map(|_| name.to_owned())
+/// A parser for the policies that users compare with.
+pub(crate) fn policy_names() -> impl TypedValueParser<Value = Ablation> {
+    named(&[Ablation::Full, Ablation::LlmFlash, Ablation::Mmap])
+}
+
+/// A parser for every ablation.
+pub fn ablation_names() -> impl TypedValueParser<Value = Ablation> {
+    named(&Ablation::ALL)
+}
+
+fn named(ablations: &[Ablation]) -> impl TypedValueParser<Value = Ablation> + use<> {
+    let names = PossibleValuesParser::new(ablations.iter().map(|a| a.name()));
+    names.try_map(|name| name.parse::<Ablation>())
 }
 
 pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
@@ -66,7 +75,8 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
+/// A share between 0 and 1.
+pub fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
         _ => Err(format!("{text:?} is not a share between 0 and 1")),
@@ -74,7 +84,7 @@ pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
 }
 
 /// A share given in percent, with or without the sign.
-pub(crate) fn parse_share_percent(text: &str) -> Result<f64, String> {
+pub fn parse_share_percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
         _ => Err(format!("{text:?} is no percentage above 0 and at most 100")),
@@ -92,7 +102,7 @@ pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use emberflow_storage::io::{IoChoice, Profile};
+    use emberflow_storage::io::Profile;
 
     use super::*;
 

@@ -20,7 +20,7 @@ use super::options::PackOptions;
 use super::sector::{self, Sector};
 use crate::Failure;
 use crate::activity::parse;
-use crate::calibrate::rounded::Rounded;
+use crate::pack::calibrate::rounded::Rounded;
 
 /// Everything that is decided before the first weight is read.
 pub(super) struct PackLayout {

@@ -8,6 +8,7 @@
 //! anywhere. A killed pack can go on where it stopped.
 
 mod by_source;
+pub mod calibrate;
 pub(crate) mod layout;
 mod mix;
 pub(crate) mod options;
@@ -29,9 +30,9 @@ use emberflow_storage::mem;
 pub use self::options::{BySource, CalibrationText, PackOptions};
 pub use self::write::{CalibratedReport, MixedReport, PackReport, Share};
 
+use self::calibrate::Calibration;
 use self::layout::{PackLayout, check_tokenizer};
 use self::write::write;
-use crate::calibrate::{self, Calibration};
 use crate::cli::{OrderArg, PackArgs, PackQuant, QuantArg, ScalesArg};
 use crate::windows::Source;
 use crate::{Failure, atomic, print_json, progress, size};

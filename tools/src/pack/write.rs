@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::layout::PackLayout;
 use super::options::PackOptions;
-use crate::calibrate::rounded::Rounded;
+use crate::pack::calibrate::rounded::Rounded;
 use crate::{Failure, q4_k};
 
 /// Rows that are read and quantised together.

@@ -3,6 +3,7 @@
 mod experts;
 mod merge;
 mod misses;
+pub mod published;
 mod show;
 pub mod show_experts;
 

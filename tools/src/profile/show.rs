@@ -7,10 +7,10 @@ use emberflow_predictor::stats::misses::SIZES;
 use emberflow_predictor::stats::{ActivationStats, BATCHES, Misses, Profile, hot_share};
 use serde::Serialize;
 
+use super::published::CURVES;
 use super::show_experts;
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::ProfileShowArgs;
-use crate::synth::firing::CURVES;
 use crate::{Failure, atomic, print_json};
 
 /// Shares of steps from which a neuron is called hot, and nearly always active.

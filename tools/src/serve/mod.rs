@@ -37,17 +37,18 @@ mod reply;
 mod responses;
 mod rules;
 mod sampling;
-pub(crate) mod schedule;
-pub(crate) mod shared;
+pub mod schedule;
+pub mod shared;
 mod snapshot;
 mod stats;
 pub mod stops;
 mod submit;
 mod thoughts;
 mod turn;
-pub(crate) mod worker;
+pub mod worker;
 
 pub use self::rules::command as check_grammar;
+use self::schedule::Scheduling;
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -147,7 +148,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
             tracing::warn!("less --parallel, --context, --queue and --grammars need less memory");
         }
     })?;
-    worker::work(&mut engine, &jobs, &shared, args.scheduling, || {
+    worker::work(&mut engine, &jobs, &shared, Scheduling::Classes, || {
         // Who started it may not want to read it.
         let _ = writeln!(std::io::stdout(), "http://{address}");
     })?;

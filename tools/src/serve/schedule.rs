@@ -1,5 +1,5 @@
 //! Who runs next. Decisions only: no engine, no clock and no channel, so that the same code serves
-//! requests and simulated loads (`emberflow bench serve --simulate`).
+//! requests and simulated loads (`emberflow-lab serve --simulate`).
 //!
 //! Interactive (*reactive*) requests go first and keep a quarter of the sequences free for themselves.
 //! Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
@@ -14,7 +14,25 @@
 use std::time::Duration;
 
 use super::costs::Costs;
-pub use crate::cli::Scheduling;
+
+/// Who goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheduling {
+    /// Interactive requests, many texts at once.
+    Classes,
+    /// Who came first, one request after the other: the laboratory's baseline.
+    FirstCome,
+}
+
+impl Scheduling {
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Classes => "classes",
+            Self::FirstCome => "fcfs",
+        }
+    }
+}
 
 /// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
 const BATCH_CAP: usize = 3;

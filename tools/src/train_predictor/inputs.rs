@@ -3,7 +3,7 @@
 use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
 
-use super::TrainPredictorArgs;
+use crate::cli::TrainPredictorArgs;
 use crate::windows::{self, Amount, Source};
 use crate::{Failure, progress};
 

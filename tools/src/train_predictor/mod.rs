@@ -7,7 +7,6 @@
 //! goes on where it was. Containers are immutable: the result is a new file, which appears
 //! when it is whole.
 
-mod args;
 mod inputs;
 mod report;
 mod rewrite;
@@ -23,10 +22,9 @@ use emberflow_predictor::train::{Design, Fires, GateLayer, Made, Texts, Trainer}
 use emberflow_storage::container::Container;
 use xxhash_rust::xxh3::xxh3_64;
 
-pub use self::args::{PredictorArg, TrainPredictorArgs};
 use self::inputs::{Inputs, Windows};
 use self::report::{BankReport, Trained};
-use crate::cli::SparsityArg;
+use crate::cli::{PredictorArg, SparsityArg, TrainPredictorArgs};
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
 use crate::windows::Source;
@@ -36,7 +34,7 @@ use crate::{Failure, atomic, budget, progress};
 const INPUT_BYTES: usize = 1 << 30;
 
 /// Tokens computed at once while inputs are collected.
-const CHUNK: u16 = 128;
+const CHUNK: usize = 128;
 
 /// Fewest tokens that an expert's predictor is made from, calibrated on and measured on.
 const FEWEST: [usize; 3] = [128, 16, 16];
@@ -339,7 +337,7 @@ fn collect(
     layers: &[u32],
 ) -> Result<Inputs, Failure> {
     let mut engine_args = args.engine.clone();
-    engine_args.chunk = Some(engine_args.chunk.unwrap_or(CHUNK).max(CHUNK));
+    engine_args.lab.chunk = CHUNK;
     engine_args.sparsity = match c.has_zeros() {
         true => SparsityArg::Exact,
         false => SparsityArg::Dense,

@@ -9,7 +9,7 @@ use emberflow_predictor::train::{GateLayer, Made};
 use emberflow_storage::container::Container;
 use serde::{Deserialize, Serialize};
 
-use super::TrainPredictorArgs;
+use crate::cli::TrainPredictorArgs;
 use crate::{Failure, print_json, size};
 
 /// One predictor of one bank. Keys are a contract.
@@ -323,7 +323,7 @@ impl Trained {
         writeln!(
             out,
             "{}: gates of smaller magnitude count as zero, {:.1} % are left of those of {} tokens; \
-             perplexity --judge shows what that costs",
+             perplexity with --sparsity predicted and with dense shows what that costs",
             self.output,
             100.0 * left / self.layers.len().max(1) as f64,
             self.measured_on,

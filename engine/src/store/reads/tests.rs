@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cluster::CLUSTER;
+use crate::options::Lab;
 use crate::testing::{World, chance};
 
 /// Stream buffers.
@@ -45,7 +46,10 @@ impl Bench {
             ..SimOptions::new(Profile::Nvme, seed).faulty(faults)
         };
         let options = Options {
-            io: IoChoice::Sim(sim),
+            lab: Lab {
+                io: IoChoice::Sim(sim),
+                ..Lab::default()
+            },
             ..Options::default()
         };
         let memory = ArenaOptions::default();

@@ -1,0 +1,16 @@
+//! One benchmark per claim, built from the parts of `emberflow bench`.
+//!
+//! `kernels`, `cache`, `predictor`, `timeline`, `serve` and `split` measure in this process.
+//! `ablation`, `latency`, `prefill` and `batch` start this program again for every point.
+
+pub mod ablation;
+pub mod batch;
+pub mod cache;
+pub mod kernels;
+pub mod latency;
+mod paper;
+pub mod predictor;
+pub mod prefill;
+pub mod serve;
+pub mod split;
+pub mod timeline;

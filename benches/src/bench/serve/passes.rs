@@ -1,0 +1,198 @@
+//! What passes take on this machine: texts that decode, beside rows of prompts.
+
+use std::time::{Duration, Instant};
+
+use emberflow_engine::{Admission, Engine, Event, Request, RequestId, Stepped, Stepper};
+
+use super::load::{ANSWER, PARALLEL, PROMPT};
+use emberflow::Failure;
+
+/// Numbers of texts beside which prompts are measured; one place is for the prompt.
+const BESIDE: [usize; 4] = [0, 1, 3, PARALLEL - 1];
+/// Parts of the longest piece of a prompt.
+const PIECES: usize = 4;
+/// Times that each pass is measured.
+const TIMES: usize = 5;
+
+/// Measured times of passes, in seconds.
+#[derive(Debug)]
+pub struct Passes {
+    /// By the number of texts that decode, from one on.
+    pub decoding: Vec<f64>,
+    /// Beside each number of [`BESIDE`], of one to [`PIECES`] parts of the longest piece.
+    pub prompts: Vec<Vec<f64>>,
+    /// Most rows of a pass.
+    pub chunk: usize,
+    /// Layers, between which a pass can yield.
+    pub layers: u32,
+}
+
+impl Passes {
+    /// Measures an engine for [`PARALLEL`] texts.
+    pub fn measure(engine: &mut Engine) -> Result<Self, Failure> {
+        let mut passes = Self {
+            decoding: Vec::new(),
+            prompts: Vec::new(),
+            chunk: engine.options().lab.chunk.max(PARALLEL),
+            layers: engine.config().layers.max(1),
+        };
+        // Once to warm up.
+        measure(engine, PARALLEL, 0)?;
+        for texts in 1..=PARALLEL {
+            passes.decoding.push(measure(engine, texts, 0)?);
+        }
+        for texts in BESIDE {
+            let mut by_rows = Vec::new();
+            for piece in 1..=PIECES {
+                by_rows.push(measure(engine, texts, passes.rows(piece))?);
+            }
+            passes.prompts.push(by_rows);
+        }
+        Ok(passes)
+    }
+
+    /// What was measured, and the most that batches can gain with it.
+    pub fn line(&self) -> String {
+        let ms = |seconds: &f64| format!("{:.2}", 1e3 * seconds);
+        let decoding: Vec<String> = self.decoding.iter().map(ms).collect();
+        let longest: Vec<f64> = self
+            .prompts
+            .iter()
+            .map(|by_rows| by_rows[PIECES - 1])
+            .collect();
+        let prompts: Vec<String> = longest.iter().map(ms).collect();
+        let prompt = PROMPT as f64 / self.rows(PIECES) as f64 * longest[0];
+        let all = (1..=PARALLEL).map(|texts| self.decode(texts) / texts as f64);
+        let best = prompt + ANSWER as f64 * all.fold(f64::INFINITY, f64::min);
+        format!(
+            "passes: {} ms with 1 to {PARALLEL} texts that decode; {} ms with {} rows of a prompt beside {BESIDE:?}; \
+             bound of batches: {:.2} times the throughput of one text after the other, for prompts gain nothing",
+            decoding.join(", "),
+            prompts.join(", "),
+            self.rows(PIECES),
+            (prompt + ANSWER as f64 * self.decode(1)) / best
+        )
+    }
+
+    /// Rows of so many parts of the longest piece of a prompt.
+    fn rows(&self, piece: usize) -> usize {
+        let most = (self.chunk - (PARALLEL - 1)).min(PROMPT);
+        (most * piece / PIECES).max(1)
+    }
+
+    /// Time of a pass, in proportion between those that were measured.
+    pub fn time(&self, texts: usize, rows: usize) -> Duration {
+        let seconds = match rows {
+            0 => self.decode(texts),
+            _ => {
+                let at = BESIDE.iter().rposition(|&beside| beside <= texts);
+                let at = at.unwrap_or(0).min(BESIDE.len() - 2);
+                let [low, high] = [at, at + 1].map(|at| self.prompt(at, rows));
+                let step = (BESIDE[at + 1] - BESIDE[at]) as f64;
+                low + (high - low) * (texts - BESIDE[at]) as f64 / step
+            }
+        };
+        Duration::from_secs_f64(seconds.max(1e-9))
+    }
+
+    fn decode(&self, texts: usize) -> f64 {
+        let known = texts.clamp(1, self.decoding.len());
+        self.decoding[known - 1] * texts.max(1) as f64 / known as f64
+    }
+
+    /// A pass of `rows` rows beside the texts of [`BESIDE`] at `at`.
+    fn prompt(&self, at: usize, rows: usize) -> f64 {
+        let piece = (1..PIECES).find(|&piece| rows <= self.rows(piece));
+        let piece = piece.unwrap_or(PIECES);
+        let (rows, high) = (rows as f64, self.prompts[at][piece - 1]);
+        let (from, low) = match piece {
+            1 => (0, self.decode(BESIDE[at])),
+            _ => (self.rows(piece - 1), self.prompts[at][piece - 2]),
+        };
+        let step = (self.rows(piece) - from).max(1) as f64;
+        low + (high - low) * (rows - from as f64) / step
+    }
+}
+
+/// Seconds of a pass of `texts` texts that decode and `rows` rows of a prompt: the median.
+fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failure> {
+    let mut random = fastrand::Rng::with_seed(texts as u64);
+    let mut stepper = Stepper::new(engine);
+    let mut live = Vec::new();
+    for _ in 0..texts {
+        let id = admit(&mut stepper, PROMPT / 2, PROMPT / 2 + ANSWER, &mut random)?;
+        live.push(id);
+        // Until its prompt is complete.
+        let begun = |event: &Event| matches!(event, Event::Token { id: of, .. } if *of == id);
+        while !matches!(stepper.step()?, Stepped::Passed { events, .. } if events.iter().any(begun))
+        {
+        }
+    }
+    let mut times = Vec::new();
+    for _ in 0..TIMES {
+        let prompt = match rows {
+            0 => None,
+            _ => Some(admit(&mut stepper, rows, 1, &mut random)?),
+        };
+        let start = Instant::now();
+        stepper.step()?;
+        times.push(start.elapsed().as_secs_f64());
+        // Its keys and values are given back.
+        prompt.and_then(|id| stepper.cancel(id));
+    }
+    for id in live {
+        stepper.cancel(id);
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn admit(
+    stepper: &mut Stepper<'_>,
+    prompt: usize,
+    answer: usize,
+    random: &mut fastrand::Rng,
+) -> Result<RequestId, Failure> {
+    let vocab = stepper.engine().config().vocab;
+    Ok(stepper.admit(Admission {
+        sequence: stepper.engine().new_sequence()?,
+        prompt: (0..prompt).map(|_| random.u32(..vocab)).collect(),
+        request: Request {
+            max_tokens: answer,
+            ignore_eos: true,
+            ..Request::default()
+        },
+        samples: 1,
+        bias: Vec::new(),
+        constraint: None,
+    })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_measured_passes_time_is_in_proportion() {
+        let passes = Passes {
+            decoding: (1..=PARALLEL).map(|texts| texts as f64).collect(),
+            prompts: BESIDE
+                .iter()
+                .map(|&beside| {
+                    let parts = 1..=PIECES;
+                    parts.map(|piece| (beside + 10 * piece) as f64).collect()
+                })
+                .collect(),
+            chunk: 47,
+            layers: 4,
+        };
+        let seconds = |texts, rows| passes.time(texts, rows).as_secs_f64();
+        assert_eq!(passes.rows(PIECES), 40);
+        assert_eq!(seconds(3, 0), 3.0);
+        assert_eq!(seconds(0, 40), 40.0);
+        assert_eq!(seconds(0, 15), 15.0);
+        assert_eq!(seconds(2, 40), 42.0, "between one and three texts");
+        assert_eq!(seconds(7, 20), 27.0);
+        assert!(seconds(8, 47) > seconds(7, 40), "beyond both ends");
+    }
+}

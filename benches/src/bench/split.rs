@@ -1,0 +1,281 @@
+//! `emberflow-lab split`: the solver of partitions on the published curves of a phone, beside what its
+//! authors report. Nothing is measured here.
+
+use std::io::{self, Write};
+
+use emberflow_engine::split::snapdragon::{GPU, GRID, NPU, PAIR, Published, TABLE};
+use emberflow_engine::split::{Choice, Curve, Pair, Partition, Product};
+use serde::Serialize;
+
+use crate::cli::SplitArgs;
+use emberflow::{Failure, print_json};
+
+/// Products of a layer of Llama-3 8B, gate and up in one, as `[rows, columns]`.
+const LAYER: [[usize; 2]; 6] = [
+    [4096, 4096],
+    [1024, 4096],
+    [1024, 4096],
+    [4096, 4096],
+    [28672, 4096],
+    [4096, 14336],
+];
+/// Its layers.
+const LAYERS: f64 = 32.0;
+/// Its head, which takes one token.
+const HEAD: Product = Product {
+    rows: 128_256,
+    cols: 4096,
+    n: 1,
+};
+
+/// Numbers of tokens that an engine without a partition has graphs for (HeteroInfer §5.3.2).
+const STANDARD: [usize; 4] = [128, 256, 512, 1024];
+
+/// Tokens of a chunk (Agent.xpu §4.2 takes one size).
+const CHUNK: usize = 128;
+
+/// Milliseconds to build the graphs of a number of tokens (§5.3.2).
+const BUILDING: [[f64; 2]; 2] = [[135.0, 408.4], [1000.0, 2050.0]];
+
+/// Factors over the others at 525 tokens (§5.3.2): building online, padding, one graph after the other.
+const PUBLISHED_525: [f64; 3] = [2.24, 2.21, 1.35];
+/// Decoding of Llama-8B: over the GPU alone (§5.4), and over synchronising with clFinish (§5.5).
+const PUBLISHED_DECODE: [f64; 2] = [1.22, 4.01];
+
+/// A row of the paper's table beside the solver's choice.
+#[derive(Serialize)]
+struct Row {
+    weights: [usize; 2],
+    tokens: [usize; 2],
+    gpu_us: f64,
+    npu_us: f64,
+    #[serde(flatten)]
+    chosen: Partition,
+    us: f64,
+    published: &'static str,
+}
+
+/// A prompt, in milliseconds.
+#[derive(Serialize)]
+struct Prompt {
+    tokens: usize,
+    split: f64,
+    gpu_alone: f64,
+    online: f64,
+    padded: f64,
+    in_pieces: f64,
+    /// By chunks (Agent.xpu, Algorithm 1), while the GPU is idle and while it decodes other texts; and how
+    /// much of that time it is left to them.
+    chunks: f64,
+    chunks_busy: f64,
+    gpu_left: f64,
+}
+
+/// Decoding, in milliseconds a token.
+#[derive(Serialize)]
+struct Decoding {
+    split: f64,
+    gpu_alone: f64,
+    slow_sync: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bench: &'static str,
+    simulated: &'static str,
+    sync_us: u32,
+    table: Vec<Row>,
+    prompts: Vec<Prompt>,
+    decoding: Decoding,
+}
+
+fn row(pair: &Pair<'_>, of: &Published) -> Row {
+    let Choice { partition, seconds } = pair.solve(of.product, &GRID);
+    Row {
+        weights: [of.product.rows, of.product.cols],
+        tokens: [of.product.n, of.until],
+        gpu_us: GPU.seconds(of.product) * 1e6,
+        npu_us: NPU.seconds(of.product) * 1e6,
+        chosen: partition,
+        us: seconds * 1e6,
+        published: of.chosen,
+    }
+}
+
+/// Milliseconds of all layers for `n` tokens, if each product takes what `seconds` says.
+fn layers(n: usize, seconds: impl Fn(Product) -> f64) -> f64 {
+    let all = LAYER.map(|[rows, cols]| seconds(Product { rows, cols, n }));
+    1e3 * LAYERS * all.iter().sum::<f64>()
+}
+
+/// The graphs of [`STANDARD`] that take `n` tokens one after the other, the last of them padded.
+fn pieces(mut n: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    while n > 0 {
+        let fits = STANDARD.iter().rev().find(|&&graph| graph <= n);
+        let graph = *fits.unwrap_or(&STANDARD[0]);
+        found.push(graph);
+        n = n.saturating_sub(graph);
+    }
+    found
+}
+
+fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
+    let npu = |of: Product, n: usize| NPU.seconds(Product { n, ..of });
+    let [[low, fast], [high, slow]] = BUILDING;
+    let building = fast + (n as f64 - low) * (slow - fast) / (high - low);
+    let standard = STANDARD.iter().find(|&&graph| graph >= n);
+    let standard = standard.map_or_else(|| n.next_multiple_of(1024), |&graph| graph);
+    let pieces = pieces(n);
+    let chunks = |of: Product, busy: bool| pair.chunks(of, CHUNK, busy);
+    Prompt {
+        tokens: n,
+        split: layers(n, |of| pair.solve(of, &GRID).seconds),
+        gpu_alone: layers(n, |of| GPU.seconds(of)),
+        online: layers(n, |of| NPU.seconds(of) + pair.sync) + building.max(0.0),
+        padded: layers(n, |of| npu(of, standard) + pair.sync),
+        in_pieces: layers(n, |of| {
+            pieces.iter().map(|&n| npu(of, n)).sum::<f64>() + pair.sync
+        }),
+        chunks: layers(n, |of| chunks(of, false).seconds),
+        chunks_busy: layers(n, |of| chunks(of, true).seconds),
+        gpu_left: layers(n, |of| {
+            let placed = chunks(of, true);
+            let own = Product {
+                n: placed.first,
+                ..of
+            };
+            placed.seconds
+                - if placed.first > 0 {
+                    GPU.seconds(own)
+                } else {
+                    0.0
+                }
+        }),
+    }
+}
+
+fn decoding(pair: &Pair<'_>) -> Decoding {
+    let each = |seconds: &dyn Fn(Product) -> f64| layers(1, seconds) + 1e3 * seconds(HEAD);
+    let slow = Pair {
+        sync: emberflow_engine::split::snapdragon::SLOW_SYNC,
+        ..*pair
+    };
+    Decoding {
+        split: each(&|of| pair.solve(of, &GRID).seconds),
+        gpu_alone: each(&|of| GPU.seconds(of)),
+        // The same partitions, joined by clFinish.
+        slow_sync: each(&|of| {
+            let chosen = pair.solve(of, &GRID).partition;
+            slow.seconds(of, chosen).unwrap_or(f64::NAN)
+        }),
+    }
+}
+
+fn named(partition: Partition) -> String {
+    match partition {
+        Partition::First => "GPU alone".into(),
+        Partition::Second { padded } => format!("NPU alone, {padded} tokens"),
+        Partition::Weights {
+            first,
+            second,
+            padded,
+        } => format!("weights {first}:{second}, NPU {padded} tokens"),
+        Partition::Activations { second } => format!("activations, NPU {second} tokens"),
+    }
+}
+
+/// Runs the command.
+pub fn command(args: &SplitArgs) -> Result<(), Failure> {
+    let pair = Pair {
+        sync: f64::from(args.sync_us) / 1e6,
+        ..PAIR
+    };
+    let report = Report {
+        bench: "split",
+        simulated: "Snapdragon 8 Gen 3 by HeteroInfer, Table 3, W4A16; products alone, no attention, no norms",
+        sync_us: args.sync_us,
+        table: TABLE.iter().map(|of| row(&pair, of)).collect(),
+        prompts: args
+            .tokens
+            .iter()
+            .map(|&n| prompt(&pair, n as usize))
+            .collect(),
+        decoding: decoding(&pair),
+    };
+    match args.json {
+        true => print_json(&report),
+        false => print(&report, &mut io::stdout().lock()).map_err(Failure::from),
+    }
+}
+
+fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "simulated: {}", report.simulated)?;
+    writeln!(out, "{} us to synchronise and to copy\n", report.sync_us)?;
+    writeln!(
+        out,
+        "| weights | tokens | GPU us | NPU us | chosen | us | chosen in the paper |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
+    for row in &report.table {
+        let [from, until] = row.tokens;
+        let tokens = match from == until {
+            true => from.to_string(),
+            false => format!("{from} of {from} to {until}"),
+        };
+        let [rows, cols] = row.weights;
+        writeln!(
+            out,
+            "| {rows}x{cols} | {tokens} | {:.0} | {:.0} | {} | {:.0} | {} |",
+            row.gpu_us,
+            row.npu_us,
+            named(row.chosen),
+            row.us,
+            row.published
+        )?;
+    }
+    writeln!(
+        out,
+        "\nLlama-8B, prompts, ms; times as long as the partition"
+    )?;
+    writeln!(
+        out,
+        "| tokens | partition | GPU alone | graphs built online | padded | graphs in turn | chunks | chunks while \
+         the GPU decodes |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|")?;
+    for p in &report.prompts {
+        let beside = |ms: f64, published: Option<f64>| {
+            let published = published.map_or(String::new(), |f| format!(", paper {f:.2}"));
+            format!("{ms:.0} ({:.2}{published})", ms / p.split)
+        };
+        let of = |i: usize| (p.tokens == 525).then(|| PUBLISHED_525[i]);
+        writeln!(
+            out,
+            "| {} | {:.0} | {} | {} | {} | {} | {} | {}, which is idle for {:.0} |",
+            p.tokens,
+            p.split,
+            beside(p.gpu_alone, None),
+            beside(p.online, of(0)),
+            beside(p.padded, of(1)),
+            beside(p.in_pieces, of(2)),
+            beside(p.chunks, None),
+            beside(p.chunks_busy, None),
+            p.gpu_left,
+        )?;
+    }
+    let d = &report.decoding;
+    writeln!(
+        out,
+        "\ndecoding: {:.1} ms a token; GPU alone {:.1} ({:.2} times as long, paper {:.2}); the same partitions \
+         joined by clFinish {:.1} ({:.2}, paper {:.2})",
+        d.split,
+        d.gpu_alone,
+        d.gpu_alone / d.split,
+        PUBLISHED_DECODE[0],
+        d.slow_sync,
+        d.slow_sync / d.split,
+        PUBLISHED_DECODE[1],
+    )?;
+    Ok(())
+}

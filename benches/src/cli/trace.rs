@@ -1,0 +1,107 @@
+//! Arguments of `trace`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use emberflow::cli::{ModelArg, parse_share_percent};
+
+use super::LabEngineArgs;
+
+/// `trace …`
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Run a text through a model and write down which neurons, or experts, each token needs.
+    Record(Box<TraceRecordArgs>),
+    /// Replay a trace against cache sizes and policies.
+    Simulate(TraceSimulateArgs),
+}
+
+/// `trace record`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow-lab trace record -f heldout.txt -o demo.trace && emberflow-lab trace simulate demo.trace")]
+pub struct TraceRecordArgs {
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub model: ModelArg,
+    /// The text.
+    #[arg(short, long, value_name = "TEXT")]
+    pub file: PathBuf,
+    /// The trace to write.
+    #[arg(short, long, value_name = "TRACE")]
+    pub output: PathBuf,
+    /// Replace an existing trace.
+    #[arg(long)]
+    pub force: bool,
+    /// Tokens per sequence; default: the model's limit, at most 1024.
+    #[arg(long, value_name = "N")]
+    pub window: Option<u32>,
+    /// Stop after this many tokens.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub engine: LabEngineArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trace simulate`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  emberflow-lab trace simulate demo.trace --cache 25%,50%,75% --svg misses.svg
+
+Policies: shipped, the cache of real runs with its hot region; lru; lfu, by frequency so far; s3fifo;
+belady, the optimum among those that keep what they read, which knows the future; belady-bypass, the
+optimum among those that need not. Misses are counted in neurons, or in experts where a trace is of
+them.")]
+pub struct TraceSimulateArgs {
+    /// A trace.
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Sizes of the cache, in percent of all neurons, or of all experts.
+    #[arg(long, value_name = "PERCENT,..", value_delimiter = ',', default_value = "25%,50%,75%",
+          value_parser = parse_share_percent)]
+    pub cache: Vec<f64>,
+    /// Policies.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME,..",
+        value_delimiter = ',',
+        default_value = "shipped,lru,lfu,s3fifo,belady,belady-bypass"
+    )]
+    pub policy: Vec<EvictionArg>,
+    /// Tokens that fill the cache before misses are counted; default: a tenth.
+    #[arg(long, value_name = "N")]
+    pub warm_up: Option<u64>,
+    /// Draw the miss curves.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "svg")]
+    pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which neuron leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EvictionArg {
+    /// The cache of real runs.
+    Shipped,
+    /// The least recently used.
+    Lru,
+    /// The least frequently used so far.
+    Lfu,
+    /// S3-FIFO.
+    S3fifo,
+    /// The one that is needed last.
+    Belady,
+    /// The one that is needed last, be it the one that was just read.
+    BeladyBypass,
+}

@@ -1,0 +1,228 @@
+//! One layer over the text: what its matrices read, and what it gives on.
+
+use std::path::Path;
+
+use emberflow_engine::{
+    AttentionSeen, Budget, Choice, Engine, FfnSeen, Lab, Model, Options, Sequence, Sparsity,
+    StreamRows,
+};
+use emberflow_kernels::{Compute, DType};
+use emberflow_predictor::rounding::Covariance;
+
+use super::one_layer::OneLayer;
+use super::stream::Stream;
+use crate::pack::options::PackOptions;
+use crate::pack::write::write;
+use crate::{Failure, interrupt};
+
+/// Neurons of a Down whose errors are compensated together: the covariance of so many takes 64 MiB.
+/// The neurons of a wider FFN are cut into blocks of this many, by the checkpoint's order, which
+/// know nothing of each other.
+pub const DOWN_BLOCK: usize = 4096;
+
+/// What to gather in a pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// What Q, K and V read.
+    pub attention: bool,
+    /// What O reads.
+    pub mixed: bool,
+    /// What Gate and Up read.
+    pub ffn: bool,
+    /// What the experts read and which tokens visit them; needs the FFN.
+    pub visits: bool,
+    /// What Down reads, of an FFN without experts; needs the FFN.
+    pub hidden: bool,
+    /// The layer's output becomes the stream; needs the FFN.
+    pub advance: bool,
+}
+
+impl Wanted {
+    /// Whether the FFN is computed.
+    pub fn needs_ffn(self) -> bool {
+        self.visits || self.hidden || self.advance
+    }
+}
+
+/// What was gathered.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    /// Of Q, K and V.
+    pub attention: Option<Covariance>,
+    /// Of O.
+    pub mixed: Option<Covariance>,
+    /// Of Gate and Up.
+    pub ffn: Option<Covariance>,
+    /// Of Down, block by block of neurons.
+    pub hidden: Vec<Covariance>,
+    /// Of the experts.
+    pub visits: Option<Visits>,
+    /// Keys and values of a layer that shares its own, where the stream goes on.
+    pub stored: Option<[Vec<f32>; 2]>,
+}
+
+/// What the experts of a layer read.
+#[derive(Debug, Default)]
+pub struct Visits {
+    /// What Gate and Up read, `[tokens × d]`.
+    pub x: Vec<f32>,
+    /// The chosen experts of each token with the factors of their results, `[tokens × chosen]`.
+    pub choices: Vec<Choice>,
+    /// How many experts a token visits.
+    pub chosen: usize,
+}
+
+impl Gathered {
+    fn new(wanted: Wanted, keeps: bool, engine: &Engine) -> Self {
+        let c = engine.config();
+        let d = c.d_model as usize;
+        let mixed = c.heads as usize * c.head_dim as usize;
+        let neurons = c.ffn as usize;
+        let blocks = (0..neurons).step_by(DOWN_BLOCK);
+        let sizes = blocks.map(|first| DOWN_BLOCK.min(neurons - first));
+        Self {
+            attention: wanted.attention.then(|| Covariance::new(d)),
+            mixed: wanted.mixed.then(|| Covariance::new(mixed)),
+            ffn: wanted.ffn.then(|| Covariance::new(d)),
+            hidden: match wanted.hidden {
+                true => sizes.map(Covariance::new).collect(),
+                false => Vec::new(),
+            },
+            visits: wanted.visits.then(|| Visits {
+                chosen: c.mixture_of(0).map_or(1, |m| m.chosen as usize),
+                ..Visits::default()
+            }),
+            stored: (wanted.advance && keeps).then(Default::default),
+        }
+    }
+}
+
+/// Takes the stream's windows through `layer`, packed into `folder` for that.
+///
+/// # Errors
+/// Where the layer cannot be packed or run.
+pub fn run(
+    on: &Compute,
+    layer: &OneLayer<'_>,
+    folder: &Path,
+    stream: &mut Stream,
+    wanted: Wanted,
+) -> Result<Gathered, Failure> {
+    let mut engine = open(on, layer, folder, stream, wanted)?;
+    let mut gathered = Gathered::new(wanted, stream.keeps(layer.number()), &engine);
+    let width = engine.config().kv_heads as usize * engine.config().head_dim as usize;
+    let mut sequence = engine.new_sequence()?;
+    let mut row = Vec::new();
+    let mut at = 0;
+    for &rows in &stream.windows {
+        let these = at..at + rows;
+        let x = &mut stream.x[at * stream.width..these.end * stream.width];
+        row.clear();
+        if !layer.embeds() {
+            row.extend_from_slice(x);
+        }
+        let stored = layer.shares().and_then(|owner| stream.stored.get(&owner));
+        sequence.clear();
+        gathered.window(
+            on,
+            &mut engine,
+            &mut sequence,
+            StreamRows {
+                tokens: &stream.tokens[these.clone()],
+                x: &mut row,
+                stored: stored.map(|both| {
+                    both.each_ref()
+                        .map(|all| &all[at * width..][..rows * width])
+                }),
+            },
+        )?;
+        if wanted.advance {
+            x.copy_from_slice(&row);
+        }
+        at = these.end;
+    }
+    Ok(gathered)
+}
+
+impl Gathered {
+    /// Takes one window through the layer.
+    fn window(
+        &mut self,
+        on: &Compute,
+        engine: &mut Engine,
+        sequence: &mut Sequence,
+        rows: StreamRows<'_>,
+    ) -> Result<(), Failure> {
+        let mut of_attention = |seen: &AttentionSeen<'_>| {
+            (self.attention.iter_mut()).for_each(|sum| sum.add(on, seen.x));
+            (self.mixed.iter_mut()).for_each(|sum| sum.add(on, seen.mixed));
+            for (all, seen) in self.stored.iter_mut().flatten().zip(seen.stored) {
+                all.extend_from_slice(seen);
+            }
+        };
+        let mut of_ffn = |seen: &FfnSeen<'_>| {
+            self.ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
+            if let Some(visits) = &mut self.visits {
+                visits.x.extend_from_slice(seen.x);
+                visits.choices.extend_from_slice(seen.choices);
+            }
+            let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);
+            for (sum, block) in self.hidden.iter_mut().zip(blocks) {
+                sum.add_turned(on, block);
+            }
+        };
+        engine.forward_residual(sequence, rows, &mut of_attention, &mut of_ffn)?;
+        Ok(())
+    }
+}
+
+/// Packs the layer and opens it with room for whole windows: a window is one block of the sums, so
+/// the memory of the machine does not show in them.
+fn open(
+    on: &Compute,
+    layer: &OneLayer<'_>,
+    folder: &Path,
+    stream: &Stream,
+    wanted: Wanted,
+) -> Result<Engine, Failure> {
+    let path = folder.join("layer.ember");
+    // what an interrupted run left is of another step
+    for ending in ["", ".partial", ".partial.journal"] {
+        let old = interrupt::beside(&path, ending);
+        if old.exists() {
+            std::fs::remove_file(&old).map_err(Failure::file(&old))?;
+        }
+    }
+    let options = PackOptions {
+        sector: Some(4096),
+        ..PackOptions::new(DType::F32)
+    };
+    write(layer, &path, &options, None, &mut |_, _| {})?;
+    let window = stream.windows.iter().copied().max().unwrap_or(1);
+    let sparse = layer.ffn_is_sparse();
+    let options = Options {
+        threads: on.threads(),
+        sparsity: match sparse {
+            true => Sparsity::Exact,
+            false => Sparsity::Dense,
+        },
+        context: window,
+        lab: Lab {
+            chunk: window,
+            observe: wanted.hidden,
+            ..Lab::default()
+        },
+        ..Options::new(Budget::Auto)
+    };
+    let engine = Engine::open(Model::load(&path)?, options)?;
+    // the open file stays readable
+    std::fs::remove_file(&path).map_err(Failure::file(&path))?;
+    if engine.chunk() < window {
+        return Err(Failure::usage(format!(
+            "calibrating runs {window} tokens through a layer at once, and this machine's free memory \
+             allows {}; free some memory",
+            engine.chunk()
+        )));
+    }
+    Ok(engine)
+}
