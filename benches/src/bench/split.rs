@@ -1,11 +1,20 @@
 //! `emberflow-lab split`: the solver of partitions on the published curves of a phone, beside what its
 //! authors report. Nothing is measured here.
 
+mod chunks;
+#[cfg(test)]
+mod chunks_tests;
+mod measured;
+mod snapdragon;
+#[cfg(test)]
+mod tests;
+
 use std::io::{self, Write};
 
-use emberflow_engine::split::snapdragon::{GPU, GRID, NPU, PAIR, Published, TABLE};
 use emberflow_engine::split::{Choice, Curve, Pair, Partition, Product};
 use serde::Serialize;
+
+use self::snapdragon::{GPU, GRID, NPU, PAIR, Published, SLOW_SYNC, TABLE};
 
 use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};
@@ -127,7 +136,7 @@ fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
     let standard = STANDARD.iter().find(|&&graph| graph >= n);
     let standard = standard.map_or_else(|| n.next_multiple_of(1024), |&graph| graph);
     let pieces = pieces(n);
-    let chunks = |of: Product, busy: bool| pair.chunks(of, CHUNK, busy);
+    let chunks = |of: Product, busy: bool| chunks::chunks(pair, of, CHUNK, busy);
     Prompt {
         tokens: n,
         split: layers(n, |of| pair.solve(of, &GRID).seconds),
@@ -158,7 +167,7 @@ fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
 fn decoding(pair: &Pair<'_>) -> Decoding {
     let each = |seconds: &dyn Fn(Product) -> f64| layers(1, seconds) + 1e3 * seconds(HEAD);
     let slow = Pair {
-        sync: emberflow_engine::split::snapdragon::SLOW_SYNC,
+        sync: SLOW_SYNC,
         ..*pair
     };
     Decoding {

@@ -10,16 +10,11 @@
 //! a device whose launch costs) takes the numbers that it has graphs for, so that others are padded. A
 //! *hybrid* partition is one by weights of a number that is padded. [`Pair::solve`] takes the fastest.
 
-mod chunks;
-#[cfg(test)]
-mod chunks_tests;
 mod curve;
-pub mod snapdragon;
 #[cfg(test)]
 mod tests;
 
-pub use chunks::Chunks;
-pub use curve::{Curve, Linear, Measured, Point, Product, Shape};
+pub use curve::{Curve, Linear, Product};
 
 /// A partition of a product between two processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 
+use emberflow_engine::split::{Curve, Pair, Product};
+
+use super::chunks::chunks;
 use super::snapdragon::{GPU, NPU, PAIR};
-use super::{Curve, Pair, Product};
 
 /// `launch + rows · n · each`.
 #[derive(Debug)]
@@ -30,7 +32,7 @@ proptest! {
     ) {
         let pair = Pair { first: &first, second: &second, sync };
         let of = Product { rows, cols: 64, n };
-        let placed = pair.chunks(of, chunk, false);
+        let placed = chunks(&pair, of, chunk, false);
         let graphs = n.div_ceil(chunk);
         let padded = graphs as f64 * second.seconds(Product { n: chunk, ..of }) + sync;
         prop_assert!(placed.seconds <= first.seconds(of));
@@ -56,9 +58,9 @@ proptest! {
     ) {
         let pair = Pair { first: &first, second: &second, sync: 1e-4 };
         let of = Product { rows: 1000, cols: 64, n };
-        let placed = pair.chunks(of, chunk, true);
+        let placed = chunks(&pair, of, chunk, true);
         if n < chunk {
-            prop_assert_eq!(placed, pair.chunks(of, chunk, false));
+            prop_assert_eq!(placed, chunks(&pair, of, chunk, false));
             return Ok(());
         }
         prop_assert_eq!(placed.second, n / chunk);
@@ -78,12 +80,12 @@ fn a_phones_processors_share_a_prompt() {
         cols: 4096,
         n: 700,
     };
-    let idle = PAIR.chunks(of, 128, false);
+    let idle = chunks(&PAIR, of, 128, false);
     assert!(idle.seconds < GPU.seconds(of));
     let padded = 6.0 * NPU.seconds(Product { n: 128, ..of }) + PAIR.sync;
     assert!(idle.seconds <= padded);
-    let busy = PAIR.chunks(of, 128, true);
+    let busy = chunks(&PAIR, of, 128, true);
     assert_eq!([busy.second, busy.first], [5, 60]);
     // Without a graph there is one processor.
-    assert_eq!(PAIR.chunks(of, 0, true).second, 0);
+    assert_eq!(chunks(&PAIR, of, 0, true).second, 0);
 }

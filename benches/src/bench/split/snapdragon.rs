@@ -1,7 +1,9 @@
 //! The Snapdragon 8 Gen 3 as HeteroInfer measured it, with weights of 4 bits and activations of 16: for
 //! simulations. Nothing here was measured by us.
 
-use super::{Grid, Measured, Pair, Point, Product, Shape};
+use emberflow_engine::split::{Grid, Pair, Product};
+
+use super::measured::{Measured, Point, Shape};
 
 const fn point(n: usize, us: f64) -> Point {
     Point { n, us }
