@@ -118,7 +118,7 @@ fn prompts_are_measured_beside_memory() {
 #[test]
 fn batches_share_what_they_need() {
     let dir = tempfile::tempdir().unwrap();
-    let report = bench(dir.path(), "batch", &["--sizes", "1,3", "--shares", "50"]);
+    let report = bench(dir.path(), "batch", &["--sizes", "1,3", "--shares", "100"]);
     files(dir.path(), &report, "share,texts,tokens_per_s,");
     let rows = report["rows"].as_array().unwrap();
     assert_eq!((rows.len(), number(&rows[0], "gain")), (2, 1.0));

@@ -134,6 +134,8 @@ pub struct Lab {
     pub phases: Phases,
     /// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of its router.
     pub read_ahead: bool,
+    /// Whether Gate rows stay resident where that is possible, also if whole clusters are expected to be faster.
+    pub gates_stay: bool,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
@@ -159,6 +161,7 @@ impl Default for Lab {
             ablation: Ablation::Full,
             phases: Phases::Auto,
             read_ahead: true,
+            gates_stay: false,
             io: Default::default(),
             io_core: None,
             chunk: 0,

@@ -1,4 +1,4 @@
-//! What the documents name exists: files, what is in them, links, commands, the layout, the example.
+//! What the documents name exists: files, what is in them, links, commands, the example.
 //!
 //! The commands of README.md and `docs/` are run by `tools/tests/first_hour.rs`; here those of all pages
 //! are parsed. That the measured numbers are those of the CSV files is checked by
@@ -338,29 +338,5 @@ fn the_example_of_the_readme_is_the_one_that_runs() {
     assert!(
         read("README.md").contains(&block),
         "README.md shows other code:\n{example}"
-    );
-}
-
-/// The DATA LAYOUT diagram in the document is the one in the code.
-#[test]
-fn the_layout_diagram_is_the_codes_own() {
-    let code = read("storage/src/container/format.rs");
-    let diagram: String = code
-        .lines()
-        .skip_while(|l| *l != "//! ```text")
-        .skip(1)
-        .take_while(|l| *l != "//! ```")
-        .map(|l| {
-            format!(
-                "{}\n",
-                l.trim_start_matches("//!").strip_prefix(' ').unwrap_or("")
-            )
-        })
-        .collect();
-    assert!(diagram.contains("superblock"), "the code lost its diagram");
-    let document = read("ARCHITECTURE.md");
-    assert!(
-        document.contains(&diagram),
-        "ARCHITECTURE.md shows another layout"
     );
 }

@@ -446,6 +446,7 @@ fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
         sparsity: Sparsity::Exact,
         lab: Lab {
             profiles: false,
+            gates_stay: true,
             ..Lab::default()
         },
         ..roomy(48)

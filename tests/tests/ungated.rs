@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Options, Sparsity};
+use emberflow_engine::{Lab, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_tests::widen::{Wider, widen};
 use emberflow_tests::{Golden, case, counted, give, open, packed, roomy};
@@ -58,6 +58,10 @@ fn sparse_reads_are_fewer_than_dense_ones() {
         let container = packed(&checkpoint, dir.path(), quant);
         let with = |sparsity| Options {
             sparsity,
+            lab: Lab {
+                gates_stay: true,
+                ..Lab::default()
+            },
             ..roomy(tokens.len())
         };
         let mut dense = open(&container, with(Sparsity::Dense));

@@ -17,77 +17,96 @@ struct Request {
     text: &'static str,
 }
 
+impl Request {
+    fn new(on: u16, path: &'static str, text: &'static str, body: Value) -> Self {
+        Self {
+            on,
+            path,
+            body,
+            text,
+        }
+    }
+}
+
 fn requests() -> Vec<Request> {
+    let mut all = texts();
+    all.extend(others());
+    all
+}
+
+/// OpenAI's and Ollama's for texts.
+fn texts() -> Vec<Request> {
     let messages = json!([{"role": "user", "content": "What is a vector?"}]);
     let options = json!({"temperature": 0, "num_predict": 2});
-    let request = |on, path, text, body| Request {
-        on,
-        path,
-        body,
-        text,
-    };
     vec![
-        request(
+        Request::new(
             on::CHAT,
             "/v1/chat/completions",
             "/choices/0/message/content",
             json!({"messages": messages, "max_tokens": 2, "temperature": 0}),
         ),
-        request(
+        Request::new(
             on::TEXT,
             "/v1/completions",
             "/choices/0/text",
             json!({"prompt": "A vector", "max_tokens": 2, "temperature": 0}),
         ),
-        request(
+        Request::new(
             on::RESPONSE,
             "/v1/responses",
             "/output/0/content/0/text",
             json!({"input": "What is a vector?", "max_output_tokens": 2, "temperature": 0}),
         ),
-        request(
+        Request::new(
             on::OLLAMA_CHAT,
             "/api/chat",
             "/message/content",
             json!({"messages": messages, "stream": false, "options": options}),
         ),
-        request(
+        Request::new(
             on::OLLAMA_GENERATE,
             "/api/generate",
             "/response",
             json!({"prompt": "A vector", "raw": true, "stream": false, "options": options}),
         ),
-        request(
+        Request::new(
             on::OPTIONS,
             "/api/generate",
             "/response",
             json!({"prompt": "A vector", "raw": true, "stream": false, "options": options}),
         ),
-        request(
+    ]
+}
+
+/// Those of other interfaces, and embeddings.
+fn others() -> Vec<Request> {
+    let messages = json!([{"role": "user", "content": "What is a vector?"}]);
+    vec![
+        Request::new(
             on::NATIVE,
             "/completion",
             "/content",
             json!({"prompt": "A vector", "n_predict": 2, "temperature": 0}),
         ),
-        request(
+        Request::new(
             on::MESSAGE,
             "/v1/messages",
             "/content/0/text",
             json!({"messages": messages, "max_tokens": 2, "temperature": 0}),
         ),
-        request(
+        Request::new(
             on::EMBEDDING,
             "/v1/embeddings",
             "/data/0/embedding",
             json!({"input": "A vector"}),
         ),
-        request(
+        Request::new(
             on::OLLAMA_EMBED,
             "/api/embed",
             "/embeddings/0",
             json!({"input": "A vector"}),
         ),
-        request(
+        Request::new(
             on::OLLAMA_EMBEDDING,
             "/api/embeddings",
             "/embedding",

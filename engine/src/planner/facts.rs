@@ -120,6 +120,8 @@ pub struct Planner {
     pub(crate) batch: usize,
     /// Enabled mechanisms. Of these, forecasts model only memory limits and speculation.
     pub(crate) ablation: Ablation,
+    /// Gate rows stay whatever forecasts say.
+    pub(crate) gates_stay: bool,
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.
     pub(crate) gates_first: bool,

@@ -105,6 +105,7 @@ impl Planner {
             hot_clusters: known.hot_clusters,
             batch: options.batch,
             ablation: options.lab.ablation,
+            gates_stay: options.lab.gates_stay,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
             tier: of.tier(),

@@ -222,7 +222,8 @@ impl Planner {
     /// Whether forecasts of single neurons and of whole clusters are compared. They are of one text; with several
     /// the border between the regions follows the batch. A device for dense work is divided for by itself.
     fn compares(&self) -> bool {
-        self.batch == 1 && self.tier.is_none() && self.ablation == Ablation::Full
+        let full = self.ablation == Ablation::Full && !self.gates_stay;
+        full && self.batch == 1 && self.tier.is_none()
     }
 
     /// The division of a budget with the highest expected speed, the first of equal ones.

@@ -82,6 +82,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
         batch: 1,
         ablation: Ablation::Full,
+        gates_stay: false,
         predictor: PredictorNeeds::default(),
         gates_first: true,
         io_core: None,
