@@ -23,7 +23,7 @@ use emberflow_storage::arena::{ArenaOptions, Slot};
 use emberflow_storage::cache::Key;
 
 use super::layout::Layout;
-use super::rules::Bank;
+use super::rules::BankState;
 use crate::ablation::{Ablation, Keep};
 use crate::cluster::CLUSTER;
 use crate::error::Error;
@@ -217,8 +217,8 @@ impl Residency {
     }
 
     /// What the rules depend on.
-    pub(super) fn bank(&self, bank: u32) -> Bank {
-        Bank {
+    pub(super) fn bank(&self, bank: u32) -> BankState {
+        BankState {
             scans: self.banks.scans(bank),
             cold: self.has_cold(bank),
             gates_resident: self.banks.gates_resident(bank),

@@ -18,7 +18,7 @@ use crate::ablation::{Ablation, Overlap};
 
 /// What a bank's rules depend on in memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bank {
+pub(super) struct BankState {
     /// Every token needs every neuron, or its Gate part from flash.
     pub scans: bool,
     /// Its neurons can be in the cold region.
@@ -43,13 +43,13 @@ impl Policy {
     }
 
     /// Whether a bank's neurons are read in two phases, Gate part first.
-    pub(super) fn reads_gates_first(&self, bank: Bank) -> bool {
+    pub(super) fn reads_gates_first(&self, bank: BankState) -> bool {
         self.gates_first && !bank.gates_resident && bank.cold
     }
 
     /// A bank's rules in a pass of `many` tokens or few. `whole`: all of a neuron is needed, for a
     /// device.
-    pub(super) fn rules(&self, bank: Bank, many: bool, whole: bool) -> Rules {
+    pub(super) fn rules(&self, bank: BankState, many: bool, whole: bool) -> Rules {
         Rules {
             mapped: self.ablation == Ablation::Mmap,
             scans: bank.scans,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ablation::Ablation;
 use crate::store::costs::ReadCosts;
-use crate::store::rules::{Bank, Policy};
+use crate::store::rules::{BankState, Policy};
 use crate::testing::chance;
 
 const BANKS: u32 = 5;
@@ -27,7 +27,7 @@ fn rules(scans: bool) -> Rules {
         },
         gates_first: false,
     };
-    let bank = Bank {
+    let bank = BankState {
         scans,
         cold: !scans,
         gates_resident: false,

@@ -11,7 +11,7 @@ use super::*;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::store::costs::ReadCosts;
-use crate::store::rules::{Bank, Policy};
+use crate::store::rules::{BankState, Policy};
 use crate::testing::{World, chance};
 
 fn rules(scans: bool, many: bool) -> Rules {
@@ -26,7 +26,7 @@ fn rules(scans: bool, many: bool) -> Rules {
         },
         gates_first: false,
     };
-    let bank = Bank {
+    let bank = BankState {
         scans,
         cold: !scans,
         gates_resident: !scans,
