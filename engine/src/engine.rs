@@ -6,7 +6,6 @@ use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::{Trace, Tracer};
 
-use crate::ablation::Ablation;
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
@@ -263,7 +262,7 @@ impl Engine {
         wanted: Logits<'_>,
         hooks: Hooks<'_, '_>,
     ) -> Result<(), Error> {
-        let rows = self.check_spans(spans)?;
+        let rows = check_spans(spans, self.most_rows(), self.config())?;
         let Self { decoder, pass, .. } = self;
         pass.begin(rows);
         decoder.run(pass, spans, hooks)?;
@@ -281,42 +280,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    /// Validates `spans`; returns their number of rows.
-    fn check_spans(&self, spans: &[Span<'_>]) -> Result<usize, Error> {
-        let (mut rows, most) = (0, self.most_rows());
-        for span in spans {
-            self.check_tokens(span.tokens)?;
-            self.check_room(span.sequence, span.tokens.len())?;
-            rows += span.tokens.len();
-        }
-        if rows == 0 || rows > most || spans.iter().any(|span| span.tokens.is_empty()) {
-            let lens = spans.iter().map(|span| span.tokens.len()).collect();
-            return Err(Error::Pass { lens, most });
-        }
-        Ok(rows)
-    }
-
-    /// Rejects tokens outside the vocabulary.
-    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
-        let vocab = self.config().vocab;
-        match tokens.iter().find(|&&t| t >= vocab) {
-            Some(&token) => Err(Error::Token { token, vocab }),
-            None => Ok(()),
-        }
-    }
-
-    /// Rejects more tokens than a sequence has room for.
-    pub(crate) fn check_room(&self, sequence: &Sequence, tokens: usize) -> Result<(), Error> {
-        if tokens <= sequence.room() {
-            return Ok(());
-        }
-        Err(Error::ContextFull {
-            capacity: sequence.len() + sequence.room(),
-            needed: sequence.len() + tokens,
-            limit: self.config().max_context as usize,
-        })
     }
 
     /// Logits of the last row of the last pass, `[vocab]`.
@@ -445,11 +408,6 @@ impl Engine {
         self.decoder.ffn.store.prefetch.foreseen()
     }
 
-    /// Enabled mechanisms.
-    pub fn ablation(&self) -> Ablation {
-        self.options.lab.ablation
-    }
-
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.reads.engine()
@@ -557,4 +515,28 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         times: Times::default(),
         config: c,
     })
+}
+
+/// Validates the rows of a pass of at most `most`; returns their number.
+fn check_spans(spans: &[Span<'_>], most: usize, config: &ModelConfig) -> Result<usize, Error> {
+    let mut rows = 0;
+    for span in spans {
+        check_tokens(span.tokens, config)?;
+        span.sequence.check_room(span.tokens.len(), config)?;
+        rows += span.tokens.len();
+    }
+    if rows == 0 || rows > most || spans.iter().any(|span| span.tokens.is_empty()) {
+        let lens = spans.iter().map(|span| span.tokens.len()).collect();
+        return Err(Error::Pass { lens, most });
+    }
+    Ok(rows)
+}
+
+/// Rejects tokens outside the vocabulary.
+pub(crate) fn check_tokens(tokens: &[u32], config: &ModelConfig) -> Result<(), Error> {
+    let vocab = config.vocab;
+    match tokens.iter().find(|&&t| t >= vocab) {
+        Some(&token) => Err(Error::Token { token, vocab }),
+        None => Ok(()),
+    }
 }

@@ -1,5 +1,7 @@
 //! One sequence: its tokens and their keys and values.
 
+use emberflow_models::config::ModelConfig;
+
 use crate::error::Error;
 use crate::kv::KvPages;
 
@@ -42,6 +44,18 @@ impl Sequence {
     /// Free positions.
     pub fn room(&self) -> usize {
         self.kv.capacity() - self.tokens.len()
+    }
+
+    /// Rejects more tokens than there are free positions.
+    pub(crate) fn check_room(&self, tokens: usize, config: &ModelConfig) -> Result<(), Error> {
+        if tokens <= self.room() {
+            return Ok(());
+        }
+        Err(Error::ContextFull {
+            capacity: self.len() + self.room(),
+            needed: self.len() + tokens,
+            limit: config.max_context as usize,
+        })
     }
 
     /// The tokens computed so far.

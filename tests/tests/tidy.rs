@@ -1,16 +1,19 @@
-//! The house rules, checked: crate edges, circles of imports, unsafe rooms, sizes of files and
-//! functions, tuples for arguments, leftovers.
+//! The house rules, checked: crate edges, circles of imports, of folders and through `self`, unsafe rooms, sizes
+//! of files, types and functions, tuples for arguments, leftovers.
 
 #[path = "tidy/code.rs"]
 mod code;
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/types.rs"]
+mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use code::{Function, blanked, functions, is_tuple};
 use imports::Crate;
+use types::House;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -292,21 +295,52 @@ fn no_tuple_arguments() {
     all_needed(&TUPLE_ARGUMENTS, &needed);
 }
 
+/// The files of each crate's `src/`, by that folder.
+fn crates(sources: &[(String, String)]) -> BTreeMap<String, Vec<(&str, &str)>> {
+    let mut crates: BTreeMap<String, Vec<(&str, &str)>> = BTreeMap::new();
+    for (name, text) in sources {
+        if let Some((root, file)) = name.split_once("src/") {
+            let files = crates.entry(format!("{root}src/")).or_default();
+            files.push((file, text));
+        }
+    }
+    assert!(crates.len() >= 8, "the walk lost crates");
+    crates
+}
+
+/// Most methods of a type.
+const MOST_METHODS: usize = 45;
+
+#[test]
+fn types_and_folders_are_parts() {
+    let mut wrong = Vec::new();
+    for (src, files) in crates(&sources()) {
+        let house = House::new(files.into_iter());
+        let large = house.large(MOST_METHODS).into_iter();
+        wrong.extend(large.map(|(of, count)| {
+            format!("{src}: {of} has {count} methods, more than {MOST_METHODS}")
+        }));
+        let circles = house.circles().into_iter();
+        wrong.extend(circles.map(|(of, files)| {
+            format!(
+                "{src}: calls of {of} through self go round {}",
+                files.join(", ")
+            )
+        }));
+        let folders = house.folder_circles().into_iter();
+        wrong
+            .extend(folders.map(|folders| {
+                format!("{src}: folders import each other: {}", folders.join(", "))
+            }));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn imports_have_no_circles() {
-    let sources = sources();
-    let crates: BTreeSet<&str> = (sources.iter())
-        .filter_map(|(name, _)| Some(name.split_once("src/")?.0))
-        .collect();
-    assert!(crates.len() >= 8, "the walk lost crates: {crates:?}");
     let mut circles = Vec::new();
-    for root in crates {
-        let src = format!("{root}src/");
-        let files = sources.iter().filter_map(|(name, text)| {
-            let file = name.strip_prefix(&src)?;
-            Some((file, text.as_str()))
-        });
-        let found = Crate::new(files).circles();
+    for (src, files) in crates(&sources()) {
+        let found = Crate::new(files.into_iter()).circles();
         circles.extend(found.iter().map(|c| format!("{src}: {}", c.join(" → "))));
     }
     assert!(

@@ -63,7 +63,7 @@ impl<'e> Probe<'e> {
     /// More positions than the sequence has room for.
     pub fn pretend(&self, sequence: &mut Sequence, token: u32, count: usize) -> Result<(), Error> {
         sequence.clear();
-        self.engine.check_room(sequence, count)?;
+        sequence.check_room(count, self.engine.config())?;
         sequence.pretend(token, count);
         Ok(())
     }

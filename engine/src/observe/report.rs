@@ -465,7 +465,7 @@ impl Report {
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
             device: engine.device(),
-            policy: engine.ablation().name(),
+            policy: engine.options().lab.ablation.name(),
             stop: name(generation.stop),
             sampling: None,
             best_of: None,

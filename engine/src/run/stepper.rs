@@ -22,7 +22,7 @@ use super::text::Text;
 use super::turns::{self, Turns};
 use crate::counters::Counters;
 use crate::decoder::Hooks;
-use crate::engine::Engine;
+use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
 use crate::sequence::{Sequence, Span};
 use crate::streams;
@@ -550,6 +550,6 @@ pub(super) fn check(
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    engine.check_tokens(prompt)?;
-    engine.check_room(sequence, prompt.len())
+    check_tokens(prompt, engine.config())?;
+    sequence.check_room(prompt.len(), engine.config())
 }

@@ -378,7 +378,7 @@ impl ChatRequest {
             rendered.map_err(|e| ApiError::param("messages", e))
         };
         let is_null = |message: &Message| message.get("content") == Some(&Value::Null);
-        let first = turn.prompt(&messages, &render);
+        let first = turn.prompt(&messages, render);
         if first.is_ok() || !messages.iter().any(is_null) {
             return first;
         }
@@ -386,7 +386,7 @@ impl ChatRequest {
         for message in messages.iter_mut().filter(|message| is_null(message)) {
             message.set("content", "".into());
         }
-        turn.prompt(&messages, &render).or(first)
+        turn.prompt(&messages, render).or(first)
     }
 }
 

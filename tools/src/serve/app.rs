@@ -42,6 +42,8 @@ pub struct App {
     pub compiler: Option<Arc<Compiler>>,
     /// Requests that are being served or wait.
     pub permits: Arc<Semaphore>,
+    /// Requests that are read or made into tokens now: parsed JSON takes many times its bytes.
+    pub readers: Arc<Semaphore>,
     /// Most bytes of a body.
     pub body_limit: usize,
     /// The key that clients must send.
@@ -60,6 +62,15 @@ pub struct App {
     pub count: AtomicU64,
 }
 
+/// What a request holds while it is read.
+#[derive(Debug)]
+pub struct Held {
+    /// Its place among all requests.
+    pub permit: OwnedSemaphorePermit,
+    /// Its place among those that are read; given back when its tokens are known.
+    pub reader: OwnedSemaphorePermit,
+}
+
 /// Seconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -72,6 +83,12 @@ impl App {
         self.check_ready()?;
         let permit = self.permits.clone().try_acquire_owned();
         permit.map_err(|_| ApiError::busy())
+    }
+
+    /// Waits for a place among the requests that are read.
+    pub async fn reader(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let reader = self.readers.clone().acquire_owned().await;
+        reader.map_err(|_| ApiError::unavailable("the server is shutting down"))
     }
 
     /// Whether requests are served now.

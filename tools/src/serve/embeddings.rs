@@ -107,7 +107,7 @@ async fn openai(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: EmbeddingsRequest = read_fields(on::EMBEDDING, &app, body).await?;
+    let (request, reader) = read_fields::<EmbeddingsRequest>(on::EMBEDDING, &app, body).await?;
     app.serves_model(request.model.as_deref().unwrap_or_default())?;
     let base64 = match request.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -122,6 +122,7 @@ async fn openai(
     let ours = app.clone();
     let (input, dimensions) = (request.input, request.dimensions);
     let prompts = app.compute(move || input.tokens(&ours.text, true)).await?;
+    drop(reader);
     let answer = async move {
         let mut found = embed(&app, prompts, background, permit).await?;
         found.normalise(dimensions)?;
@@ -149,7 +150,7 @@ async fn ollama(
 ) -> Result<Response, Plain> {
     let start = Instant::now();
     let permit = app.permit()?;
-    let request: EmbedRequest = read_fields(on::OLLAMA_EMBED, &app, body).await?;
+    let (request, reader) = read_fields::<EmbedRequest>(on::OLLAMA_EMBED, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = match request.input {
         Inputs::One(text) if text.is_empty() => Vec::new(),
@@ -161,6 +162,7 @@ async fn ollama(
         _ => app.context,
     };
     let prompts = encoded(&app, texts, most).await?;
+    drop(reader);
     let background = proactive(&headers)?.unwrap_or(false);
     let dimensions = request.dimensions;
     let answer = async move {
@@ -182,10 +184,12 @@ async fn ollama(
 /// The older path: one text, and its mean as it is, not of length 1.
 async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: OldEmbedRequest = read_fields(on::OLLAMA_EMBEDDING, &app, body).await?;
+    let (request, reader) =
+        read_fields::<OldEmbedRequest>(on::OLLAMA_EMBEDDING, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = Some(request.prompt).filter(|text| !text.is_empty());
     let prompts = encoded(&app, texts.into_iter().collect(), app.context).await?;
+    drop(reader);
     let answer = async move {
         let found = embed(&app, prompts, false, permit).await?;
         let values = found.all.first().map_or(&[][..], |values| values);

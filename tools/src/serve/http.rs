@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
-use super::app::App;
+use super::app::{App, Held};
 use super::calls::Plan;
 use super::error::{ApiError, Typed};
 use super::fields::{self, on};
@@ -171,14 +171,16 @@ pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiEr
     serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the body: {e}")))
 }
 
-/// Reads the body of a request of a kind (`fields::on`), whose fields the table knows.
+/// Reads the body of a request of a kind (`fields::on`), whose fields the table knows. The second value is
+/// its place among the requests that are read: to be held until its tokens are known.
 pub async fn read_fields<T: DeserializeOwned>(
     on: u16,
     app: &App,
     body: Body,
-) -> Result<T, ApiError> {
+) -> Result<(T, OwnedSemaphorePermit), ApiError> {
     let bytes = receive(app, body).await?;
-    fields::read(on, &fields::take(on, &bytes)?)
+    let reader = app.reader().await?;
+    Ok((fields::read(on, &fields::take(on, &bytes)?)?, reader))
 }
 
 async fn receive(app: &App, body: Body) -> Result<Vec<u8>, ApiError> {
@@ -214,8 +216,9 @@ async fn chat(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: ChatRequest = read_fields(on::CHAT, &app, body).await?;
-    converse(app, &headers, request, Kind::Chat, permit).await
+    let (request, reader) = read_fields(on::CHAT, &app, body).await?;
+    let held = Held { permit, reader };
+    converse(app, &headers, request, Kind::Chat, held).await
 }
 
 async fn responses(
@@ -224,8 +227,9 @@ async fn responses(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: ResponsesRequest = read_fields(on::RESPONSE, &app, body).await?;
-    converse(app, &headers, request.chat()?, Kind::Response, permit).await
+    let (request, reader) = read_fields::<ResponsesRequest>(on::RESPONSE, &app, body).await?;
+    let held = Held { permit, reader };
+    converse(app, &headers, request.chat()?, Kind::Response, held).await
 }
 
 /// Answers a conversation.
@@ -234,10 +238,10 @@ pub async fn converse(
     headers: &HeaderMap,
     request: ChatRequest,
     kind: Kind,
-    permit: OwnedSemaphorePermit,
+    held: Held,
 ) -> Result<Response, ApiError> {
-    let asked = conversation(&app, headers, request, kind).await?;
-    respond(app, asked, permit).await
+    let asked = conversation(&app, headers, request, kind, held.reader).await?;
+    respond(app, asked, held.permit).await
 }
 
 /// A conversation as the model reads it.
@@ -285,6 +289,7 @@ pub async fn conversation(
     headers: &HeaderMap,
     request: ChatRequest,
     kind: Kind,
+    reader: OwnedSemaphorePermit,
 ) -> Result<Asked, ApiError> {
     let Prepared {
         common,
@@ -292,6 +297,7 @@ pub async fn conversation(
         opening,
         prompt,
     } = prepared(app, request).await?;
+    drop(reader);
     let forced = plan.as_ref().is_some_and(|plan| plan.forced);
     let calls = plan.as_mut().and_then(|plan| plan.rules.take());
     let (preface, rules) = match (common.rules()?, calls) {
@@ -328,8 +334,9 @@ async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request = read_fields(on::TEXT, &app, body).await?;
-    complete(app, headers, request, Kind::Text, permit).await
+    let (request, reader) = read_fields(on::TEXT, &app, body).await?;
+    let held = Held { permit, reader };
+    complete(app, headers, request, Kind::Text, held).await
 }
 
 /// Continues texts.
@@ -338,10 +345,10 @@ pub async fn complete(
     headers: HeaderMap,
     request: CompletionRequest,
     kind: Kind,
-    permit: OwnedSemaphorePermit,
+    held: Held,
 ) -> Result<Response, ApiError> {
-    let asked = continuation(&app, &headers, request, kind).await?;
-    respond(app, asked, permit).await
+    let asked = continuation(&app, &headers, request, kind, held.reader).await?;
+    respond(app, asked, held.permit).await
 }
 
 /// Texts, ready to be continued.
@@ -350,6 +357,7 @@ pub async fn continuation(
     headers: &HeaderMap,
     request: CompletionRequest,
     kind: Kind,
+    reader: OwnedSemaphorePermit,
 ) -> Result<Asked, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
@@ -388,6 +396,7 @@ pub async fn continuation(
         })
     });
     let mut asked = asked.await?;
+    drop(reader);
     let texts = asked.prompts.len() * asked.common.samples();
     asked.constraint = app.held(rules, None, texts, proactive).await?;
     Ok(asked)
@@ -492,7 +501,7 @@ async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Valu
 
 async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
     let _permit = app.permit()?;
-    let request: ChatRequest = read_fields(on::CHAT, &app, body).await?;
+    let (request, _reader) = read_fields::<ChatRequest>(on::CHAT, &app, body).await?;
     let ours = app.clone();
     let rendered = app.compute(move || {
         let Some(template) = &ours.template else {

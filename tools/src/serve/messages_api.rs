@@ -64,10 +64,10 @@ async fn messages(
     body: Body,
 ) -> Result<Response, Typed> {
     let permit = app.permit()?;
-    let request: MessagesRequest = read_fields(on::MESSAGE, &app, body).await?;
+    let (request, reader) = read_fields::<MessagesRequest>(on::MESSAGE, &app, body).await?;
     let request = request.chat()?;
     let streams = request.common.stream == Some(true);
-    let asked = conversation(&app, &headers, request, Kind::Message).await?;
+    let asked = conversation(&app, &headers, request, Kind::Message, reader).await?;
     let answer = respond(submit(&app, asked, permit)?, streams);
     match streams {
         true => Ok(attentive(answer.await?, COMMENT)),
@@ -77,7 +77,7 @@ async fn messages(
 
 async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Typed> {
     let _permit = app.permit()?;
-    let request: MessagesRequest = read_fields(on::MESSAGE, &app, body).await?;
+    let (request, _reader) = read_fields::<MessagesRequest>(on::MESSAGE, &app, body).await?;
     let prepared = prepared(&app, request.chat()?).await?;
     Ok(Json(json!({"input_tokens": prepared.prompt.len()})))
 }

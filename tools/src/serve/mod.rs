@@ -79,6 +79,9 @@ const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
 /// Copies of a body while it is read, parsed and tokenised.
 const COPIES: u64 = 3;
+/// Bodies that are parsed and tokenised at once. Values of parsed JSON take up to 40 times their bytes, which
+/// [`HTTP`] has for so many.
+const READERS: usize = 2;
 /// Stack of the threads that read and compile what clients send; what is not used takes no memory.
 const STACK: usize = 16 << 20;
 /// Connections beside those of requests: health checks, metrics, pages.
@@ -200,6 +203,7 @@ fn app(
         queue,
         compiler,
         permits: Arc::new(Semaphore::new(parallel + queue)),
+        readers: Arc::new(Semaphore::new(READERS)),
         body_limit: BODY + BODY_PER_POSITION * context,
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),

@@ -13,10 +13,9 @@ use axum::routing::post;
 use emberflow_engine::Text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::Kind;
-use super::app::App;
+use super::app::{App, Held};
 use super::error::ApiError;
 use super::fields::{self, on};
 use super::http::{continuation, read_fields};
@@ -80,11 +79,12 @@ async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: NativeRequest = read_fields(on::NATIVE, &app, body).await?;
+    let (request, reader) = read_fields::<NativeRequest>(on::NATIVE, &app, body).await?;
+    let held = Held { permit, reader };
     let ours = app.clone();
     let prompts = app.compute(move || prompts(&ours.text, request.prompt));
     let prompts = prompts.await?;
-    go_on(app, headers, request.shared, prompts, Vec::new(), permit).await
+    go_on(app, headers, request.shared, prompts, Vec::new(), held).await
 }
 
 async fn infill(
@@ -93,7 +93,8 @@ async fn infill(
     body: Body,
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
-    let request: InfillRequest = read_fields(on::INFILL, &app, body).await?;
+    let (request, reader) = read_fields::<InfillRequest>(on::INFILL, &app, body).await?;
+    let held = Held { permit, reader };
     // Half of the context at least is the prompt's.
     let text = request.shared.max_tokens.unwrap_or(app.context / 4);
     let most = app.context - text.min(app.context / 2);
@@ -110,7 +111,7 @@ async fn infill(
     });
     let prompt = prompt.await?;
     let ends = infill::ends(&app.text);
-    go_on(app, headers, request.shared, vec![prompt], ends, permit).await
+    go_on(app, headers, request.shared, vec![prompt], ends, held).await
 }
 
 /// Continues prompts, up to one of `ends` at most.
@@ -120,7 +121,7 @@ async fn go_on(
     shared: Shared,
     prompts: Vec<Vec<u32>>,
     ends: Vec<String>,
-    permit: OwnedSemaphorePermit,
+    held: Held,
 ) -> Result<Response, ApiError> {
     let mut wanted = Wanted {
         tokens: shared.return_tokens == Some(true),
@@ -144,10 +145,10 @@ async fn go_on(
         fields.insert("logprobs".to_owned(), shared.n_probs.unwrap_or(0).into());
     }
     let request = fields::rewrite(on::TEXT, &fields)?;
-    let mut asked = continuation(&app, &headers, request, Kind::Native).await?;
+    let mut asked = continuation(&app, &headers, request, Kind::Native, held.reader).await?;
     asked.ends = ends;
     let streams = asked.common.stream == Some(true);
-    let answer = respond(submit(&app, asked, permit)?, wanted, streams);
+    let answer = respond(submit(&app, asked, held.permit)?, wanted, streams);
     match streams {
         true => Ok(attentive(answer.await?, COMMENT)),
         false => patient(answer, ApiError::into_response).await,

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::{ChatRequest, CompletionRequest, Kind};
-use super::app::{App, now};
+use super::app::{App, Held, now};
 use super::error::{ApiError, Plain};
 use super::fields::{self, on};
 use super::http::{complete, converse, read, read_fields};
@@ -129,7 +129,8 @@ async fn chat(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: Chat = read_fields(on::OLLAMA_CHAT, &app, body).await?;
+    let (request, reader) = read_fields::<Chat>(on::OLLAMA_CHAT, &app, body).await?;
+    let held = Held { permit, reader };
     let mut fields = request.shared.fields()?;
     if request.messages.is_empty() {
         return Ok(load(&app, Kind::OllamaChat));
@@ -155,7 +156,7 @@ async fn chat(
     fields.insert("messages".to_owned(), messages.into());
     fields.extend(request.tools.map(|tools| ("tools".to_owned(), tools)));
     let request: ChatRequest = fields::rewrite(on::CHAT, &fields)?;
-    Ok(converse(app, &headers, request, Kind::OllamaChat, permit).await?)
+    Ok(converse(app, &headers, request, Kind::OllamaChat, held).await?)
 }
 
 async fn generate(
@@ -164,7 +165,8 @@ async fn generate(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let request: Generate = read_fields(on::OLLAMA_GENERATE, &app, body).await?;
+    let (request, reader) = read_fields::<Generate>(on::OLLAMA_GENERATE, &app, body).await?;
+    let held = Held { permit, reader };
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let kind = Kind::OllamaGenerate;
     let mut fields = request.shared.fields()?;
@@ -184,7 +186,7 @@ async fn generate(
         );
         fields.insert("prompt".to_owned(), request.prompt.into());
         let request: CompletionRequest = fields::rewrite(on::TEXT, &fields)?;
-        return Ok(complete(app, headers, request, kind, permit).await?);
+        return Ok(complete(app, headers, request, kind, held).await?);
     }
     let system = request.system.filter(|system| !system.is_empty());
     let system = system.map(|text| json!({"role": "system", "content": text}));
@@ -192,7 +194,7 @@ async fn generate(
     let messages: Vec<Value> = system.into_iter().chain([user]).collect();
     fields.insert("messages".to_owned(), messages.into());
     let request: ChatRequest = fields::rewrite(on::CHAT, &fields)?;
-    Ok(converse(app, &headers, request, kind, permit).await?)
+    Ok(converse(app, &headers, request, kind, held).await?)
 }
 
 /// Nothing was asked for but the model.
