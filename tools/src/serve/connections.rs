@@ -10,6 +10,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -114,6 +115,7 @@ fn has_files(more: u64) -> bool {
     let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count);
     match (limit, open) {
         (Some(limit), Ok(open)) => open as u64 + more <= limit,
+        (Some(_), Err(e)) if Errno::from_io_error(&e) == Some(Errno::MFILE) => more == 0,
         _ => true,
     }
 }
