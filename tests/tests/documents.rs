@@ -96,7 +96,7 @@ fn documents_name_files_that_exist() {
             }
         }
     }
-    assert!(checked >= 100, "the documents name only {checked} files");
+    assert!(checked >= 50, "the documents name only {checked} files");
 }
 
 /// Links inside the repository lead to a file, and to a heading of it.
@@ -325,7 +325,7 @@ fn what_documents_place_in_a_file_is_there() {
         }
     }
     assert!(
-        checked >= 25,
+        checked >= 18,
         "the documents place only {checked} names in files"
     );
 }

@@ -40,7 +40,7 @@ impl<'a> Encoder<'a> {
     /// Takes `text` in, and appends the tokens that are certain to `ids`.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`]; [`Error::Tokenizer`] for more than 512 KiB that cannot be cut.
+    /// As [`Tokenizer::encode`]; [`Error::Tokenizer`] for more than 64 KiB that cannot be cut.
     pub fn push(&mut self, mut text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
         while !text.is_empty() {
             let (some, rest) = text.split_at(text.ceil_char_boundary(self.piece));
