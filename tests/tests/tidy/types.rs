@@ -9,6 +9,8 @@ use crate::code::blanked;
 pub struct House {
     /// By type, then by method.
     types: BTreeMap<String, BTreeMap<String, Method>>,
+    /// How many types have a name.
+    named: BTreeMap<String, usize>,
     folders: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -28,11 +30,15 @@ impl House {
         let names: BTreeSet<&str> = files.iter().map(|(name, _)| *name).collect();
         let mut house = Self {
             types: BTreeMap::new(),
+            named: BTreeMap::new(),
             folders: BTreeMap::new(),
         };
         let parts: BTreeSet<&str> = names.iter().map(|name| folder(name)).collect();
         for (name, text) in &files {
             house.add_methods(&unit(name, &names), text);
+            for defined in text.lines().filter_map(defined) {
+                *house.named.entry(defined).or_default() += 1;
+            }
             let here = folder(name);
             let imported = crate_paths(text).filter(|to| *to != here && parts.contains(to));
             let edges = house.folders.entry(here.to_owned()).or_default();
@@ -72,13 +78,20 @@ impl House {
     /// Types with more than `most` methods, and how many they have.
     pub fn large(&self, most: usize) -> Vec<(&str, usize)> {
         let counted = self.types.iter().map(|(name, all)| (&**name, all.len()));
-        counted.filter(|(_, count)| *count > most).collect()
+        counted
+            .filter(|(name, count)| *count > most && self.is_unique(name))
+            .collect()
+    }
+
+    /// Whether one type of the crate has this name; methods of several cannot be told apart.
+    fn is_unique(&self, name: &str) -> bool {
+        self.named.get(name).is_none_or(|&count| count == 1)
     }
 
     /// Files of one type whose methods call each other through `self` in a circle: the type and the files.
     pub fn circles(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
-        for (of, methods) in &self.types {
+        for (of, methods) in self.types.iter().filter(|(of, _)| self.is_unique(of)) {
             let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
             for method in methods.values() {
                 let called = methods
@@ -173,6 +186,20 @@ fn method(line: &str) -> Option<String> {
     Some(after[..end].to_owned())
 }
 
+/// The name of the type that a line defines.
+fn defined(line: &str) -> Option<String> {
+    let words = line
+        .split_whitespace()
+        .skip_while(|word| word.starts_with("pub"));
+    let mut words = words.skip_while(|word| word.ends_with(')'));
+    let kind = words.next()?;
+    let name = words
+        .next()
+        .filter(|_| ["struct", "enum", "union", "type"].contains(&kind))?;
+    let end = name.find(|c: char| !(c.is_alphanumeric() || c == '_'));
+    Some(name[..end.unwrap_or(name.len())].to_owned())
+}
+
 /// Whether the code calls this method on `self`.
 fn calls(body: &str, name: &str) -> bool {
     body.match_indices("self").any(|(at, _)| {
@@ -232,6 +259,13 @@ fn circles_through_self_are_found() {
         [("A".to_owned(), vec!["a.rs".to_owned(), "c.rs".to_owned()])]
     );
     assert_eq!(house.large(2), [("A", 3)]);
+    // Two types of one name cannot be told apart.
+    let other = ("d.rs", "pub(crate) struct A<T> {\n}\n");
+    assert!(
+        House::new(files.into_iter().chain([other]))
+            .circles()
+            .is_empty()
+    );
     // A child and its parent are one.
     assert!(
         House::new([files[0], files[2]].into_iter())
