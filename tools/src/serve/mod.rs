@@ -79,9 +79,9 @@ const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
 /// Copies of a body while it is read, parsed and tokenised.
 const COPIES: u64 = 3;
-/// Bodies that are parsed and tokenised at once. Values of parsed JSON take up to 40 times their bytes, which
-/// [`HTTP`] has for so many.
-const READERS: usize = 2;
+/// Bodies that are parsed and tokenised at once. Small values of parsed JSON take up to 80 times their bytes,
+/// which the copies of the bodies that wait have room for.
+const READERS: usize = 1;
 /// Stack of the threads that read and compile what clients send; what is not used takes no memory.
 const STACK: usize = 16 << 20;
 /// Connections beside those of requests: health checks, metrics, pages.
