@@ -1,7 +1,7 @@
 //! The laboratory: what measures, draws, simulates and reproduces papers. Its program is
 //! `cargo run --release -p emberflow-benches -- …`; what users need is the program `emberflow`.
 //!
-//! [`bench`] measures the whole; `cargo bench -p emberflow-benches` measures one layer per file, and
+//! [`mod@bench`] measures the whole; `cargo bench -p emberflow-benches` measures one layer per file, and
 //! `cargo test --release -p emberflow-benches --benches` runs each of these once, to see that it works.
 //! [`synth`] writes random models, [`trace`] records and replays which neurons a text needs, [`judge`]
 //! holds predictors against a text.

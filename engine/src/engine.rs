@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// As [`Engine::forward`]; `observer` sees every FFN's input, the experts that each token visits
-    /// and, with [`Options::observe`], gates and hidden values. Like the logits, these depend on weights and tokens only.
+    /// and, with [`Lab::observe`](crate::Lab::observe), gates and hidden values. Like the logits, these depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -210,7 +210,7 @@ impl Engine {
         self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
     }
 
-    /// With [`Options::count_fired`]: by bank, in packed order, for how many tokens each neuron has
+    /// With [`Lab::count_fired`](crate::Lab::count_fired): by bank, in packed order, for how many tokens each neuron has
     /// fired since this was called last; empty without.
     pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
         self.decoder.ffn.take_fired()

@@ -20,10 +20,10 @@ pub struct FfnSeen<'a> {
     /// FFN.
     pub choices: &'a [Choice],
     /// Activated gates, `[neurons × tokens]`, in packed order; zero where a gate does not fire.
-    /// Empty unless [`crate::Options::observe`] is set.
+    /// Empty unless [`Lab::observe`](crate::Lab::observe) is set.
     pub gates: &'a [f32],
     /// Hidden values `gate × up`, the input of Down, `[neurons × tokens]`. With a ReLU on Up a
-    /// firing neuron may be zero here. Empty unless [`crate::Options::observe`] is set.
+    /// firing neuron may be zero here. Empty unless [`Lab::observe`](crate::Lab::observe) is set.
     pub hidden: &'a [f32],
 }
 

@@ -9,7 +9,7 @@ use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
 use crate::model::Model;
 
 /// Counts true and false positives of a container's predictors while a model runs without them. The
-/// observed engine must keep its gates ([`crate::Options::observe`]) and must not run `predicted`
+/// observed engine must keep its gates ([`Lab::observe`](crate::Lab::observe)) and must not run `predicted`
 /// itself.
 pub struct Judge {
     on: Compute,
