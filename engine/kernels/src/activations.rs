@@ -89,7 +89,7 @@ impl Activations {
             .saturating_mul(size_of::<Chunk>())
     }
 
-    /// Changes the shape. The contents are unspecified until [`Cpu::quantize_token`] has written
+    /// Changes the shape. The contents are unspecified until [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written
     /// every token. To divide that work among threads, split
     /// [`chunks_mut`](Activations::chunks_mut) by token.
     pub fn reshape(&mut self, n: usize, tokens: usize) {

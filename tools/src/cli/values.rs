@@ -27,12 +27,12 @@ const IO: [(&str, &str); 7] = [
     ("sim:emmc", "eMMC 5.1"),
 ];
 
-/// A parser for [`IO`].
+/// A parser for `IO`.
 pub fn io_names() -> PossibleValuesParser {
     PossibleValuesParser::new(IO.map(|(name, what)| PossibleValue::new(name).help(what)))
 }
 
-/// A parser for [`IO`] that gives the choice.
+/// A parser for `IO` that gives the choice.
 pub fn parse_io() -> impl TypedValueParser<Value = IoChoice> {
     io_names().try_map(|name| name.parse::<IoChoice>())
 }

@@ -4,12 +4,12 @@
 //! Interactive (*reactive*) requests go first and keep a quarter of the sequences free for themselves.
 //! Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
 //!
-//! - while no reactive request runs: as many together as are faster together ([`Costs`]), in order of
+//! - while no reactive request runs: as many together as are faster together (`Costs`), in order of
 //!   arrival;
 //! - while the prompt of a reactive request is computed: none, they are preempted between two layers;
-//! - while reactive requests decode: those that decode too, up to [`BATCH_CAP`] requests in all and
+//! - while reactive requests decode: those that decode too, up to `BATCH_CAP` requests in all and
 //!   while they cost the reactive ones little; the longest ones are set aside;
-//! - one that has waited for [`OVERDUE`] joins past the cap.
+//! - one that has waited for `OVERDUE` joins past the cap.
 
 use std::time::Duration;
 
