@@ -382,7 +382,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         }
         match line.trim() {
             "" => continue,
-            "/exit" | "/quit" | "/bye" if interactive => return Ok(()),
+            "/exit" | "/quit" | "/bye" => return Ok(()),
             _ => {}
         }
         said.messages.push(Message::new("user", &line));

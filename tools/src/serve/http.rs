@@ -21,7 +21,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
 use super::app::{App, Held};
 use super::calls::Plan;
-use super::error::{ApiError, Typed};
+use super::error::{ApiError, Plain, Typed};
 use super::fields::{self, on};
 use super::generate::respond;
 use super::page::page;
@@ -103,9 +103,10 @@ pub fn crowded(app: Arc<App>) -> Router {
 
 /// An error in the form that the clients of a path expect.
 fn refused(uri: &Uri, why: ApiError) -> Response {
-    match uri.path().starts_with("/v1/messages") {
-        true => Typed::from(why).into_response(),
-        false => why.into_response(),
+    match uri.path() {
+        path if path.starts_with("/v1/messages") => Typed::from(why).into_response(),
+        path if path.starts_with("/api/") => Plain::from(why).into_response(),
+        _ => why.into_response(),
     }
 }
 
