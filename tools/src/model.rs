@@ -24,6 +24,14 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
                     path.display()
                 )));
             }
+            if !path.exists() {
+                let why = "it does not exist; models are files: pack a GGUF or a Hugging Face folder first \
+                           (emberflow pack --help), or name a bundled one (demo, demo-moe)";
+                return Err(Failure::File {
+                    path: path.to_owned(),
+                    source: std::io::Error::new(std::io::ErrorKind::NotFound, why),
+                });
+            }
             Ok(Container::open(path)?)
         }
         Named::Bundled(demo) => Ok(demo_container(demo)?),

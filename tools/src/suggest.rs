@@ -142,7 +142,29 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
     ),
 ];
 
-/// Commands of the laboratory, and those that are a part of another one now.
+/// Commands of other programs, and what does the same here.
+const VERBS: [(&[&str], &str); 6] = [
+    (
+        &["pull"],
+        "nothing is downloaded here; 'emberflow pack FILE -o model.ember' takes a file that you have",
+    ),
+    (
+        &["list", "ls", "ps"],
+        "models are files; a server tells its own at /v1/models",
+    ),
+    (&["show"], "'emberflow inspect MODEL' shows a model"),
+    (
+        &["chat", "generate"],
+        "'emberflow run MODEL --chat' talks, 'emberflow run MODEL -p TEXT' goes on with a text",
+    ),
+    (
+        &["quantize", "convert", "create"],
+        "'emberflow pack MODEL -o model.ember --quant FORMAT' does it",
+    ),
+    (&["version"], "'emberflow --version' tells it"),
+];
+
+/// Commands of other programs, of the laboratory, and those that are a part of another one now.
 fn moved(command: &clap::Command, word: &str) -> Option<String> {
     const LAB: [&str; 12] = [
         "synth",
@@ -158,7 +180,9 @@ fn moved(command: &clap::Command, word: &str) -> Option<String> {
         "serve",
         "split",
     ];
+    let verb = VERBS.iter().find(|(verbs, _)| verbs.contains(&word));
     match (command.get_name(), word) {
+        ("emberflow", _) if verb.is_some() => verb.map(|(_, tip)| (*tip).to_owned()),
         ("bench", "device") => Some("'emberflow bench io' measures the machine too".to_owned()),
         ("emberflow" | "bench", word) if LAB.contains(&word) => Some(format!(
             "it is the laboratory's: 'cargo run --release -p emberflow-benches -- {word}' in the sources"

@@ -135,6 +135,24 @@ fn there_are_no_more_commands_and_options_than_users_need() {
     assert!(run.is_some_and(|(_, options)| *options <= 24), "{run:?}");
 }
 
+/// Verbs of ollama and llama.cpp.
+#[test]
+fn commands_of_other_programs_are_answered() {
+    for (verb, tip) in [
+        ("pull", "emberflow pack FILE"),
+        ("list", "/v1/models"),
+        ("show", "emberflow inspect MODEL"),
+        ("chat", "emberflow run MODEL --chat"),
+        ("quantize", "--quant FORMAT"),
+        ("version", "emberflow --version"),
+    ] {
+        let refused = call(&[verb, "x"]);
+        assert_eq!(refused.status.code(), Some(2));
+        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(told.contains(tip) && !told.contains("similar"), "{told}");
+    }
+}
+
 /// What is not a command of this program any more is answered with where it is.
 #[test]
 fn the_laboratory_is_named() {

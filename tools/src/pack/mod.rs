@@ -151,6 +151,19 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             )?;
         }
     }
+    // A tenth more is what scales and padding of formats differ by.
+    let grows = report.bits_per_weight > 1.1 * report.source_bits_per_weight;
+    if grows
+        && report
+            .mixed
+            .as_ref()
+            .is_some_and(|mixed| mixed.asked_bytes.is_none())
+    {
+        writeln!(
+            out,
+            "no fewer bits than the source has: --quant q4k or auto:SIZE makes a smaller container, with some loss"
+        )?;
+    }
     if let Some(c) = &report.calibrated {
         writeln!(out, "rounded against {} tokens", c.tokens)?;
         if let Some(peak) = c.peak_rss_bytes {
