@@ -113,6 +113,24 @@ fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     Ok(options)
 }
 
+/// Says how a container that has more bits than its source gets smaller.
+fn tell_growth(report: &PackReport, out: &mut impl Write) -> std::io::Result<()> {
+    // A tenth more is what scales and padding of formats differ by.
+    let grows = report.bits_per_weight > 1.1 * report.source_bits_per_weight;
+    if grows
+        && report
+            .mixed
+            .as_ref()
+            .is_some_and(|mixed| mixed.asked_bytes.is_none())
+    {
+        writeln!(
+            out,
+            "no fewer bits than the source has: --quant q4k or auto:SIZE makes a smaller container, with some loss"
+        )?;
+    }
+    Ok(())
+}
+
 /// Prints the report.
 fn tell(report: &PackReport) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
@@ -151,19 +169,7 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             )?;
         }
     }
-    // A tenth more is what scales and padding of formats differ by.
-    let grows = report.bits_per_weight > 1.1 * report.source_bits_per_weight;
-    if grows
-        && report
-            .mixed
-            .as_ref()
-            .is_some_and(|mixed| mixed.asked_bytes.is_none())
-    {
-        writeln!(
-            out,
-            "no fewer bits than the source has: --quant q4k or auto:SIZE makes a smaller container, with some loss"
-        )?;
-    }
+    tell_growth(report, &mut out)?;
     if let Some(c) = &report.calibrated {
         writeln!(out, "rounded against {} tokens", c.tokens)?;
         if let Some(peak) = c.peak_rss_bytes {
