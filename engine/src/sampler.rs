@@ -291,7 +291,7 @@ impl Sampler {
             self.allowed.clone_from(&self.candidates);
         }
         (self.rules).hold(&mut self.candidates, |c| c.1, history, begins);
-        // A constraint is a promise, rules are a wish: where both leave nothing the rules give way.
+        // The constraint takes precedence: if the rules leave none of its tokens, they do not apply here.
         if self.candidates.is_empty() && constraint.is_some() {
             std::mem::swap(&mut self.candidates, &mut self.allowed);
         }
