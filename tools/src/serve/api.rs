@@ -377,7 +377,7 @@ impl ChatRequest {
             });
             rendered.map_err(|e| ApiError::param("messages", e))
         };
-        let is_null = |message: &Message| message.get("content") == Some(&Value::Null);
+        let is_null = |message: &Message| message.get("content").is_none_or(Value::is_null);
         let first = turn.prompt(&messages, render);
         if first.is_ok() || !messages.iter().any(is_null) {
             return first;
