@@ -3,6 +3,8 @@
 
 #![allow(unsafe_code)]
 
+#[path = "all/io_common/mod.rs"]
+#[allow(dead_code, reason = "it needs a part of it")]
 mod io_common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -172,7 +172,7 @@ fn a_timeline_has_a_bar_for_every_span() {
 }
 
 /// Long texts, many names and many ticks: nothing may touch the legend or leave the picture
-/// (`tools/tests/charts.rs` looks at the pictures of the commands).
+/// (`tools/tests/all/charts.rs` looks at the pictures of the commands).
 #[test]
 fn long_texts_make_a_chart_wider() {
     let narrow = Frame::new(&labels(), Axis::share(), Axis::share())

@@ -1,0 +1,97 @@
+//! `run --trace` and `timeline`, as a user runs them.
+
+use std::collections::BTreeSet;
+
+use crate::common::json;
+use serde_json::Value;
+
+/// Runs on the bundled model with reads, two threads, and a file in a folder of its own.
+fn in_folder(args: &[&str], file: &str) -> (Value, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(file);
+    let path = path.to_str().unwrap();
+    let common = ["--ffn-resident", "0.45", "--threads", "2", "--json"];
+    let args: Vec<&str> = [args, &[path], &common].concat();
+    (json(&args), std::fs::read_to_string(path).unwrap())
+}
+
+#[test]
+fn a_trace_has_a_lane_for_every_thread_and_the_device() {
+    let run = ["run", "-p", "A vector is", "-n", "8", "--ignore-eos"];
+    let (report, text) = in_folder(&[&run[..], &["--trace"]].concat(), "trace.json");
+    let events: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let lanes: Vec<&str> = (events.iter())
+        .filter(|e| e["name"] == "thread_name")
+        .map(|e| e["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(lanes, ["compute 0", "compute 1", "i/o thread", "device"]);
+
+    let of = |tid: u64, phase: &str| -> Vec<&Value> {
+        let mine = |e: &&Value| e["tid"] == tid && e["ph"] == phase;
+        events.iter().filter(mine).collect()
+    };
+    let kinds = |tid| -> BTreeSet<&str> {
+        let events = of(tid, "X");
+        events.iter().map(|e| e["cat"].as_str().unwrap()).collect()
+    };
+    for kind in ["attention", "ffn", "reduce", "head", "gate", "up", "down"] {
+        assert!(kinds(0).contains(kind), "{kind}: {:?}", kinds(0));
+    }
+    for kind in ["start", "deliver"] {
+        assert!(kinds(2).contains(kind), "{kind}: {:?}", kinds(2));
+    }
+    let cluster = (of(0, "X").into_iter())
+        .find(|e| e["cat"] == "down")
+        .unwrap();
+    let (layer, number) = (&cluster["args"]["layer"], &cluster["args"]["cluster"]);
+    assert_eq!(cluster["name"], format!("down L{layer} C{number}"));
+    // Spans of a thread lie inside of each other or apart.
+    for tid in [0, 1] {
+        let time = |e: &Value| {
+            let start = e["ts"].as_f64().unwrap();
+            (start, start + e["dur"].as_f64().unwrap())
+        };
+        let mut spans: Vec<_> = of(tid, "X").into_iter().map(time).collect();
+        spans.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+        let mut open: Vec<f64> = Vec::new();
+        for (start, end) in spans {
+            while open.last().is_some_and(|&last| last <= start + 1e-3) {
+                open.pop();
+            }
+            assert!(open.last().is_none_or(|&last| end <= last + 1e-3));
+            open.push(end);
+        }
+    }
+
+    // What came from the device, the filling at the start included.
+    let bytes = |e: &&Value| e["args"]["bytes"].as_u64().unwrap();
+    let read: u64 = of(3, "b").iter().map(bytes).sum();
+    assert!(read >= report["io"]["bytes_read"].as_u64().unwrap());
+    assert_eq!(of(3, "b").len(), of(3, "e").len());
+    let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
+    assert!(peak <= report["memory"]["budget_bytes"].as_u64().unwrap());
+    let untraced = json(&[&run[..], &["--json"]].concat());
+    assert_eq!(untraced["logits_hash"], report["logits_hash"]);
+}
+
+#[test]
+fn a_timeline_shows_where_a_token_went() {
+    let (report, svg) = in_folder(&["timeline", "--warm-up", "4", "--svg"], "t.svg");
+    let lanes = report["lanes"].as_array().unwrap();
+    let names: Vec<&str> = lanes.iter().map(|l| l["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["compute 0", "compute 1", "i/o thread", "device"]);
+    for lane in lanes {
+        let [busy, waiting] = ["busy", "waiting"].map(|key| lane[key].as_f64().unwrap());
+        assert!(busy + waiting <= 1.0 + 1e-9 && busy >= 0.0, "{lane}");
+        assert!(svg.contains(lane["name"].as_str().unwrap()));
+    }
+    // How much depends on the device and on what else the machine does.
+    assert!(lanes[0]["busy"].as_f64().unwrap() > 0.0, "{report}");
+    let kinds = report["kinds"].as_array().unwrap();
+    for kind in ["attention", "up", "down", "gate", "head"] {
+        assert!(kinds.iter().any(|k| k["name"] == kind), "{kind}");
+    }
+    assert!(report["token_ms"].as_f64().unwrap() > 0.0);
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("<title>down L0 C0,"), "no cluster is named");
+}

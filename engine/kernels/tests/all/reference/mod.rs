@@ -1,0 +1,227 @@
+//! The row kernels one element at a time: the oracle. It uses nothing of the crate but
+//! the bytes of a row, and stays naive: an optimised oracle proves nothing.
+
+// Each test binary uses its own part.
+
+use emberflow_kernels::{DType, GROUP, LANES, Row};
+use half::{bf16, f16};
+
+/// Element `i` of a row.
+pub fn value(row: Row<'_>, i: usize) -> f32 {
+    let quants = row.quants();
+    let half_bits = |at: usize| u16::from_le_bytes([quants[at], quants[at + 1]]);
+    match row.dtype() {
+        DType::F32 => f32::from_le_bytes(quants[4 * i..4 * i + 4].try_into().unwrap()),
+        DType::F16 => f16::from_bits(half_bits(2 * i)).to_f32_const(),
+        DType::BF16 => bf16::from_bits(half_bits(2 * i)).to_f32_const(),
+        DType::Q8 | DType::Q4 | DType::Mxfp4 => quant(row, i) * scale(row, i / GROUP),
+        DType::Q4k => {
+            let (scale, min) = six_bits(row, i / GROUP);
+            quant(row, i).mul_add(scale, -min)
+        }
+    }
+}
+
+/// Element `i` of a quantised row before it is scaled.
+fn quant(row: Row<'_>, i: usize) -> f32 {
+    if row.dtype() == DType::Q8 {
+        return f32::from(row.quants()[i] as i8);
+    }
+    let (group, lane) = (i / GROUP, i % GROUP);
+    let byte = row.quants()[group * (GROUP / 2) + lane % (GROUP / 2)];
+    let nibble = if lane < GROUP / 2 {
+        byte & 15
+    } else {
+        byte >> 4
+    };
+    if row.dtype() == DType::Mxfp4 {
+        // sign, exponent and mantissa, doubled
+        let (exponent, mantissa) = (nibble >> 1 & 3, f32::from(nibble & 1));
+        let magnitude = match exponent {
+            0 => mantissa,
+            _ => (2.0 + mantissa) * f32::from(1u8 << (exponent - 1)),
+        };
+        return if nibble & 8 != 0 && magnitude > 0.0 {
+            -magnitude
+        } else {
+            magnitude
+        };
+    }
+    if row.dtype() == DType::Q4k {
+        return f32::from(nibble);
+    }
+    f32::from(nibble as i8 - 8)
+}
+
+/// The scale and the minimum of a group of q4k, bit by bit.
+fn six_bits(row: Row<'_>, group: usize) -> (f32, f32) {
+    let block = &row.scales()[group / 8 * 16..];
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32_const();
+    let number = |first: usize| {
+        let bit = |i: usize| block[4 + i / 8] >> (i % 8) & 1;
+        (0..6).fold(0.0, |sum, i| sum + f32::from(bit(first + i) << i))
+    };
+    let first = 12 * (group % 8);
+    (half(0) * number(first), half(2) * number(first + 6))
+}
+
+fn scale(row: Row<'_>, group: usize) -> f32 {
+    let scales = row.scales();
+    if row.dtype() == DType::Mxfp4 {
+        return match scales[group] {
+            255 => f32::NAN,
+            e => 2f64.powi(i32::from(e) - 128) as f32,
+        };
+    }
+    f16::from_le_bytes([scales[2 * group], scales[2 * group + 1]]).to_f32_const()
+}
+
+/// The fixed binary tree that folds the lanes.
+pub fn reduce(mut lanes: [f32; LANES]) -> f32 {
+    for width in [32, 16, 8, 4, 2, 1] {
+        for j in 0..width {
+            lanes[j] += lanes[j + width];
+        }
+    }
+    lanes[0]
+}
+
+pub fn dot(row: Row<'_>, x: &[f32]) -> f32 {
+    let n = x.len();
+    let mut lanes = [0.0f32; LANES];
+    for i in 0..n.next_multiple_of(LANES) {
+        let (w, x) = if i < n {
+            (value(row, i), x[i])
+        } else {
+            (0.0, 0.0)
+        };
+        lanes[i % LANES] = w.mul_add(x, lanes[i % LANES]);
+    }
+    reduce(lanes)
+}
+
+pub fn axpy(a: f32, row: Row<'_>, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = a.mul_add(value(row, i), *y);
+    }
+}
+
+/// `axpy` with the scale taken into the factor, as the sums of several rows do.
+pub fn axpy_scaled(a: f32, row: Row<'_>, y: &mut [f32]) {
+    for (i, y) in y.iter_mut().enumerate() {
+        let (a, quant) = match row.dtype() {
+            DType::Q8 | DType::Q4 | DType::Mxfp4 => (a * scale(row, i / GROUP), quant(row, i)),
+            _ => (a, value(row, i)),
+        };
+        *y = a.mul_add(quant, *y);
+    }
+}
+
+pub fn dequantize(row: Row<'_>) -> Vec<f32> {
+    (0..row.len()).map(|i| value(row, i)).collect()
+}
+
+pub fn f16_bytes(src: &[f32]) -> Vec<u8> {
+    src.iter()
+        .flat_map(|&value| f16::from_f32_const(value).to_le_bytes())
+        .collect()
+}
+
+/// Sum of all elements by the lane rule.
+pub fn lane_sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (i, value) in x.iter().enumerate() {
+        lanes[i % LANES] += value;
+    }
+    reduce(lanes)
+}
+
+pub fn rmsnorm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let scale = 1.0 / (dot(Row::f32(x), x) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+}
+
+pub fn layernorm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
+    let mean = lane_sum(x) / x.len() as f32;
+    let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
+    let scale = 1.0 / (dot(Row::f32(&centred), &centred) / x.len() as f32 + eps).sqrt();
+    let scaled = centred.iter().map(|c| c * scale);
+    (scaled.zip(weight).zip(bias))
+        .map(|((c, w), b)| c.mul_add(*w, *b))
+        .collect()
+}
+
+pub fn softmax(x: &[f32]) -> Vec<f32> {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let e: Vec<f32> = x
+        .iter()
+        .map(|x| emberflow_kernels::math::exp(x - max))
+        .collect();
+    let scale = 1.0 / lane_sum(&e);
+    e.iter().map(|e| e * scale).collect()
+}
+
+pub fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for i in 0..half {
+        let (a, b) = (x[i], x[i + half]);
+        x[i] = a.mul_add(cos[i], -(b * sin[i]));
+        x[i + half] = b.mul_add(cos[i], a * sin[i]);
+    }
+}
+
+/// Chains of an integer dot product.
+pub const CHAINS: usize = 16;
+
+/// One token of activations as integers: a quant for each element, a scale for each group.
+pub struct Quantised {
+    pub quants: Vec<i32>,
+    pub scales: Vec<f32>,
+}
+
+impl Quantised {
+    pub fn new(x: &[f32]) -> Quantised {
+        let (mut quants, mut scales) = (Vec::new(), Vec::new());
+        for group in x.chunks(GROUP) {
+            let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            if group.iter().any(|x| !x.is_finite()) {
+                scales.push(f32::NAN);
+                quants.extend(group.iter().map(|_| 0));
+            } else if largest < 2f32.powi(-100) {
+                scales.push(0.0);
+                quants.extend(group.iter().map(|_| 0));
+            } else {
+                scales.push(largest / 127.0);
+                let inverse = 127.0 / largest;
+                quants.extend(group.iter().map(|x| (x * inverse).round_ties_even() as i32));
+            }
+        }
+        Quantised { quants, scales }
+    }
+}
+
+/// Sum of `row · x` by the chain rule.
+pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
+    let mut chains = [0.0f32; CHAINS];
+    for g in 0..row.len().div_ceil(GROUP) {
+        let elements = g * GROUP..((g + 1) * GROUP).min(row.len());
+        let sum: i32 = elements.map(|i| quant(row, i) as i32 * x.quants[i]).sum();
+        let (scale, min) = match row.dtype() {
+            DType::Q4k => six_bits(row, g),
+            _ => (scale(row, g), 0.0),
+        };
+        let chain = &mut chains[g % CHAINS];
+        *chain = (sum as f32).mul_add(scale * x.scales[g], *chain);
+        if row.dtype() == DType::Q4k {
+            let group = &x.quants[g * GROUP..((g + 1) * GROUP).min(row.len())];
+            let all = group.iter().sum::<i32>() as f32 * x.scales[g];
+            *chain = (-min).mul_add(all, *chain);
+        }
+    }
+    for width in [8, 4, 2, 1] {
+        for j in 0..width {
+            chains[j] += chains[j + width];
+        }
+    }
+    chains[0]
+}

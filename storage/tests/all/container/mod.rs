@@ -1,0 +1,8 @@
+//! The container: round trips, lies, damage, interrupted packs.
+
+mod damage;
+mod forger;
+mod lies;
+mod resume;
+mod round_trip;
+mod support;

@@ -1,0 +1,154 @@
+//! What is written is what is read.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use emberflow_storage::container::{Container, TensorEntry};
+use proptest::prelude::*;
+
+use super::support::{Model, Packed, bare, full, random};
+
+fn check_content(model: &Model, c: &Container) {
+    let (spec, g) = (&model.spec, &model.spec.geometry);
+    assert_eq!(c.meta(), spec.meta);
+    assert_eq!(c.read_stats().unwrap(), spec.stats);
+    assert_eq!(c.read_predictor().unwrap(), model.predictor());
+    assert_eq!((c.geometry(), c.bundle_dtype()), (g, spec.bundle_dtype));
+
+    assert_eq!(c.tensors().len(), spec.tensors.len());
+    for (i, expected) in spec.tensors.iter().enumerate() {
+        let entry = c.tensor(&expected.name).unwrap();
+        assert_eq!(&entry.spec(), expected);
+        assert_eq!(entry.offset % 64, 0);
+        let mut bytes = vec![0; entry.len as usize];
+        c.read_tensor(entry, &mut bytes).unwrap();
+        assert_eq!(bytes, model.tensor(i));
+        check_rows(c, entry, &bytes);
+    }
+    assert!(c.tensor("no such tensor").is_none());
+
+    assert_eq!(c.banks().len(), spec.banks.len());
+    for (b, expected) in spec.banks.iter().enumerate() {
+        assert_eq!(c.bank(expected.layer, expected.expert), Some(b));
+        assert_eq!(&c.banks()[b].spec(), expected);
+        assert_eq!(c.banks()[b].offset % 4096, 0);
+        let mut scales = vec![0; expected.neurons as usize * g.scales_per_neuron as usize];
+        c.read_scales(b, &mut scales).unwrap();
+        for n in 0..expected.neurons {
+            let mut bundle = vec![0; g.stride as usize];
+            let at = c.base() + c.neuron_offset(b, n);
+            assert_eq!(at % u64::from(g.sector), 0);
+            c.file().read_exact_at(&mut bundle, at).unwrap();
+            c.check_bundle(b, n, &bundle).unwrap();
+            let (gate, rest, s) = model.neuron(b, n);
+            let (gate_end, rest_at) = (g.gate_len as usize, g.gate_span as usize);
+            assert_eq!(bundle[..gate_end], gate);
+            assert_eq!(bundle[rest_at..rest_at + g.rest_len as usize], rest);
+            assert_eq!(scales[n as usize * s.len()..][..s.len()], s);
+        }
+    }
+    assert_eq!(c.bank(99, 0), None);
+
+    let mut last = (0, 0);
+    let report = c.verify(&mut |done, total| last = (done, total)).unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+    assert_eq!(
+        (report.bytes, last),
+        (c.file_len(), (c.file_len(), c.file_len()))
+    );
+    assert_eq!(report.tensors, spec.tensors.len() as u64);
+    assert_eq!(
+        report.bundles,
+        spec.banks.iter().map(|b| u64::from(b.neurons)).sum::<u64>()
+    );
+}
+
+/// Rows read one by one are those of the tensor, and another row's bytes are damage.
+fn check_rows(c: &Container, entry: &TensorEntry, bytes: &[u8]) {
+    let count = entry.dims().first().map_or(0, |&rows| rows as usize);
+    let whole = count > 0 && bytes.len() >= count && bytes.len().is_multiple_of(count);
+    let rows = c.rows(entry, count);
+    assert_eq!(rows.is_ok(), whole, "{rows:?}");
+    let Ok(rows) = rows else { return };
+    for (r, row) in bytes.chunks_exact(rows.row_len()).enumerate() {
+        let mut read = vec![0; rows.row_len()];
+        let at = c.base() + rows.offset_of(r);
+        c.file().read_exact_at(&mut read, at).unwrap();
+        assert_eq!(read, row);
+        c.check_row(&rows, r, &read).unwrap();
+        read[0] ^= 1;
+        let damaged = c.check_row(&rows, r, &read).unwrap_err().to_string();
+        assert!(damaged.contains(&format!("(row {r})")), "{damaged}");
+        assert!(c.check_row(&rows, r, &row[1..]).is_err());
+        assert!(c.check_row(&rows, count, row).is_err());
+    }
+}
+
+#[test]
+fn full_and_bare_containers() {
+    for model in [full(), bare()] {
+        let packed = Packed::new(&model.bytes());
+        check_content(&model, &Container::open(&packed.path).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+
+    /// Odd sizes, all sectors and placements, several layers and experts, nothing at all.
+    #[test]
+    fn any_specification(seed: u64) {
+        let model = random(seed);
+        let packed = Packed::new(&model.bytes());
+        check_content(&model, &Container::open(&packed.path).unwrap());
+    }
+}
+
+#[test]
+fn same_input_gives_the_same_bytes() {
+    assert_eq!(full().bytes(), full().bytes());
+}
+
+/// A program carries its model: the container lies somewhere inside another file.
+#[test]
+fn inside_another_file() {
+    let model = full();
+    let bytes = model.bytes();
+    let mut file = vec![0xAA; 3 * 512];
+    file.extend_from_slice(&bytes);
+    file.extend_from_slice(b"and something behind it");
+    let packed = Packed::new(&file);
+    let open = |base, len| {
+        let file = fs::File::open(&packed.path).unwrap();
+        Container::open_at(file, "the program".as_ref(), base, len)
+    };
+    check_content(&model, &open(3 * 512, bytes.len() as u64).unwrap());
+    // One sector off the grid of direct I/O.
+    let mut shifted = vec![0; 100];
+    shifted.extend_from_slice(&bytes);
+    fs::write(&packed.path, &shifted).unwrap();
+    let error = open(100, bytes.len() as u64).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the program: the container starts at offset 100, expected a multiple of 512"
+    );
+    let error = open(0, 50).unwrap_err().to_string();
+    assert!(error.contains("50 bytes are too few"), "{error}");
+}
+
+/// Sections, entries and padding add up to the file.
+#[test]
+fn sizes_add_up() {
+    let packed = Packed::new(&full().bytes());
+    let c = Container::open(&packed.path).unwrap();
+    let sizes = c.section_sizes();
+    let mut end = 4096;
+    for s in sizes {
+        assert_eq!(s.offset, end, "{}", s.section);
+        end = (s.offset + s.len).next_multiple_of(4096);
+    }
+    assert_eq!(end, c.file_len());
+    assert_eq!(sizes[7].payload, 280 + 28);
+    assert_eq!(sizes[8].payload, 6 * 300);
+    assert!(c.resident_bytes() > 0);
+}

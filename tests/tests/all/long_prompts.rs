@@ -1,0 +1,231 @@
+//! While a long prompt is computed, its chunks take memory from the cache; afterwards the cache has it
+//! again. That it stays in its budget is in `shrink.rs`.
+
+use std::ops::ControlFlow;
+
+use emberflow::cli::ModelArg;
+use emberflow::model::open_model;
+use emberflow_engine::{
+    Admission, Budget, Engine, Event, Finished, Lab, Options, Request, RequestId, Stepped, Stepper,
+};
+use emberflow_storage::io::{IoChoice, Profile, SimOptions};
+use emberflow_tests::devices::{Fault, Faulty, devices};
+
+const PROMPT: usize = 500;
+
+/// A budget with little room for neurons, on a disk that is slow beside the processor.
+fn options() -> Options {
+    Options {
+        threads: 2,
+        context: PROMPT + 64,
+        budget: Budget::FfnShare(0.3),
+        lab: Lab {
+            io: IoChoice::Sim(SimOptions::new(Profile::Emmc, 7)),
+            ..Lab::default()
+        },
+        ..Options::default()
+    }
+}
+
+fn open(options: Options) -> Engine {
+    // No budget is below the peak of the process, which is that of other tests here: forget it.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    let model = open_model(&ModelArg { model: None }).expect("the bundled model");
+    Engine::open(model, options).expect("open")
+}
+
+fn prompt(engine: &Engine, tokens: usize) -> Vec<u32> {
+    let text = include_str!("../../../models/demo/heldout.txt");
+    let all = engine.text().encode(&text[..8 * tokens]).expect("encode");
+    all[..tokens].to_vec()
+}
+
+fn request() -> Request {
+    Request {
+        max_tokens: 12,
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// Tokens and the hash of their logits.
+fn generate(engine: &mut Engine, prompt: &[u32]) -> (Vec<u32>, u64) {
+    let mut sequence = engine.new_sequence().expect("a sequence");
+    let mut on = |_| ControlFlow::Continue(());
+    let all = engine.generate(&mut sequence, prompt, &request(), &mut on);
+    let all = all.expect("generate");
+    (all.tokens, all.logits_hash)
+}
+
+fn admit(stepper: &mut Stepper<'_>, prompt: &[u32]) -> RequestId {
+    let sequence = stepper.engine().sequence(prompt.len() + 16);
+    let admission = Admission {
+        sequence: sequence.expect("a sequence"),
+        prompt: prompt.to_vec(),
+        request: request(),
+        samples: 1,
+        bias: Vec::new(),
+        constraint: None,
+    };
+    stepper.admit(admission).expect("admitted")
+}
+
+/// Steps until all requests have ended. Returns what they ended with.
+fn finish(stepper: &mut Stepper<'_>) -> Vec<Finished> {
+    let mut all = Vec::new();
+    loop {
+        let ended: Vec<RequestId> = match stepper.step().expect("a step") {
+            Stepped::Passed { events, .. } => events
+                .iter()
+                .filter_map(|event| match event {
+                    Event::Token { id, stop, .. } => stop.map(|_| *id),
+                    _ => None,
+                })
+                .collect(),
+            Stepped::Idle => return all,
+            Stepped::Yielded => continue,
+        };
+        all.extend(ended.into_iter().filter_map(|id| stepper.take(id)));
+    }
+}
+
+#[test]
+fn a_long_prompt_takes_memory_from_the_cache_and_gives_it_back() {
+    let (expected, prompt) = {
+        let mut engine = open(Options {
+            lab: Lab {
+                chunk: 16,
+                ..options().lab
+            },
+            ..options()
+        });
+        let prompt = prompt(&engine, PROMPT);
+        let expected = generate(&mut engine, &prompt);
+        assert_eq!(engine.prompt_chunk(), 16);
+        (expected, prompt)
+    };
+    let mut engine = open(options());
+    let (usual, division) = (engine.chunk(), engine.memory().clone());
+    for _ in 0..2 {
+        assert_eq!(generate(&mut engine, &prompt), expected);
+        assert!(engine.prompt_chunk() > usual, "{usual}");
+        assert_eq!(engine.chunk(), usual);
+        let after = engine.memory();
+        assert_eq!(after.slots, division.slots);
+        assert_eq!(after.hot_clusters, division.hot_clusters);
+    }
+    // A prompt of a few tokens is not worth it.
+    let mut short = open(options());
+    generate(&mut short, &prompt[..20]);
+    assert_eq!(short.prompt_chunk(), short.chunk());
+}
+
+#[test]
+fn a_second_request_ends_the_division_for_the_first() {
+    let mut engine = open(Options {
+        batch: 2,
+        ..options()
+    });
+    let long = prompt(&engine, PROMPT);
+    let short = &long[100..120];
+    let alone = [&long[..], short].map(|prompt| generate(&mut engine, prompt));
+    let usual = open(options()).chunk();
+    let mut stepper = Stepper::new(&mut engine);
+    let first = admit(&mut stepper, &long);
+    stepper.step().expect("a step");
+    assert!(stepper.engine().chunk() > usual);
+    admit(&mut stepper, short);
+    stepper.step().expect("a step");
+    assert_eq!(stepper.engine().chunk(), usual);
+    for ended in finish(&mut stepper) {
+        let (tokens, hash) = &alone[usize::from(ended.id != first)];
+        assert_eq!((&ended.tokens, &ended.logits_hash), (tokens, hash));
+    }
+}
+
+/// Whether its prompt was computed or not, a request leaves the memory as it found it.
+#[test]
+fn what_ends_in_its_prompt_gives_memory_back() {
+    let mut engine = open(options());
+    let (long, usual) = (prompt(&engine, PROMPT), engine.chunk());
+    let mut sequence = engine.new_sequence().expect("a sequence");
+    let mut stop = |_| ControlFlow::Break(());
+    let ended = engine.generate(&mut sequence, &long, &request(), &mut stop);
+    assert!(ended.expect("generate").tokens.is_empty());
+    drop(sequence);
+    let chunks = (engine.prompt_chunk(), engine.chunk());
+    assert!(
+        chunks.0 > usual && chunks.1 == usual,
+        "{chunks:?}, {usual} {:?}",
+        engine.memory()
+    );
+    let one = Request {
+        max_tokens: 1,
+        ..request()
+    };
+    let mut sequence = engine.new_sequence().expect("a sequence");
+    let mut on = |_| ControlFlow::Continue(());
+    let ended = engine.generate(&mut sequence, &long, &one, &mut on);
+    assert_eq!(ended.expect("generate").tokens.len(), 1);
+    assert_eq!(engine.chunk(), usual);
+}
+
+#[test]
+fn a_budget_that_changes_in_the_middle_is_kept() {
+    let mut engine = open(options());
+    let long = prompt(&engine, PROMPT);
+    let expected = generate(&mut engine, &long);
+    let mut stepper = Stepper::new(&mut engine);
+    admit(&mut stepper, &long);
+    stepper.step().expect("a step");
+    drop(stepper);
+    let budget = engine.memory().budget() + (1 << 20);
+    engine.set_budget(budget).expect("set_budget");
+    assert_eq!(engine.memory().budget(), budget);
+    assert_eq!(generate(&mut engine, &long), expected);
+}
+
+/// A device without memory for longer chunks computes what it did before.
+#[test]
+fn a_device_without_room_for_more_rows_is_kept() {
+    let long = prompt(&open(options()), PROMPT);
+    let expected = generate(&mut open(options()), &long);
+    let with = |fault| {
+        open(Options {
+            device: Some(Faulty::device(fault)),
+            device_memory: Some(256 << 10),
+            budget: Budget::FfnShare(0.75),
+            ..options()
+        })
+    };
+    let usual = with(Fault::Never).chunk();
+    let mut engine = with(Fault::Room(usual));
+    for _ in 0..2 {
+        assert_eq!(generate(&mut engine, &long), expected);
+        assert_eq!(engine.prompt_chunk(), usual);
+    }
+    let report = engine.device().expect("a device");
+    assert!(report.lost.is_none() && report.clusters > 0, "{report:?}");
+}
+
+/// A device's buffers follow, and it is given rows of the long chunks.
+#[test]
+fn devices_follow_and_change_no_bit() {
+    let long = prompt(&open(options()), PROMPT);
+    let expected = generate(&mut open(options()), &long);
+    for device in devices() {
+        let mut engine = open(Options {
+            device: Some(device),
+            device_memory: Some(256 << 10),
+            budget: Budget::FfnShare(0.75),
+            ..options()
+        });
+        for _ in 0..2 {
+            assert_eq!(generate(&mut engine, &long), expected);
+        }
+        let report = engine.device().expect("a device");
+        assert!(engine.prompt_chunk() > engine.chunk(), "{report:?}");
+        assert_eq!(report.streamed.chunk, engine.prompt_chunk());
+        assert!(report.lost.is_none(), "{report:?}");
+    }
+}

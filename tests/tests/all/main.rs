@@ -1,0 +1,20 @@
+//! Engine, goldens and the rules of the code. One binary, because linking many takes longer than running them.
+
+mod batch;
+mod calibrated;
+mod dense_device;
+mod documents;
+mod edits;
+mod embedding;
+mod experts;
+mod gemma3n;
+mod golden_logits;
+mod long_prompts;
+mod observe;
+mod powerinfer;
+mod predicted;
+mod stepper;
+mod streamed_device;
+mod text_golden;
+mod tidy;
+mod ungated;

@@ -1,0 +1,367 @@
+//! The house rules, checked: crate edges, circles of imports, of folders and through `self`, unsafe rooms, sizes
+//! of files, types and functions, tuples for arguments, leftovers.
+
+mod code;
+mod imports;
+mod types;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use code::{Function, blanked, functions, is_tuple};
+use imports::Crate;
+use types::House;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ lies in the workspace")
+        .to_path_buf()
+}
+
+/// Every `.rs` file of the workspace, relative to its root.
+fn sources() -> Vec<(String, String)> {
+    fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
+        let Ok(entries) = std::fs::read_dir(dir) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if path.is_dir() {
+                if name != "target" && !name.to_string_lossy().starts_with('.') {
+                    walk(&path, out);
+                }
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                out.push(path);
+            }
+        }
+    }
+    let root = root();
+    let mut paths = Vec::new();
+    walk(&root, &mut paths);
+    paths.sort();
+    assert!(paths.len() > 40, "the walk lost the sources");
+    paths
+        .into_iter()
+        .map(|p| {
+            let name = p.strip_prefix(&root).expect("below the root");
+            let text = std::fs::read_to_string(&p).expect("sources are UTF-8");
+            (name.to_string_lossy().into_owned(), text)
+        })
+        .collect()
+}
+
+/// Dependencies point down only (DESIGN: tools → engine → predictor, storage,
+/// models → kernels; storage and kernels do not know each other).
+#[test]
+fn crate_edges_point_down() {
+    const ALL: [&str; 8] = [
+        "kernels",
+        "opencl",
+        "storage",
+        "models",
+        "predictor",
+        "engine",
+        "emberflow",
+        "benches",
+    ];
+    let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("engine/kernels", &[][..]),
+        ("engine/opencl", &[]),
+        ("storage", &[]),
+        ("models", &["kernels"]),
+        ("predictor", &["kernels"]),
+        (
+            "engine",
+            &["kernels", "opencl", "storage", "models", "predictor"],
+        ),
+        ("tools", &ALL[..6]),
+        ("benches", &ALL[..7]),
+        ("tests", &ALL),
+    ]);
+    for (dir, allowed) in allowed {
+        let text = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect(dir);
+        let mut section = "";
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let key = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let Some(rest) = key.strip_prefix("emberflow") else {
+                continue;
+            };
+            let name = rest.strip_prefix('-').unwrap_or("emberflow");
+            // the program's tests make their models with the laboratory's library
+            let of_tests = section == "[dev-dependencies]" && (dir, name) == ("tools", "benches");
+            assert!(
+                allowed.contains(&name) || of_tests,
+                "{dir}/Cargo.toml: {dir} may not depend on {key}; allowed: {allowed:?}"
+            );
+        }
+    }
+}
+
+/// Rooms where `unsafe` may be written, as path prefixes.
+const UNSAFE_ROOMS: [&str; 5] = [
+    "engine/kernels/src/",
+    "engine/opencl/src/",
+    "storage/src/io/",
+    "storage/src/arena.rs",
+    "storage/src/pages.rs",
+];
+
+#[test]
+fn unsafe_lives_only_in_its_rooms() {
+    for (name, text) in sources() {
+        let test_allocator = name.starts_with("tests/") || name.starts_with("storage/tests/");
+        if UNSAFE_ROOMS.iter().any(|room| name.starts_with(room)) {
+            continue;
+        }
+        for (i, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let found = code.contains("unsafe {")
+                || code.contains("unsafe fn")
+                || code.contains("unsafe impl")
+                || code.contains("unsafe extern");
+            // a counting global allocator cannot be written without it
+            let excused = test_allocator && text.contains("GlobalAlloc");
+            assert!(
+                !found || excused || name == "tests/tests/all/tidy.rs",
+                "{name}:{}: unsafe outside {UNSAFE_ROOMS:?}",
+                i + 1
+            );
+        }
+    }
+}
+
+/// The 1-based lines of functions that are `unsafe` and have no `# Safety` section. Methods that
+/// implement a trait are left out: their contract is that of the trait's method.
+fn functions_without_contract(text: &str) -> Vec<usize> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut missing = Vec::new();
+    // Of the trait's implementation that the line lies in, the line that ends it.
+    let mut end: Option<String> = None;
+    for (i, line) in lines.iter().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        let start = code.trim_start();
+        if start.starts_with("impl") || start.starts_with("unsafe impl") {
+            let header = lines[i..].join(" ");
+            let header = header.split('{').next().unwrap_or_default();
+            let indent = &code[..code.len() - start.len()];
+            end = header.contains(" for ").then(|| format!("{indent}}}"));
+        } else if end.as_deref() == Some(line) {
+            end = None;
+        }
+        // `unsafe fn(` is a type
+        let unsafe_fn = code.contains("unsafe fn ") || code.contains("unsafe extern");
+        if unsafe_fn && end.is_none() {
+            let above = lines[..i].iter().rev().map(|line| line.trim_start());
+            let mut docs =
+                above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
+            if !docs.any(|line| line == "/// # Safety") {
+                missing.push(i + 1);
+            }
+        }
+    }
+    missing
+}
+
+#[test]
+fn a_missing_contract_is_found() {
+    let text = "
+        impl Lanes for Avx2 {
+            unsafe fn of_a_trait() {}
+        }
+        /// # Safety
+        /// None.
+        #[inline(always)]
+        unsafe fn with_contract(f: unsafe fn()) {}
+        /// Says nothing.
+        pub unsafe fn without() {}
+        impl Avx2 {
+            unsafe fn without_docs() {}
+        }
+        trait Lanes {
+            unsafe fn without_docs();
+        }";
+    assert_eq!(functions_without_contract(text), [10, 12, 15]);
+}
+
+/// Clippy asks for it only of what is exported: with `check-private-items` it takes safe functions
+/// that enable an instruction set for unsafe ones.
+#[test]
+fn every_unsafe_function_states_its_contract() {
+    for (name, text) in sources() {
+        if name == "tests/tests/all/tidy.rs" {
+            continue;
+        }
+        let missing = functions_without_contract(&text);
+        assert!(missing.is_empty(), "{name}:{missing:?}: no `# Safety`");
+    }
+}
+
+/// Longest file. A ratchet: lower it when the longest one shrinks.
+const MAX_LINES: usize = 620;
+
+#[test]
+fn files_stay_short() {
+    for (name, text) in sources() {
+        let lines = text.lines().count();
+        assert!(
+            lines <= MAX_LINES,
+            "{name} has {lines} lines, more than {MAX_LINES}: split it by reason"
+        );
+    }
+}
+
+/// All functions of the workspace, each with its file.
+fn all_functions() -> Vec<(String, Function)> {
+    let of = |(name, text): (String, String)| {
+        let found = functions(&blanked(&text));
+        found.into_iter().map(move |f| (name.clone(), f))
+    };
+    sources().into_iter().flat_map(of).collect()
+}
+
+/// Fails where an exception names nothing that needs one any more.
+fn all_needed(exceptions: &[&str], needed: &BTreeSet<String>) {
+    for exception in exceptions {
+        let file = exception.split(' ').next().unwrap_or_default();
+        let gone = root().join(file).exists() && !needed.contains(*exception);
+        assert!(!gone, "{exception} needs no exception any more");
+    }
+}
+
+/// Longest function, from its signature to its closing brace.
+const MAX_FUNCTION_LINES: usize = 70;
+
+/// Functions that are still longer.
+const LONG_FUNCTIONS: [&str; 0] = [];
+
+#[test]
+fn functions_stay_short() {
+    let long = all_functions()
+        .into_iter()
+        .filter(|(_, f)| f.lines > MAX_FUNCTION_LINES);
+    let mut needed = BTreeSet::new();
+    let mut refused = Vec::new();
+    for (file, f) in long {
+        let name = format!("{file} {}", f.name);
+        if !LONG_FUNCTIONS.contains(&name.as_str()) {
+            refused.push(format!(
+                "{file}:{}: {} has {} lines",
+                f.line, f.name, f.lines
+            ));
+        }
+        needed.insert(name);
+    }
+    let refused = refused.join("\n");
+    assert!(
+        refused.is_empty(),
+        "longer than {MAX_FUNCTION_LINES}:\n{refused}"
+    );
+    all_needed(&LONG_FUNCTIONS, &needed);
+}
+
+/// Functions that still take a tuple.
+const TUPLE_ARGUMENTS: [&str; 0] = [];
+
+#[test]
+fn no_tuple_arguments() {
+    let mut needed = BTreeSet::new();
+    let mut refused = Vec::new();
+    for (file, f) in all_functions() {
+        let tests = file.contains("/tests/") || file.contains("tests.rs");
+        if f.of_trait || tests {
+            continue;
+        }
+        for (parameter, kind) in f.parameters.iter().filter(|(_, kind)| is_tuple(kind)) {
+            let name = format!("{file} {}", f.name);
+            if !TUPLE_ARGUMENTS.contains(&name.as_str()) {
+                refused.push(format!(
+                    "{file}:{}: {}({parameter}: {kind})",
+                    f.line, f.name
+                ));
+            }
+            needed.insert(name);
+        }
+    }
+    let refused = refused.join("\n");
+    assert!(refused.is_empty(), "name what a tuple holds:\n{refused}");
+    all_needed(&TUPLE_ARGUMENTS, &needed);
+}
+
+/// The files of each crate's `src/`, by that folder.
+fn crates(sources: &[(String, String)]) -> BTreeMap<String, Vec<(&str, &str)>> {
+    let mut crates: BTreeMap<String, Vec<(&str, &str)>> = BTreeMap::new();
+    for (name, text) in sources {
+        if let Some((root, file)) = name.split_once("src/") {
+            let files = crates.entry(format!("{root}src/")).or_default();
+            files.push((file, text));
+        }
+    }
+    assert!(crates.len() >= 8, "the walk lost crates");
+    crates
+}
+
+/// Most methods of a type.
+const MOST_METHODS: usize = 45;
+
+#[test]
+fn types_and_folders_are_parts() {
+    let mut wrong = Vec::new();
+    for (src, files) in crates(&sources()) {
+        let house = House::new(files.into_iter());
+        let large = house.large(MOST_METHODS).into_iter();
+        wrong.extend(large.map(|(of, count)| {
+            format!("{src}: {of} has {count} methods, more than {MOST_METHODS}")
+        }));
+        let circles = house.circles().into_iter();
+        wrong.extend(circles.map(|(of, files)| {
+            format!(
+                "{src}: calls of {of} through self go round {}",
+                files.join(", ")
+            )
+        }));
+        let folders = house.folder_circles().into_iter();
+        wrong
+            .extend(folders.map(|folders| {
+                format!("{src}: folders import each other: {}", folders.join(", "))
+            }));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn imports_have_no_circles() {
+    let mut circles = Vec::new();
+    for (src, files) in crates(&sources()) {
+        let found = Crate::new(files.into_iter()).circles();
+        circles.extend(found.iter().map(|c| format!("{src}: {}", c.join(" → "))));
+    }
+    assert!(
+        circles.is_empty(),
+        "circles of imports:\n{}",
+        circles.join("\n")
+    );
+}
+
+#[test]
+fn nothing_is_left_over() {
+    // spelled apart so that this file does not find itself
+    let leftovers = [
+        concat!("dbg", "!("),
+        concat!("todo", "!("),
+        concat!("unimplemented", "!("),
+        concat!("FIX", "ME"),
+        concat!("XX", "X"),
+    ];
+    for (name, text) in sources() {
+        for (i, line) in text.lines().enumerate() {
+            for left in leftovers {
+                assert!(!line.contains(left), "{name}:{}: {left}", i + 1);
+            }
+        }
+    }
+}

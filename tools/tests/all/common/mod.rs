@@ -1,0 +1,117 @@
+//! Running the program itself.
+
+pub mod look;
+pub mod results;
+pub mod server;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The built program.
+pub fn emberflow() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
+    command.stdin(Stdio::null());
+    // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
+    // Compiled kernels depend on neither.
+    let test = std::thread::current().name().unwrap_or("unnamed").replace("::", "-");
+    let cache = format!("{}/cache-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
+    command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
+    command
+}
+
+/// Runs it and returns what it did.
+pub fn call(args: &[&str]) -> Output {
+    emberflow().args(args).output().unwrap()
+}
+
+/// Runs a command that has to succeed.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {message}");
+    output
+}
+
+/// Runs it, expects success, and parses its JSON.
+pub fn json(args: &[&str]) -> serde_json::Value {
+    let output = succeed(emberflow().args(args));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The bundled model as a Hugging Face folder in `dir`.
+pub fn exported(dir: &Path) -> String {
+    let folder = dir.join("demo-hf").display().to_string();
+    succeed(emberflow().args(["export", "-o", &folder]));
+    folder
+}
+
+/// Splits as a shell does, double quotes included.
+pub fn words(line: &str) -> Vec<String> {
+    line.split('"')
+        .enumerate()
+        .flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        })
+        .collect()
+}
+
+/// Every command that does something, with its full name.
+pub fn commands() -> Vec<(String, clap::Command)> {
+    fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+            let name = format!("{name} {}", sub.get_name());
+            // profile alone does something too
+            if !sub.has_subcommands() || sub.is_args_conflicts_with_subcommands_set() {
+                out.push((name.clone(), sub.clone()));
+            }
+            walk(sub, &name, out);
+        }
+    }
+    let mut out = Vec::new();
+    walk(
+        &<emberflow::cli::Cli as clap::CommandFactory>::command(),
+        "emberflow",
+        &mut out,
+    );
+    assert!(out.len() >= 16, "the walk lost commands");
+    out
+}
+
+/// A memory control group that is gone when this is.
+pub struct Group(std::path::PathBuf);
+
+impl Group {
+    /// A group that may hold `bytes`; `None` where none can be made.
+    pub fn of(bytes: u64) -> Option<Self> {
+        let name = format!("emberflow-test-{}-{bytes}", std::process::id());
+        let places = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ];
+        places.into_iter().find_map(|(root, limit)| {
+            let dir = Path::new(root).join(&name);
+            std::fs::create_dir(&dir).ok()?;
+            let group = Self(dir);
+            std::fs::write(group.0.join(limit), bytes.to_string()).ok()?;
+            Some(group)
+        })
+    }
+
+    /// The program inside of it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.stdin(Stdio::null());
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+        command.arg(self.0.join("cgroup.procs"));
+        command.arg(env!("CARGO_BIN_EXE_emberflow"));
+        command
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,161 @@
+//! `--device` and what `doctor` says of devices, as a user runs them.
+
+use std::path::Path;
+
+use crate::common::{call, emberflow, json};
+use serde_json::Value;
+
+fn run(more: &[&str]) -> Value {
+    let args = ["run", "-p", "A vector is", "-n", "12", "--ignore-eos"];
+    json(&[&args[..], &["--temp", "0", "--json"], more].concat())
+}
+
+/// Whether this machine has an OpenCL device.
+fn has_opencl() -> bool {
+    let found = !emberflow_engine::device::list().is_empty();
+    assert!(
+        found || std::env::var_os("EMBERFLOW_NEEDS_OPENCL").is_none(),
+        "no OpenCL device: install pocl-opencl-icd and ocl-icd-libopencl1"
+    );
+    found
+}
+
+#[test]
+fn a_device_computes_the_same_text_within_the_budget() {
+    let plain = run(&[]);
+    assert!(plain.get("device").is_none(), "{plain}");
+    let mut devices = vec!["cpu"];
+    if has_opencl() {
+        devices.push("opencl:0");
+    }
+    for device in devices {
+        for share in ["0.45", "1"] {
+            let device_part = format!("{device}=2MiB");
+            let more = ["--device", &device_part];
+            let report = run(&[&more[..], &["--ffn-resident", share]].concat());
+            assert_eq!(report["logits_hash"], plain["logits_hash"], "{report}");
+            assert_eq!(report["text"], plain["text"]);
+            let (memory, held) = (&report["memory"], &report["device"]);
+            let [peak, budget] = ["peak_rss_bytes", "budget_bytes"].map(|key| memory[key].as_u64());
+            assert!(peak <= budget, "{peak:?} of {budget:?}: {report}");
+            assert!(held["clusters"].as_u64() > Some(0), "{report}");
+            assert!(held["bytes"].as_u64() <= Some(2 << 20), "{report}");
+            assert_eq!(held["lost"], Value::Null);
+            if device == "cpu" {
+                assert_eq!(held["numerics"], "cpu");
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_that_are_not_there_are_refused() {
+    for (name, told) in [
+        ("opencl:99", "OpenCL"),
+        ("gpu", "opencl:N"),
+        ("opencl:", "opencl:N"),
+    ] {
+        let output = call(&["run", "-p", "x", "-n", "1", "--device", name]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && message.contains(told),
+            "{message}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+    let output = call(&["run", "demo-moe", "-p", "x", "-n", "1", "--device", "cpu"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        message.contains("experts") && message.contains("--device none"),
+        "{message}"
+    );
+    // Nothing has to be there for `auto`.
+    let output = emberflow()
+        .args(["run", "-p", "x", "-n", "1", "--device", "auto"])
+        .output();
+    assert!(output.unwrap().status.success());
+}
+
+#[test]
+fn doctor_tries_the_devices_out() {
+    let doctor = json(&["doctor", "--json"]);
+    let devices = doctor["devices"]["devices"].as_array().unwrap();
+    assert_eq!(!devices.is_empty(), has_opencl(), "{doctor}");
+    for device in devices {
+        assert!(device["device"].as_str().unwrap().starts_with("opencl:"));
+        assert_ne!(device["error"].is_null(), device["same_bits"].is_null());
+    }
+}
+
+/// Runs it with a cache folder of its own.
+fn with_cache(dir: &Path, args: &[&str]) -> std::process::Output {
+    let mut command = emberflow();
+    command.args(args).env("XDG_CACHE_HOME", dir);
+    command.output().unwrap()
+}
+
+/// A wrong device is refused at every start until it is tried anew; a right one is known at the next.
+#[test]
+fn verdicts_are_kept_and_tried_anew_on_demand() {
+    if !has_opencl() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = || {
+        let args = ["run", "-p", "A vector is", "-n", "4", "--ignore-eos"];
+        let more = ["--json", "--device", "opencl:0=1MiB"];
+        with_cache(dir.path(), &[&args[..], &more].concat())
+    };
+    let report = |output: std::process::Output| -> Value {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let first = report(run());
+    let path = dir.path().join("emberflow").join("devices.json");
+    let kept = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        kept.contains("FFN of ") && kept.contains("products of"),
+        "{kept}"
+    );
+    let second = report(run());
+    assert_eq!(first["logits_hash"], second["logits_hash"]);
+    assert_eq!(first["device"]["numerics"], second["device"]["numerics"]);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), kept);
+    // As a device that is wrong leaves it.
+    let mut verdicts: Value = serde_json::from_str(&kept).unwrap();
+    let of_ffn = |v: &&mut Value| v["kernels"].as_str().unwrap().starts_with("FFN");
+    let all = verdicts["verdicts"].as_array_mut().unwrap();
+    all.iter_mut().find(of_ffn).unwrap()["found"] = serde_json::json!({ "wrong": "apart by 0.5" });
+    std::fs::write(&path, verdicts.to_string()).unwrap();
+    for _ in 0..2 {
+        let output = run();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{message}");
+        for told in ["apart by 0.5", "--retry-devices", "--device none"] {
+            assert!(message.contains(told), "{told}: {message}");
+        }
+    }
+    let doctor = |more: &[&str]| {
+        let args = [&["doctor", "--json"], more].concat();
+        report(with_cache(dir.path(), &args))["devices"].clone()
+    };
+    let listed = doctor(&[]);
+    assert_eq!(listed["status"], "advice", "{listed}");
+    let of = |all: &Value, key: &str| -> Vec<Value> {
+        let verdicts = all["devices"][0]["verdicts"].as_array().unwrap();
+        verdicts.iter().map(|v| v[key].clone()).collect()
+    };
+    assert!(
+        of(&listed, "wrong").contains(&"apart by 0.5".into()),
+        "{listed}"
+    );
+    let anew = doctor(&["--retry-devices"]);
+    assert_eq!(of(&anew, "wrong"), [Value::Null], "{anew}");
+    let named = &anew["devices"][0]["kernels"];
+    assert!(named["few"]["team"].is_string(), "{anew}");
+    report(run());
+    // What nobody can read is measured anew.
+    std::fs::write(&path, "{").unwrap();
+    report(run());
+}

@@ -1,0 +1,34 @@
+//! The program, run as users run it. One binary, because linking many takes longer than running them.
+
+mod bench_commands;
+mod best_of;
+mod calibrate;
+mod charts;
+mod cli;
+mod common;
+mod containers;
+mod demo_moe;
+mod device;
+mod devices;
+mod endpoints;
+mod experts;
+mod export;
+mod faults;
+mod fields;
+mod first_hour;
+mod hashes;
+mod interrupt;
+mod ollama;
+mod outputs;
+mod peers;
+mod pipes;
+mod plan;
+mod profile;
+mod real_model;
+mod run;
+mod seccomp;
+mod serve;
+mod serve_limits;
+mod serve_rules;
+mod templates;
+mod verify;

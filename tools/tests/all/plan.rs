@@ -1,0 +1,112 @@
+//! What `plan` says is what `run` does.
+
+use std::path::Path;
+
+use crate::common::emberflow;
+use serde_json::Value;
+
+/// Runs it with a cache folder, or with no place for one, and expects JSON.
+fn json(cache: Option<&Path>, args: &[&str]) -> Value {
+    let mut command = emberflow();
+    command.args(args).env_remove("HOME");
+    match cache {
+        Some(dir) => command.env("XDG_CACHE_HOME", dir),
+        None => command.env_remove("XDG_CACHE_HOME"),
+    };
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {message}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn smallest(plan: &Value) -> u64 {
+    plan["smallest_bytes"].as_u64().unwrap()
+}
+
+/// `run` refused it by a MiB: the plan did not count what the tokenizer holds once it has worked,
+/// nor that programs differ in size from start to start.
+#[test]
+fn the_smallest_budget_of_a_plan_is_one_that_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [
+        "--context 24",
+        "--context 200",
+        "--context 1024",
+        "--context 512 --sparsity dense --threads 1",
+        "--context 1024 --threads 2",
+    ] {
+        let options: Vec<&str> = options.split(' ').collect();
+        let plan = json(
+            Some(dir.path()),
+            &[&["plan", "--json"], &options[..]].concat(),
+        );
+        let smallest = smallest(&plan);
+        let first = &plan["plans"][0]["memory"]["budget_bytes"];
+        assert_eq!(first.as_u64(), Some(smallest), "{options:?}");
+        let memory = smallest.to_string();
+        for _ in 0..3 {
+            let run = ["run", "-n", "8", "--json", "--memory", &memory];
+            let run = json(Some(dir.path()), &[&run, &options[..]].concat());
+            let peak = run["memory"]["peak_rss_bytes"].as_u64().unwrap();
+            assert!(peak <= smallest, "{options:?}: {peak} of {smallest}");
+        }
+        // and it is not said from afar: MiB less is refused
+        let less = (smallest - (4 << 20)).to_string();
+        let refused = emberflow()
+            .args(["run", "-n", "8", "--json", "--memory", &less])
+            .args(&options)
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{options:?}");
+        // both say for which context, and name the same budget but for a MiB
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let context = plan["context"].as_u64().unwrap();
+        assert_eq!(context.to_string(), options[1]);
+        let said = format!("with a context of {context} tokens; the smallest that works is ");
+        assert!(message.contains(&said), "{message}");
+        let (_, after) = message.split_once("--memory ").unwrap();
+        let named: u64 = after.split_once("MiB").unwrap().0.parse().unwrap();
+        assert!(named.abs_diff(smallest >> 20) <= 1, "{named}: {smallest}");
+    }
+}
+
+/// Without a place to keep it, the measuring was done by the planning process, and its memory taken
+/// for the model's.
+#[test]
+fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = json(Some(dir.path()), &["plan", "--json"]);
+    // a file where the folder should be cannot be written to by anybody
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for nowhere in [None, Some(&*file)] {
+        let plan = json(nowhere, &["plan", "--json"]);
+        let (kept, nowhere) = (smallest(&kept), smallest(&plan));
+        assert!(
+            kept.abs_diff(nowhere) <= 2 << 20,
+            "{kept} with a cache folder, {nowhere} without"
+        );
+        let basis = &plan["plans"][0]["basis"];
+        assert_eq!(basis["machine_measured"], true, "{basis}");
+    }
+}
+
+/// Whole experts or single neurons: the plan takes what it expects to be faster.
+#[test]
+fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
+    let budgets: Vec<String> = (26..=40).map(|mib| format!("{mib}MiB")).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let budgets = budgets.join(",");
+    let words = "plan demo-moe --io sim:ufs4 --context 256 --json --memory";
+    let words: Vec<&str> = words.split(' ').chain([budgets.as_str()]).collect();
+    let report = json(Some(dir.path()), &words);
+    let plans = report["plans"].as_array().unwrap();
+    let speeds: Vec<f64> = plans
+        .iter()
+        .map(|plan| plan["decode"]["tokens_per_s"].as_f64().unwrap())
+        .collect();
+    assert!(speeds.windows(2).all(|w| w[1] > 0.98 * w[0]), "{speeds:?}");
+    assert!(speeds[14] > speeds[0], "{speeds:?}");
+    let mut known = plans.iter().map(|plan| &plan["basis"]["statistics"]);
+    assert!(known.all(|known| known == true), "{report}");
+}
