@@ -136,23 +136,31 @@ fn each_does_without_what_it_is_named_for() {
     assert_eq!(of("mmap").2, 0.0);
 }
 
-/// Comparisons at equal memory are comparisons at equal bytes, but for policies that keep nothing.
+/// Comparisons at equal memory are comparisons at equal bytes, but for policies that cache nothing.
+///
+/// What a process holds before it divides the budget varies by half a MiB from start to start (the
+/// system maps pages of the program in groups), so each policy is run three times.
 #[test]
 fn policies_that_keep_neurons_hold_as_many_bytes() {
     let held = |policy: &str| {
         let args = ["run", "-p", "A vector is", "-n", "24", "--ignore-eos"];
-        let more = ["--memory", "30MiB", "--json", "--ablation", policy];
-        let memory = json(&[&args[..], &more].concat())["memory"].clone();
-        let number = |key: &str| memory[key].as_f64().unwrap();
-        let ffn = number("gates") + number("hot") + number("cold");
-        (ffn, number("peak_rss_bytes"))
+        let more = ["--memory", "33MiB", "--json", "--ablation", policy];
+        let runs = [(); 3].map(|()| json(&[&args[..], &more].concat())["memory"].clone());
+        let mean = |keys: &[&str]| {
+            let numbers = runs
+                .iter()
+                .flat_map(|run| keys.iter().map(|key| run[*key].as_f64()));
+            numbers.map(Option::unwrap).sum::<f64>() / runs.len() as f64
+        };
+        (mean(&["gates", "hot", "cold"]), mean(&["peak_rss_bytes"]))
     };
     let full = held("full");
     for policy in ["no-pipeline", "no-bundle", "llmflash"] {
         let other = held(policy);
-        let apart = |a: f64, b: f64| (a / b - 1.0).abs();
-        assert!(apart(other.0, full.0) < 0.1, "{policy}: {other:?} {full:?}");
-        assert!(apart(other.1, full.1) < 0.1, "{policy}: {other:?} {full:?}");
+        // `full` may serve whole clusters, whose buffers come out of the same budget.
+        let (ffn, peak) = (other.0 / full.0, other.1 / full.1);
+        assert!((0.9..1.2).contains(&ffn), "{policy}: {other:?} {full:?}");
+        assert!((0.9..1.1).contains(&peak), "{policy}: {other:?} {full:?}");
     }
 }
 

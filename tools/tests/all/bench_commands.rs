@@ -3,8 +3,8 @@
 use crate::common;
 use std::path::Path;
 
-use crate::common::{call, json};
 use crate::common::results::{files, files_of, number};
+use crate::common::{call, json};
 use serde_json::Value;
 
 /// The words before a benchmark's name.

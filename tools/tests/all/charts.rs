@@ -4,8 +4,8 @@
 use crate::common;
 use std::path::Path;
 
-use crate::common::{emberflow, exported};
 use crate::common::look::look;
+use crate::common::{emberflow, exported};
 
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use clap::{CommandFactory, Parser};
 use crate::common::{call, commands, emberflow, exported, words};
+use clap::{CommandFactory, Parser};
 use emberflow::cli::Cli;
 
 #[test]

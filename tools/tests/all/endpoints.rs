@@ -1,8 +1,8 @@
 //! The paths beside OpenAI's chats and completions, on the bundled model.
 
 use crate::common;
-use serde_json::{Value, json};
 use crate::common::server::Server;
+use serde_json::{Value, json};
 
 fn numbers(values: &Value) -> Vec<f32> {
     let values = values.as_array().unwrap().iter();

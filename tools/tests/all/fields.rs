@@ -1,9 +1,9 @@
 //! Every line of the server's table of fields, posted: what is honoured is taken, what is harmless changes
 //! nothing, what is refused is refused by name.
 
+use crate::common::server::{Reply, Server};
 use emberflow::serve::fields::{Does, Field, TABLE, Type, on};
 use serde_json::{Value, json};
-use crate::common::server::{Reply, Server};
 
 /// A kind of request: where it goes, its smallest body, and where its text is.
 struct Request {

@@ -1,7 +1,7 @@
 //! Ollama's interface of `emberflow serve` on the bundled model: the same answers as OpenAI's.
 
-use serde_json::{Value, json};
 use crate::common::server::Server;
+use serde_json::{Value, json};
 
 #[test]
 fn chats() {

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use crate::common::server::{Reply, Server, read};
 use crate::common::{call, json};
 use serde_json::{Value, json};
-use crate::common::server::{Reply, Server, read};
 
 fn request(prompt: &str, tokens: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true})

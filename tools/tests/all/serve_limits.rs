@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::common::call;
-use serde_json::{Value, json};
 use crate::common::server::{Reply, Server, read};
+use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
 /// Connections beside `--parallel` and `--queue`.

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::server::{Reply, Server};
 use crate::common::{call, emberflow, exported, succeed};
 use serde_json::{Value, json};
-use crate::common::server::{Reply, Server};
 
 const CHAT: &str = "/v1/chat/completions";
 

@@ -3,9 +3,9 @@
 use crate::common;
 use std::time::{Duration, Instant};
 
+use crate::common::server::Server;
 use crate::common::{emberflow, succeed};
 use serde_json::{Value, json};
-use crate::common::server::Server;
 
 /// A chat template that does as the first message says.
 const BOMBS: &str = "\

@@ -13,8 +13,15 @@ pub fn emberflow() -> Command {
     command.stdin(Stdio::null());
     // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
     // Compiled kernels depend on neither.
-    let test = std::thread::current().name().unwrap_or("unnamed").replace("::", "-");
-    let cache = format!("{}/cache-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let test = std::thread::current()
+        .name()
+        .unwrap_or("unnamed")
+        .replace("::", "-");
+    let cache = format!(
+        "{}/cache-{}",
+        env!("CARGO_TARGET_TMPDIR"),
+        std::process::id()
+    );
     command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
     command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
     command

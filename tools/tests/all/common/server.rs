@@ -1,6 +1,5 @@
 //! The server, as its clients see it.
 
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
