@@ -3,6 +3,7 @@
 
 mod code;
 mod imports;
+mod rooms;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -28,6 +28,7 @@ mod real_model;
 mod run;
 mod seccomp;
 mod serve;
+mod serve_edges;
 mod serve_limits;
 mod serve_rules;
 mod templates;

@@ -111,13 +111,13 @@ impl House {
     }
 }
 
-fn is_test(name: &str) -> bool {
+pub fn is_test(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     name.contains("tests/") || file.ends_with("tests.rs") || file == "testing.rs"
 }
 
 /// Without comments, literals and the module of tests at the end.
-fn code(text: &str) -> String {
+pub fn code(text: &str) -> String {
     let code = blanked(text);
     let end = code.find("#[cfg(test)]\nmod tests {");
     code[..end.unwrap_or(code.len())].to_owned()
@@ -187,7 +187,7 @@ fn method(line: &str) -> Option<String> {
 }
 
 /// The name of the type that a line defines.
-fn defined(line: &str) -> Option<String> {
+pub fn defined(line: &str) -> Option<String> {
     let words = line
         .split_whitespace()
         .skip_while(|word| word.starts_with("pub"));

@@ -13,10 +13,7 @@ pub fn emberflow() -> Command {
     command.stdin(Stdio::null());
     // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
     // Compiled kernels depend on neither.
-    let test = std::thread::current()
-        .name()
-        .unwrap_or("unnamed")
-        .replace("::", "-");
+    let test = this_test();
     let cache = format!(
         "{}/cache-{}",
         env!("CARGO_TARGET_TMPDIR"),
@@ -25,6 +22,12 @@ pub fn emberflow() -> Command {
     command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
     command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
     command
+}
+
+/// The name of the running test, which is that of its thread.
+fn this_test() -> String {
+    let thread = std::thread::current();
+    thread.name().unwrap_or("unnamed").replace("::", "-")
 }
 
 /// Runs it and returns what it did.
@@ -92,7 +95,7 @@ pub struct Group(std::path::PathBuf);
 impl Group {
     /// A group that may hold `bytes`; `None` where none can be made.
     pub fn of(bytes: u64) -> Option<Self> {
-        let name = format!("emberflow-test-{}-{bytes}", std::process::id());
+        let name = format!("emberflow-test-{}-{bytes}-{}", std::process::id(), this_test());
         let places = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
