@@ -23,6 +23,15 @@ pub(crate) const Q5_K_BYTES: usize = 2 + 2 + 12 + 32 + 128;
 /// Low nibbles, high bit pairs, 16 signed scales, super-scale.
 pub(crate) const Q6_K_BYTES: usize = 128 + 64 + 16 + 2;
 
+/// 16 scales and minima of 4 bits, bit pairs, two super-scales.
+pub(crate) const Q2_K_BYTES: usize = 16 + 64 + 2 + 2;
+/// Third bits, bit pairs, 16 scales of 6 bits, super-scale.
+pub(crate) const Q3_K_BYTES: usize = 32 + 64 + 12 + 2;
+/// Bytes of a 32-weight block: scale, 16 pairs of places in the table.
+pub(crate) const IQ4_NL_BYTES: usize = 2 + 16;
+/// Super-scale, high pairs and low nibbles of 8 scales, pairs of places in the table.
+pub(crate) const IQ4_XS_BYTES: usize = 2 + 2 + 4 + 128;
+
 /// Decodes consecutive blocks of `B` bytes into `N` weights each.
 pub(crate) fn blocks<const B: usize, const N: usize>(
     raw: &[u8],
@@ -212,5 +221,74 @@ pub(crate) fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut [f32; 256]) {
             let scale = f32::from(block[192 + run * 2 + j / 16].cast_signed());
             *value = d * scale * (f32::from(q) - 32.0);
         }
+    }
+}
+
+/// `d·scale·q − dmin·min`, groups of 16. Each half of 128 weights has 32 bytes of bit pairs: run r of 32
+/// takes pair r of each.
+pub(crate) fn q2_k(block: &[u8; Q2_K_BYTES], out: &mut [f32; 256]) {
+    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    for (run, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, r) = (run / 4, run % 4);
+        let pairs = &block[16 + half * 32..][..32];
+        for (j, value) in out.iter_mut().enumerate() {
+            let group = block[run * 2 + j / 16];
+            let (scale, min) = (d * f32::from(group & 15), dmin * f32::from(group >> 4));
+            *value = scale * f32::from(pairs[j] >> (2 * r) & 3) - min;
+        }
+    }
+}
+
+/// `d·(scale − 32)·(q − 4)`, groups of 16; bit pairs as in Q2_K, bit `run` of byte j of the high bits is the
+/// third bit. Scale g of 16: nibble g/8 of byte g%8, and bit pair g/4 of byte 8 + g%4.
+pub(crate) fn q3_k(block: &[u8; Q3_K_BYTES], out: &mut [f32; 256]) {
+    let d = half_at(block, 108);
+    let packed = &block[96..108];
+    for (run, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, r) = (run / 4, run % 4);
+        let pairs = &block[32 + half * 32..][..32];
+        for (j, value) in out.iter_mut().enumerate() {
+            let g = run * 2 + j / 16;
+            let low = packed[g % 8] >> (4 * (g / 8)) & 15;
+            let high = packed[8 + g % 4] >> (2 * (g / 4)) & 3;
+            let scale = f32::from(low | high << 4) - 32.0;
+            let q = (pairs[j] >> (2 * r) & 3) | (block[j] >> run & 1) << 2;
+            *value = d * scale * (f32::from(q) - 4.0);
+        }
+    }
+}
+
+/// The values of IQ4_NL and IQ4_XS: closer together near zero, where most weights are.
+const IQ4: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
+/// `scale · table[q]`; byte j holds weights j (low nibble) and j + 16.
+fn iq4(scale: f32, bytes: &[u8], out: &mut [f32; 32]) {
+    let value = |nibble: u8| scale * f32::from(IQ4[usize::from(nibble)]);
+    for (j, &byte) in bytes.iter().enumerate() {
+        out[j] = value(byte & 15);
+        out[j + 16] = value(byte >> 4);
+    }
+}
+
+/// `d · table[q]`.
+pub(crate) fn iq4_nl(block: &[u8; IQ4_NL_BYTES], out: &mut [f32; 32]) {
+    iq4(half_at(block, 0), &block[2..], out);
+}
+
+/// `d·(scale − 32)·table[q]`, groups of 32. Scale g of 8: nibble g%2 of byte 4 + g/2, and bit pair g of the
+/// 16-bit word before.
+pub(crate) fn iq4_xs(block: &[u8; IQ4_XS_BYTES], out: &mut [f32; 256]) {
+    let d = half_at(block, 0);
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    for (g, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let low = block[4 + g / 2] >> (4 * (g % 2)) & 15;
+        let scale = low | ((high >> (2 * g) & 3) as u8) << 4;
+        iq4(
+            d * (f32::from(scale) - 32.0),
+            &block[8 + g * 16..][..16],
+            out,
+        );
     }
 }

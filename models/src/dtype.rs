@@ -18,6 +18,10 @@ pub(crate) enum DType {
     Q4K,
     Q5K,
     Q6K,
+    Q2K,
+    Q3K,
+    Iq4Nl,
+    Iq4Xs,
     Mxfp4,
     /// MXFP4 in the order of safetensors, with exponents stored apart.
     Mxfp4Pairs,
@@ -38,6 +42,10 @@ impl DType {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 | Self::Mxfp4Pairs => "MXFP4",
         }
     }
@@ -55,6 +63,10 @@ impl DType {
             Self::Q4K => (256, dequant::Q4_K_BYTES),
             Self::Q5K => (256, dequant::Q5_K_BYTES),
             Self::Q6K => (256, dequant::Q6_K_BYTES),
+            Self::Q2K => (256, dequant::Q2_K_BYTES),
+            Self::Q3K => (256, dequant::Q3_K_BYTES),
+            Self::Iq4Nl => (32, dequant::IQ4_NL_BYTES),
+            Self::Iq4Xs => (256, dequant::IQ4_XS_BYTES),
             Self::Mxfp4 => (32, dequant::MXFP4_BYTES),
             Self::Mxfp4Pairs => (32, dequant::MXFP4_BYTES - 1),
         }
@@ -90,6 +102,10 @@ impl DType {
             Self::Q4K => dequant::blocks(raw, out, dequant::q4_k),
             Self::Q5K => dequant::blocks(raw, out, dequant::q5_k),
             Self::Q6K => dequant::blocks(raw, out, dequant::q6_k),
+            Self::Q2K => dequant::blocks(raw, out, dequant::q2_k),
+            Self::Q3K => dequant::blocks(raw, out, dequant::q3_k),
+            Self::Iq4Nl => dequant::blocks(raw, out, dequant::iq4_nl),
+            Self::Iq4Xs => dequant::blocks(raw, out, dequant::iq4_xs),
             Self::Mxfp4 => dequant::blocks(raw, out, dequant::mxfp4),
             // without its exponents
             Self::Mxfp4Pairs => out.fill(f32::NAN),

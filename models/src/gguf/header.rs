@@ -36,8 +36,7 @@ const MAX_ALIGNMENT: u32 = 1 << 20;
 const DEFAULT_ALIGNMENT: u32 = 32;
 
 /// Supported element types.
-pub(super) const DTYPES: &str =
-    "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4";
+pub(super) const DTYPES: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
 
 /// A parsed header.
 #[derive(Debug)]
@@ -171,9 +170,13 @@ fn dtype(id: u32) -> Result<DType, String> {
         6 => DType::Q5_0,
         7 => DType::Q5_1,
         8 => DType::Q8_0,
+        10 => DType::Q2K,
+        11 => DType::Q3K,
         12 => DType::Q4K,
         13 => DType::Q5K,
         14 => DType::Q6K,
+        20 => DType::Iq4Nl,
+        23 => DType::Iq4Xs,
         30 => DType::Bf16,
         39 => DType::Mxfp4,
         _ => {
@@ -187,21 +190,17 @@ fn dtype(id: u32) -> Result<DType, String> {
 }
 
 /// ggml's other types by number (`enum ggml_type` in ggml.h), those included that it has removed.
-const OTHER_TYPES: [(u32, &str); 31] = [
+const OTHER_TYPES: [(u32, &str); 27] = [
     (4, "Q4_2 (removed from ggml)"),
     (5, "Q4_3 (removed from ggml)"),
     (9, "Q8_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),

@@ -71,7 +71,7 @@ fn ffn_format(
 /// The format of one matrix, in a source whose matrices are all `floats` or not.
 fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     let four_bits = match tensor.source_dtype.as_str() {
-        "Q4_0" | "Q4_K" => true,
+        "Q4_0" | "Q4_K" | "Q2_K" | "Q3_K" | "IQ4_NL" | "IQ4_XS" => true,
         "F32" | "F16" | "BF16" => floats,
         _ => false,
     };

@@ -261,7 +261,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
 }
 
 /// Bits of ggml's block formats (`ggml-common.h` of llama.cpp: bytes of a block by its weights).
-const BITS: [(&str, f64); 12] = [
+const BITS: [(&str, f64); 16] = [
     ("Q4_0", 4.5),
     ("Q4_1", 5.0),
     ("Q5_0", 5.5),
@@ -270,6 +270,10 @@ const BITS: [(&str, f64); 12] = [
     ("Q4_K", 4.5),
     ("Q5_K", 5.5),
     ("Q6_K", 6.5625),
+    ("Q2_K", 2.625),
+    ("Q3_K", 3.4375),
+    ("IQ4_NL", 4.5),
+    ("IQ4_XS", 4.25),
     ("MXFP4", 4.25),
     ("F16", 16.0),
     ("BF16", 16.0),
@@ -296,7 +300,7 @@ fn no_matrix_gets_fewer_bits_than_the_source_has() {
             let has = 8.0 * dtype.row_bytes(256) as f64 / 256.0;
             let float = bits >= 16.0;
             let expected = match (name, mix::is_embedding(tensor.id.role)) {
-                ("Q4_0" | "Q4_K", _) => DType::Q4k,
+                (_, _) if bits <= 4.5 && name != "MXFP4" => DType::Q4k,
                 (_, false) if float => DType::Q4k,
                 _ => DType::Q8,
             };

@@ -271,6 +271,10 @@ fn block_formats_decode_like_the_reference() {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Q2K,
+        DType::Q3K,
+        DType::Iq4Nl,
+        DType::Iq4Xs,
         DType::Mxfp4,
     ];
     for dtype in formats {

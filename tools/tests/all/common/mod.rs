@@ -95,7 +95,11 @@ pub struct Group(std::path::PathBuf);
 impl Group {
     /// A group that may hold `bytes`; `None` where none can be made.
     pub fn of(bytes: u64) -> Option<Self> {
-        let name = format!("emberflow-test-{}-{bytes}-{}", std::process::id(), this_test());
+        let name = format!(
+            "emberflow-test-{}-{bytes}-{}",
+            std::process::id(),
+            this_test()
+        );
         let places = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
