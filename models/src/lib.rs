@@ -13,6 +13,7 @@ pub mod demo;
 mod dequant;
 mod dtype;
 mod error;
+mod families;
 mod file;
 mod fused;
 mod gguf;

@@ -63,6 +63,8 @@ pub(crate) struct ExpertNames {
 pub(crate) enum Stack {
     /// One matrix: Gate, Up, or Down stored `[d_model × ffn]`.
     One(Role),
+    /// Down stored `[d_model × ffn]` or `[ffn × d_model]`; its shape says which.
+    EitherDown,
     /// The rows of Gate, then those of Up.
     GateUp,
     /// Down stored `[ffn × d_model]`.
@@ -150,7 +152,11 @@ impl NameTable {
         let is_expert = matches!(id.role, Role::Gate | Role::Up | Role::Down)
             && config.mixture_of(id.layer).is_some();
         let (prefix, names) = self.experts.one;
-        let stacked = |stack: &Stack| matches!(stack, Stack::One(role) if *role == id.role);
+        let stacked = |stack: &Stack| match *stack {
+            Stack::One(role) => role == id.role,
+            Stack::EitherDown => id.role == Role::Down,
+            _ => false,
+        };
         let rest = match () {
             () if !is_expert => {
                 let mut fused = self.fused.iter();

@@ -20,15 +20,14 @@ struct Parts {
 impl Parts {
     fn of(stack: Stack, whole: &Found, config: &ModelConfig) -> Self {
         let (d, ffn) = (config.d_model as usize, config.ffn as usize);
-        // SmallThinker's own converter can store Down transposed
         let is_neurons = d != ffn && whole.shape.get(1..) == Some(&[ffn, d]);
-        let is_neurons = config.family == "smallthinker" && is_neurons;
         let pair =
             |layout: fn(usize) -> Layout| vec![(Role::Gate, layout(0)), (Role::Up, layout(1))];
         let one = |role, layout| vec![(role, layout)];
         let (found, apart, matrix) = match stack {
             Stack::GateUp => (pair(|_| Layout::AsIs), true, [ffn, d]),
-            Stack::One(Role::Down) if !is_neurons => {
+            Stack::EitherDown if is_neurons => (one(Role::Down, Layout::AsIs), false, [ffn, d]),
+            Stack::One(Role::Down) | Stack::EitherDown => {
                 (one(Role::Down, Layout::Transposed), false, [d, ffn])
             }
             Stack::One(role) => (one(role, Layout::AsIs), false, [ffn, d]),

@@ -1,12 +1,14 @@
 //! GGUF metadata → [`ModelConfig`].
 
-use super::arch::{Arch, Experts, GPT_OSS, Windows};
-use super::form::{self, PATTERN, Shape, Style, UNUSED_POSITIONS, style_of};
+use std::path::Path;
+
+use super::form::{self, Shape};
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
 use crate::error::Error;
+use crate::families::{self, Arch, Experts, Family, QkNorm, ScoringBy, Windows};
 
 /// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
 pub(super) const SOFTMAX: u32 = 1;
@@ -19,18 +21,32 @@ pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
 /// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
-/// The family of a file, by the name that checkpoints of Hugging Face give it.
-fn family_of(arch: &Arch, has_experts: bool, kind: FfnKind) -> &'static str {
-    match arch.name {
-        "llama" if has_experts && kind.relu_on_up => "turbosparsemixtral",
-        "llama" if has_experts => "mixtral",
-        "qwen2moe" => "qwen2_moe",
-        "qwen3moe" => "qwen3_moe",
-        "gpt-oss" => "gpt_oss",
-        "gemma3" => "gemma3_text",
-        "gemma3n" => "gemma3n_text",
-        name => name,
-    }
+/// Every how many layers one has no window.
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// The family and the architecture that a file names.
+pub(super) fn family_of(
+    path: &Path,
+    metadata: &Metadata,
+) -> Result<(&'static Family, &'static Arch), Error> {
+    let found = metadata.need_text("general.architecture")?;
+    families::find_arch(&found).ok_or_else(|| {
+        let archs = families::all().filter_map(|family| Some(family.gguf.as_ref()?.name));
+        Error::UnknownFamily {
+            path: path.to_owned(),
+            found: format!("{found:?}"),
+            supported: archs.collect::<Vec<_>>().join(", "),
+        }
+    })
+}
+
+/// The family's name: of those with experts that are stored under its architecture, if the file has
+/// some.
+fn name_of(family: &Family, has_experts: bool, kind: FfnKind) -> &'static str {
+    let stored = has_experts && family.experts.is_none();
+    let like = |other: &&Family| other.relu_on_up == kind.relu_on_up;
+    let with_experts = stored.then(|| family.with_experts().find(like)).flatten();
+    with_experts.map_or(family.name, |other| other.name)
 }
 
 /// Configuration facts from the tensors and the vocabulary.
@@ -51,10 +67,10 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// The context. A file with learned positions (OPT) declares the rows of their table, or fewer.
-    fn max_context(&self, declared: u32) -> u32 {
+    /// The context. A file with learned positions declares the rows of their table, or fewer.
+    fn max_context(&self, family: &Family, declared: u32) -> u32 {
         let rows = self.positions.unwrap_or(u32::MAX);
-        declared.min(rows.saturating_sub(UNUSED_POSITIONS))
+        declared.min(rows.saturating_sub(family.learned_positions.unwrap_or(0)))
     }
 
     /// What the tensors say of the form.
@@ -76,6 +92,7 @@ impl Facts {
 /// special tokens other than the declared ids.
 pub(super) fn model_config(
     metadata: &Metadata,
+    family: &'static Family,
     arch: &Arch,
     facts: &Facts,
     name: String,
@@ -86,16 +103,15 @@ pub(super) fn model_config(
             .uniform_u32(&key(rest))?
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    let style = style_of(arch.name);
-    refuse_unknown(metadata, arch, style)?;
+    refuse_unknown(metadata, family, arch)?;
     let layers = need("block_count").and_then(|layers| few_layers(metadata, arch, layers))?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
     let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
-    let experts = experts(metadata, arch)?;
+    let experts = experts(metadata, family, arch)?;
     let window = Window::read(metadata, arch)?;
-    let ffn_kind = ffn_kind(metadata, arch, facts, style)?;
+    let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let shape = Shape {
         d_model,
         layers,
@@ -104,16 +120,16 @@ pub(super) fn model_config(
         windowed: window.size > 0,
         ..facts.shape()
     };
-    let rope = rope(metadata, arch, style, head_dim)?;
-    let mut form = form::form(metadata, arch.name, shape)?;
-    if style.local_rope && window.size > 0 {
+    let rope = rope(metadata, family, arch, head_dim)?;
+    let mut form = form::form(metadata, family, arch, shape)?;
+    if family.two_ropes && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
-        family: family_of(arch, experts.is_some(), ffn_kind).to_owned(),
+        family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
         name: named.unwrap_or(name),
         vocab: facts.vocab,
         d_model,
@@ -124,14 +140,14 @@ pub(super) fn model_config(
         ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: epsilon(metadata, &key(style.eps), style)?,
+        rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
         rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
-        qkv_bias: arch.qkv_bias || facts.has_qkv_bias,
+        qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
-        qk_norm: arch.qk_norm,
+        qk_norm: family.qk_norm != QkNorm::No,
         tied_head: !facts.has_head,
-        max_context: facts.max_context(need("context_length")?),
+        max_context: facts.max_context(family, need("context_length")?),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
@@ -139,15 +155,15 @@ pub(super) fn model_config(
         predictor_threshold: (metadata.f32("powerinfer.sparse_threshold")?)
             .or(facts.powerinfer.then_some(0.0)),
         mixture: experts.map(|experts| experts.1),
-        qk_norm_whole: arch.qk_norm_whole,
+        qk_norm_whole: family.qk_norm == QkNorm::Whole,
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
 }
 
 /// The epsilon of the norms.
-fn epsilon(metadata: &Metadata, key: &str, style: &Style) -> Result<f32, Error> {
-    match style.usual_eps {
+fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
+    match arch.usual_eps {
         Some(usual) => Ok(metadata.f32(key)?.unwrap_or(usual)),
         None => metadata.need_f32(key),
     }
@@ -162,26 +178,38 @@ fn few_layers(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Erro
     Ok(layers)
 }
 
+/// The experts of an architecture, and whether every file has some.
+fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
+    let stored = || {
+        family
+            .with_experts()
+            .find_map(|other| other.experts.as_ref())
+    };
+    let own = family.experts.as_ref();
+    (own.or_else(stored), own.is_some())
+}
+
 /// The number of experts and how they are mixed; `None` without experts.
-fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, Error> {
+fn experts(
+    metadata: &Metadata,
+    family: &'static Family,
+    arch: &Arch,
+) -> Result<Option<(u32, Mixture)>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
-    let (count, renormalise) = match (arch.experts, count) {
-        (Experts::Never | Experts::Optional, None) => return Ok(None),
-        (Experts::Never, Some(_)) => {
+    let (of, count) = match (experts_of(family), count) {
+        ((_, false), None) => return Ok(None),
+        ((None, _), Some(_)) => {
             let why = "experts are not known for this architecture";
             return Err(metadata.unsupported(&key("expert_count"), why));
         }
-        (Experts::Optional, Some(count)) => (count, true),
-        (Experts::Always { renormalise }, Some(count)) => (count, renormalise),
-        (Experts::Always { .. }, None) => {
-            return Err(metadata.missing(&key("expert_count"), "an integer"));
-        }
+        ((Some(of), _), Some(count)) => (of, count),
+        ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
     };
-    let early_router = arch.name == "smallthinker";
+    let either = matches!(of.scoring, ScoringBy::SoftmaxIf(_));
     let scoring = match metadata.u32(&key("expert_gating_func"))? {
         None | Some(0 | SOFTMAX) => Scoring::Softmax,
-        Some(SIGMOID) if early_router => Scoring::Sigmoid,
+        Some(SIGMOID) if either => Scoring::Sigmoid,
         Some(_) => {
             let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
             return Err(metadata.unsupported(&key("expert_gating_func"), why));
@@ -199,20 +227,20 @@ fn experts(metadata: &Metadata, arch: &Arch) -> Result<Option<(u32, Mixture)>, E
             .ok_or_else(|| metadata.missing(&chosen, "an integer"))?,
         renormalise: metadata
             .bool(&key("expert_weights_norm"))?
-            .unwrap_or(renormalise),
-        shared: match arch.name {
-            "qwen2moe" => metadata
-                .u32(&key("expert_shared_feed_forward_length"))?
-                .ok_or_else(|| {
-                    metadata.missing(&key("expert_shared_feed_forward_length"), "an integer")
-                })?,
-            _ => 0,
+            .unwrap_or(of.gguf_renormalise),
+        shared: match of.shared {
+            Some(_) => {
+                let shared = key("expert_shared_feed_forward_length");
+                let found = metadata.u32(&shared)?;
+                found.ok_or_else(|| metadata.missing(&shared, "an integer"))?
+            }
+            None => 0,
         },
         dense_layers: Vec::new(),
         dense_ffn: 0,
         scoring,
-        early_router,
-        router_bias: arch.name == GPT_OSS,
+        early_router: of.early_router.is_some(),
+        router_bias: of.router_bias,
         jitter: 0.0,
     };
     Ok(Some((count, mixture)))
@@ -260,12 +288,13 @@ const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
 
 /// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
 /// that is 0 or `false` enables nothing.
-fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(), Error> {
+fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
-            _ if style.reads.contains(&rest) => true,
+            _ if arch.reads.contains(&rest) => true,
+            _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
@@ -286,14 +315,14 @@ fn refuse_unknown(metadata: &Metadata, arch: &Arch, style: &Style) -> Result<(),
 /// architectures.
 fn ffn_kind(
     metadata: &Metadata,
+    family: &Family,
     arch: &Arch,
     facts: &Facts,
-    style: &Style,
 ) -> Result<FfnKind, Error> {
     let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None => style.act,
+        None => arch.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
             return Err(metadata.bad(HIDDEN_ACT, "relu, as in every such file"));
@@ -306,14 +335,14 @@ fn ffn_kind(
             return Err(metadata.bad(HIDDEN_ACT, "relu, relu2, silu, gelu or gelu_pytorch_tanh"));
         }
     };
-    let relu_on_up = metadata.bool(RELU_ON_UP)?.unwrap_or(arch.relu_on_up);
+    let relu_on_up = metadata.bool(RELU_ON_UP)?.unwrap_or(family.relu_on_up);
     if relu_on_up && activation != Activation::Relu {
         return Err(metadata.bad(RELU_ON_UP, "false, or relu on the gate too"));
     }
     Ok(FfnKind {
         activation,
         relu_on_up,
-        ungated: style.ungated,
+        ungated: family.ungated,
     })
 }
 

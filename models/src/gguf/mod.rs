@@ -4,11 +4,9 @@
 //! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`. They know
 //! one architecture more, OPT.
 
-mod arch;
 mod config;
 mod form;
 mod header;
-mod names;
 mod rope;
 mod sampling;
 mod split;
@@ -21,16 +19,15 @@ pub(crate) mod write;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use self::arch::Arch;
 use self::config::Facts;
 use self::header::{Header, Raw};
-use self::names::{DOWN_T, DOWN_T_BIAS, POSITIONS, names_of};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::split::Set;
 use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Error;
+use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, POSITIONS};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
@@ -66,11 +63,12 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     } = header;
     let path: &Path = &files[0].path;
     let powerinfer = magic == *POWERINFER;
-    let arch = arch::arch(path, &metadata)?;
+    let (family, arch) = config::family_of(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
     let facts = facts(powerinfer, &vocab, &tensors);
-    let names = names_of(arch.name, facts.two_norms);
-    let mut config = config::model_config(&metadata, arch, &facts, name)?;
+    let two_norms = arch.names_of_two_norms.filter(|_| facts.two_norms);
+    let names = two_norms.unwrap_or(arch.names);
+    let mut config = config::model_config(&metadata, family, arch, &facts, name)?;
     let further = vocab.ends();
     let known = config.eos.clone();
     (config.eos).extend(further.into_iter().filter(|id| !known.contains(id)));

@@ -1,12 +1,11 @@
 //! Rotary parameters: keys of the metadata, and tensors of divisors.
 
-use super::arch::{Arch, GPT_OSS, OPT};
-use super::form::{self, Style};
 use super::header::Raw;
 use super::value::Metadata;
 use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::families::{Arch, Family};
 use crate::file::DataFile;
 use crate::store::shape_text;
 
@@ -18,18 +17,23 @@ pub(super) const LONG_FACTORS: [&str; 2] =
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
+/// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
+const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+/// Base of the rotary frequencies in layers with a window.
+const LOCAL_BASE: &str = "rope.freq_base_swa";
+
 /// What the keys say.
 pub(super) fn rope(
     metadata: &Metadata,
+    family: &Family,
     arch: &Arch,
-    style: &Style,
     head_dim: u32,
 ) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
     // nothing is rotated where positions are learned
-    let head_dim = head_dim * u32::from(arch.name != OPT);
+    let head_dim = head_dim * u32::from(family.learned_positions.is_none());
     let dims = metadata.u32(&key("dimension_count"))?.unwrap_or(head_dim);
-    if dims != head_dim && !style.partial {
+    if dims != head_dim && family.rotated.is_none() {
         let why = format!("only {head_dim}, the whole head, is implemented");
         return Err(metadata.unsupported(&key("dimension_count"), &why));
     }
@@ -58,7 +62,7 @@ pub(super) fn rope(
                     .u32(&original)?
                     .ok_or_else(|| metadata.missing(&original, "an integer"))?,
                 attention_factor: yarn_attention(factor, 1.0),
-                truncate: arch.name != GPT_OSS,
+                truncate: arch.yarn_truncate,
             }
         }
         Some(_) => {
@@ -77,7 +81,7 @@ pub(super) fn rope(
 
 /// That of layers with a window, which is never scaled.
 pub(super) fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
-    let theta = metadata.f32(&format!("{}.{}", arch.name, form::LOCAL_BASE))?;
+    let theta = metadata.f32(&format!("{}.{}", arch.name, LOCAL_BASE))?;
     Ok(Rope {
         theta: theta.unwrap_or(DEFAULT_ROPE_THETA),
         dims,
@@ -161,7 +165,7 @@ pub(super) fn long_rope(
     factors: [Option<Vec<f32>>; 2],
 ) -> Result<(), Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let attention = key(form::ATTENTION_FACTOR);
+    let attention = key(ATTENTION_FACTOR);
     let attention_factor = metadata.f32(&attention)?.filter(|factor| *factor != 0.0);
     let [short, long] = factors;
     match (short, long) {

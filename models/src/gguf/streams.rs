@@ -7,9 +7,6 @@ use crate::file::DataFile;
 use crate::names::{Role, TensorId};
 use crate::store::{Found, shape_text};
 
-/// The architecture.
-pub(super) const GEMMA3N: &str = "gemma3n";
-
 /// Keys that are read here, after the architecture.
 pub(super) const STREAMS: &str = "altup.num_inputs";
 /// See [`STREAMS`].
@@ -50,14 +47,15 @@ impl Sizes {
     }
 }
 
-/// `plain` with what Gemma 3n departs in. llama.cpp caps logits at 30 whatever the file says.
+/// Reads what Gemma 3n departs in.
 pub(super) fn form(
     metadata: &Metadata,
+    arch: &str,
     layers: u32,
     sizes: Sizes,
-    plain: Form,
-) -> Result<Form, Error> {
-    let key = |rest: &str| format!("{GEMMA3N}.{rest}");
+    form: &mut Form,
+) -> Result<(), Error> {
+    let key = |rest: &str| format!("{arch}.{rest}");
     let need = |rest: &str| {
         let found = metadata.u32(&key(rest))?;
         found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
@@ -73,23 +71,19 @@ pub(super) fn form(
     let share = |multiple: f32| 0.5 * libm::erfc(-f64::from(multiple) / std::f64::consts::SQRT_2);
     let shares = multiples.into_iter().map(|multiple| share(multiple) as f32);
     let shares: Vec<f32> = shares.collect();
-    Ok(Form {
-        attention_scale: Some(1.0),
-        value_norm: true,
-        shared_kv: need(SHARED_KV)?,
-        gate_top: match shares.iter().all(|&share| share == 0.0) {
-            true => Vec::new(),
-            false => shares,
-        },
-        streams: Some(Streams {
-            count: need(STREAMS)?,
-            laurel: sizes.laurel,
-            per_layer: need(PER_LAYER)?,
-            per_layer_vocab: sizes.rows,
-            scaled: true,
-        }),
-        ..plain
-    })
+    form.shared_kv = need(SHARED_KV)?;
+    form.gate_top = match shares.iter().all(|&share| share == 0.0) {
+        true => Vec::new(),
+        false => shares,
+    };
+    form.streams = Some(Streams {
+        count: need(STREAMS)?,
+        laurel: sizes.laurel,
+        per_layer: need(PER_LAYER)?,
+        per_layer_vocab: sizes.rows,
+        scaled: true,
+    });
+    Ok(())
 }
 
 /// The matrices in `whole`, if it is a tensor of the streams' projections.

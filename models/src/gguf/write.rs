@@ -15,11 +15,10 @@ use std::path::{Path, PathBuf};
 use self::keys::{is_plain, keys};
 use self::types::write_text;
 pub use self::types::{Encoding, GgufFile, GgufValue};
-use super::arch::arch_for;
-use super::names::names_of;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::families::{self, Arch};
 use crate::file::{flush, flush_folder_of};
 use crate::names::{Required, Role, TensorId, required};
 
@@ -103,7 +102,8 @@ impl GgufWriter {
     /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
     /// cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
-        let arch = arch_for(&file.config.family).filter(|arch| is_plain(file.config, arch));
+        let arch = families::of(&file.config.family).written_arch();
+        let arch = arch.filter(|arch| is_plain(file.config, arch));
         let arch = arch.ok_or_else(|| {
             let (family, reason) = (&file.config.family, "it has no gguf form yet");
             Error::export(path, format!("family {family:?}: {reason}"))
@@ -136,7 +136,7 @@ impl GgufWriter {
                 return Err(Error::export(path, format!("{} is too large", tensor.id)));
             };
             if tensor.begins() {
-                write_entry(&mut header, tensor, offset, file.config, arch.name);
+                write_entry(&mut header, tensor, offset, file.config, arch);
             }
             left.push(bytes);
             offset = match tensor.ends() {
@@ -336,9 +336,9 @@ fn write_entry(
     tensor: &GgufTensor,
     offset: u64,
     config: &ModelConfig,
-    arch: &str,
+    arch: &Arch,
 ) {
-    write_text(header, &names_of(arch, false).spell(tensor.id, config));
+    write_text(header, &arch.names.spell(tensor.id, config));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
         (1, None) => vec![tensor.cols as u64],

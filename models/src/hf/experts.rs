@@ -5,34 +5,13 @@ use serde_json::Value;
 use super::json::Keys;
 use crate::config::{Mixture, Scoring};
 use crate::error::Error;
-
-/// A family's keys of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExpertKeys {
-    /// Mixtral: experts of `intermediate_size` in every layer, weights renormalised.
-    Mixtral,
-    /// Qwen2-MoE and Qwen3-MoE: experts of `moe_intermediate_size`, some layers dense with
-    /// `intermediate_size`.
-    Qwen {
-        /// With a shared expert of `shared_expert_intermediate_size`.
-        shared: bool,
-    },
-    /// OLMoE: experts of `intermediate_size` in every layer.
-    Olmoe,
-    /// SmallThinker: experts of `moe_ffn_hidden_size` in every layer, chosen before attention,
-    /// weights renormalised.
-    SmallThinker,
-    /// PhiMoE: two experts of `intermediate_size` in every layer, weighed by sparsemixer.
-    PhiMoe,
-    /// gpt-oss: experts of `intermediate_size` in every layer, with biases, weights renormalised.
-    GptOss,
-}
+use crate::families::{Dense, Experts, Renormalise, ScoringBy};
 
 /// `router_jitter_noise` of PhiMoE where the key is absent.
 const JITTER: f32 = 0.01;
 
 /// What they say.
-pub(super) struct Experts {
+pub(super) struct Found {
     /// Experts per layer.
     pub(super) count: u32,
     /// Neurons per expert.
@@ -41,88 +20,60 @@ pub(super) struct Experts {
 }
 
 /// Reads the keys of a model of so many layers.
-pub(super) fn read(keys: &Keys, of: ExpertKeys, layers: u32) -> Result<Experts, Error> {
-    let dense_layers = match of {
-        ExpertKeys::Qwen { .. } => dense_layers(keys, layers)?,
-        ExpertKeys::SmallThinker => return small_thinker(keys, layers),
-        ExpertKeys::Mixtral | ExpertKeys::Olmoe | ExpertKeys::PhiMoe | ExpertKeys::GptOss => {
+pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Found, Error> {
+    if let Some(key) = of.early_router
+        && keys.bool(key)? == Some(false)
+    {
+        let why = "only a router that reads the layer's input is implemented";
+        return Err(keys.unsupported(key, why));
+    }
+    let dense_layers = match of.dense {
+        Dense::Never => Vec::new(),
+        Dense::NeverBy(key) => {
+            if switches(keys, key, layers)?.is_some_and(|layout| layout.contains(&false)) {
+                let why = "layers without experts are not implemented for this family";
+                return Err(keys.unsupported(key, why));
+            }
             Vec::new()
         }
+        Dense::Steps => dense_layers(keys, layers)?,
     };
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
         false => keys.need_u32("intermediate_size")?,
     };
-    let chosen = keys.need_u32("num_experts_per_tok")?;
-    if of == ExpertKeys::PhiMoe && chosen != 2 {
-        let why = "this family's router chooses 2";
-        return Err(keys.unsupported("num_experts_per_tok", why));
-    }
-    let ffn = match of {
-        ExpertKeys::Qwen { .. } => "moe_intermediate_size",
-        _ => "intermediate_size",
+    let scoring = match of.scoring {
+        ScoringBy::Always(scoring) => scoring,
+        ScoringBy::SoftmaxIf(key) => match keys.bool(key)?.unwrap_or(false) {
+            true => Scoring::Softmax,
+            false => Scoring::Sigmoid,
+        },
     };
-    Ok(Experts {
-        count: count(keys)?,
-        ffn: keys.need_u32(ffn)?,
+    let mixed = scoring == Scoring::SparseMixer;
+    let chosen = keys.need_u32(of.chosen)?;
+    if mixed && chosen != 2 {
+        let why = "this family's router chooses 2";
+        return Err(keys.unsupported(of.chosen, why));
+    }
+    Ok(Found {
+        count: count(keys, of.count)?,
+        ffn: keys.need_u32(of.ffn)?,
         mixture: Mixture {
             chosen,
-            renormalise: match of {
-                ExpertKeys::Mixtral | ExpertKeys::GptOss => true,
-                _ => keys.bool("norm_topk_prob")?.unwrap_or(false),
+            renormalise: match of.renormalise {
+                Renormalise::Always => true,
+                Renormalise::Key(absent) => keys.bool("norm_topk_prob")?.unwrap_or(absent),
             },
-            shared: match of {
-                ExpertKeys::Qwen { shared: true } => {
-                    keys.need_u32("shared_expert_intermediate_size")?
-                }
-                _ => 0,
-            },
+            shared: of.shared.map_or(Ok(0), |key| keys.need_u32(key))?,
             dense_ffn,
             dense_layers,
-            scoring: match of {
-                ExpertKeys::PhiMoe => Scoring::SparseMixer,
-                _ => Scoring::Softmax,
-            },
-            early_router: false,
-            router_bias: of == ExpertKeys::GptOss,
-            jitter: match of {
-                ExpertKeys::PhiMoe => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
-                _ => 0.0,
-            },
-        },
-    })
-}
-
-/// The experts of SmallThinker.
-fn small_thinker(keys: &Keys, layers: u32) -> Result<Experts, Error> {
-    if keys.bool("moe_enable_early_router")? == Some(false) {
-        let why = "only a router that reads the layer's input is implemented";
-        return Err(keys.unsupported("moe_enable_early_router", why));
-    }
-    let layout = switches(keys, "moe_layer_layout", layers)?;
-    if layout.is_some_and(|layout| layout.contains(&false)) {
-        let why = "layers without experts are not implemented for this family";
-        return Err(keys.unsupported("moe_layer_layout", why));
-    }
-    // A softmax of the chosen scores is the share among all, renormalised.
-    let softmax = keys.bool("moe_primary_router_apply_softmax")?;
-    let scoring = match softmax.unwrap_or(false) {
-        true => Scoring::Softmax,
-        false => Scoring::Sigmoid,
-    };
-    Ok(Experts {
-        count: keys.need_u32("moe_num_primary_experts")?,
-        ffn: keys.need_u32("moe_ffn_hidden_size")?,
-        mixture: Mixture {
-            chosen: keys.need_u32("moe_num_active_primary_experts")?,
-            renormalise: true,
-            shared: 0,
-            dense_layers: Vec::new(),
-            dense_ffn: 0,
             scoring,
-            early_router: true,
-            router_bias: false,
-            jitter: 0.0,
+            early_router: of.early_router.is_some(),
+            router_bias: of.router_bias,
+            jitter: match mixed {
+                true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
+                false => 0.0,
+            },
         },
     })
 }
@@ -146,15 +97,18 @@ pub(super) fn switches(
     })
 }
 
-/// The number of experts, under either of its names.
-fn count(keys: &Keys) -> Result<u32, Error> {
-    let (first, second) = (keys.u32("num_experts")?, keys.u32("num_local_experts")?);
-    match (first, second) {
+/// The number of experts, under either of two names if it is one of these.
+fn count(keys: &Keys, key: &'static str) -> Result<u32, Error> {
+    const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
+    if !NAMES.contains(&key) {
+        return keys.need_u32(key);
+    }
+    match (keys.u32(NAMES[0])?, keys.u32(NAMES[1])?) {
         (Some(first), Some(second)) if first != second => {
-            Err(keys.bad("num_local_experts", &format!("{first}, as num_experts")))
+            Err(keys.bad(NAMES[1], &format!("{first}, as {}", NAMES[0])))
         }
         (Some(count), _) | (None, Some(count)) => Ok(count),
-        (None, None) => Err(keys.missing("num_experts", "an integer")),
+        (None, None) => Err(keys.missing(NAMES[0], "an integer")),
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::json::Keys;
 use crate::error::Error;
+use crate::families::{Family, QkNorm};
 
 /// Values of a foreign key that have no effect; null never has one.
 #[derive(Clone, Copy)]
@@ -121,29 +122,18 @@ impl Harmless {
     }
 }
 
-/// What a family has.
-#[derive(Clone, Copy)]
-pub(super) struct Has {
-    /// A norm on queries and keys.
-    pub(super) qk_norm: bool,
-    /// Experts.
-    pub(super) experts: bool,
-    /// Keys that are read for it, and that other families do not understand.
-    pub(super) reads: &'static [&'static str],
-}
-
 /// Rejects a key that would change the output.
-pub(super) fn refuse(keys: &Keys, has: Has) -> Result<(), Error> {
+pub(super) fn refuse(keys: &Keys, family: &Family) -> Result<(), Error> {
     const WHY: &str = "it changes what a model computes, and is not implemented for this family";
-    let experts = OF_EXPERTS.iter().filter(|_| !has.experts);
-    let foreign = (FOREIGN.iter()).filter(|(key, _)| !has.reads.contains(key));
+    let experts = OF_EXPERTS.iter().filter(|_| family.experts.is_none());
+    let foreign = (FOREIGN.iter()).filter(|(key, _)| !family.reads(key));
     for &(key, harmless) in foreign.chain(experts) {
         if keys.get(key).is_some_and(|value| !harmless.is(value)) {
             return Err(keys.unsupported(key, WHY));
         }
     }
     for key in ["qk_norm", "use_qk_norm", "qk_layernorm"] {
-        if keys.get(key).is_some_and(|value| !Off.is(value)) && !has.qk_norm {
+        if keys.get(key).is_some_and(|value| !Off.is(value)) && family.qk_norm == QkNorm::No {
             return Err(keys.unsupported(key, WHY));
         }
     }

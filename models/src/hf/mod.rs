@@ -6,12 +6,11 @@ mod config;
 mod experts;
 mod foreign;
 mod form;
-mod gemma;
 mod generation;
 mod json;
 mod rope;
 mod safetensors;
-mod spelled;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod text_part;
@@ -25,12 +24,12 @@ use std::path::{Path, PathBuf};
 
 use self::json::MAX_CONFIG;
 use self::safetensors::DTYPES;
-use self::spelled::names_of;
 use self::text_part::text_name;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::families;
 use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
@@ -97,7 +96,7 @@ fn open_with(
     let mut config = config::model_config(&config_path, &value, model_name(folder))?;
     let texts = texts::read(folder, &mut config)?;
     config.validate(&config_path)?;
-    let names = names_of(&config.family);
+    let names = families::of(&config.family).names;
     let spelled = config.clone();
 
     let mut files = Vec::new();
@@ -158,7 +157,8 @@ type ScalesByName = BTreeMap<String, (Scales, Vec<usize>)>;
 /// Takes the scales of blocks, bytes by name, out of the shards.
 fn take_scales(shards: &mut Shards, config: &ModelConfig) -> ScalesByName {
     let mut found = ScalesByName::new();
-    if config.family != "gpt_oss" {
+    let experts = families::of(&config.family).experts;
+    if !experts.is_some_and(|experts| experts.blocks) {
         return found;
     }
     for (file, (_, header)) in shards.iter_mut().enumerate() {
@@ -216,7 +216,10 @@ fn identify(
     config: &ModelConfig,
     scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
-    let Some(named) = names_of(&config.family).parse(&raw.name, config.experts) else {
+    let Some(named) = families::of(&config.family)
+        .names
+        .parse(&raw.name, config.experts)
+    else {
         return Err(Error::UnexpectedTensor {
             path: file.path.clone(),
             tensor: raw.name,
@@ -275,7 +278,10 @@ fn is_ignorable(name: &str) -> bool {
 /// Keys and values of layers that read those of others, which releases store all the same.
 fn is_unused(name: &str, config: &ModelConfig) -> bool {
     use Role::*;
-    let Some(Named::One(id)) = names_of(&config.family).parse(name, config.experts) else {
+    let Some(Named::One(id)) = families::of(&config.family)
+        .names
+        .parse(name, config.experts)
+    else {
         return false;
     };
     matches!(id.role, K | V | KBias | VBias | KNorm)

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::form::Style;
 use super::json::Keys;
 use crate::config::{Rope, RopeScaling, yarn_attention};
 use crate::error::Error;
+use crate::families::Family;
 
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
@@ -13,12 +13,11 @@ const ORIGINAL: &str = "original_max_position_embeddings";
 /// The rotary parameters, and those of layers with a window where these have others.
 pub(super) fn ropes(
     keys: &Keys,
-    style: &Style,
-    default_theta: f32,
+    family: &Family,
     head_dim: u32,
 ) -> Result<(Rope, Option<Rope>), Error> {
-    if !style.two_ropes {
-        return Ok((rope(keys, style, default_theta, head_dim)?, None));
+    if !family.two_ropes {
+        return Ok((rope(keys, family, head_dim)?, None));
     }
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
@@ -48,7 +47,7 @@ pub(super) fn ropes(
         };
         if let Some(object) = object {
             refuse_partial(&object)?;
-            rope.scaling = rope_scaling(keys, &object, style)?;
+            rope.scaling = rope_scaling(keys, &object, family)?;
             rope.theta = object.f32("rope_theta")?.unwrap_or(rope.theta);
         }
         Ok(rope)
@@ -56,7 +55,7 @@ pub(super) fn ropes(
     refuse_partial(keys)?;
     let [full, windowed] = objects;
     Ok((
-        one(full, keys.f32("rope_theta")?, default_theta)?,
+        one(full, keys.f32("rope_theta")?, family.theta)?,
         Some(one(
             windowed,
             keys.f32("rope_local_base_freq")?,
@@ -80,10 +79,10 @@ fn refuse_partial(keys: &Keys) -> Result<(), Error> {
 
 /// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
 /// (earlier). Values inside the object override those beside it.
-fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result<Rope, Error> {
+fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
-    if style.always_scaled && modern.is_none() && old.is_none() {
+    if family.always_scaled && modern.is_none() && old.is_none() {
         return Err(keys.missing("rope_parameters", "the scaling of the rotary positions"));
     }
     let mut theta = keys.f32("rope_theta")?;
@@ -91,7 +90,7 @@ fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result
     let mut rotated = None;
     for object in [keys].into_iter().chain(&old).chain(&modern) {
         let share = object.f32("partial_rotary_factor")?;
-        match (share, style.rotated) {
+        match (share, family.rotated) {
             (Some(share), None) if share != 1.0 => {
                 return Err(object.unsupported(
                     "partial_rotary_factor",
@@ -105,7 +104,7 @@ fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result
         }
     }
     for object in old.iter().chain(&modern) {
-        let parsed = rope_scaling(keys, object, style)?;
+        let parsed = rope_scaling(keys, object, family)?;
         if scaling.as_ref().is_some_and(|earlier| *earlier != parsed) {
             return Err(keys.bad(
                 "rope_scaling",
@@ -116,13 +115,13 @@ fn rope(keys: &Keys, style: &Style, default_theta: f32, head_dim: u32) -> Result
         theta = object.f32("rope_theta")?.or(theta);
     }
     Ok(Rope {
-        theta: theta.unwrap_or(default_theta),
-        dims: (f64::from(head_dim) * f64::from(rotated.or(style.rotated).unwrap_or(1.0))) as u32,
+        theta: theta.unwrap_or(family.theta),
+        dims: (f64::from(head_dim) * f64::from(rotated.or(family.rotated).unwrap_or(1.0))) as u32,
         scaling: scaling.unwrap_or(RopeScaling::None),
     })
 }
 
-fn rope_scaling(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Error> {
+fn rope_scaling(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, Error> {
     if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
         return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
     }
@@ -146,7 +145,7 @@ fn rope_scaling(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling,
         // longer contexts than this are not run, and up to there nothing is scaled
         Some("dynamic") if object.get("alpha").is_none() => Ok(RopeScaling::None),
         // the name in Phi-3's first releases
-        Some("longrope" | "su") => long_rope(top, object, style),
+        Some("longrope" | "su") => long_rope(top, object, family),
         Some(_) => Err(object.unsupported(
             key,
             "implemented: default, linear, dynamic, llama3, longrope, yarn",
@@ -189,7 +188,7 @@ fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
 /// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`. PhiMoE names its factors
 /// of queries and keys, one for each list of divisors. (transformers 5 takes its short divisors in
 /// long contexts too; those of the model's own code are the long ones.)
-fn long_rope(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Error> {
+fn long_rope(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, Error> {
     let divisors = |key: &str| {
         let list = object.read(key, "a list of numbers", |value| {
             let number = |value: &Value| value.as_f64().map(|number| number as f32);
@@ -197,14 +196,14 @@ fn long_rope(top: &Keys, object: &Keys, style: &Style) -> Result<RopeScaling, Er
         })?;
         list.ok_or_else(|| object.missing(key, "a list of numbers"))
     };
-    if style.named_factors {
+    if family.named_factors {
         object.need_u32(ORIGINAL)?; // beside its factors, or what it is then is not known
     }
     let original_context = original_context(top, object)?;
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
     let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
-    let named = |key: &str| match style.named_factors {
+    let named = |key: &str| match family.named_factors {
         true => object.need_f32(key).map(Some),
         false => Ok(None),
     };

@@ -3,13 +3,11 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::json::Keys;
 use crate::error::Error;
-
-/// Models of several kinds of input, and their text models.
-const PARTS: [(&str, &str); 2] = [("gemma3", "gemma3_text"), ("gemma3n", "gemma3n_text")];
+use crate::families::{self, Preset};
 
 /// What a text model takes from the whole, where it does not say so itself.
 const SHARED: [&str; 5] = [
@@ -31,9 +29,10 @@ pub(super) fn text_part<'a>(
 ) -> Result<(Cow<'a, Value>, &'static str), Error> {
     let keys = Keys::new(path, value)?;
     let family = keys.str("model_type")?.unwrap_or_default();
-    let whole = PARTS.iter().find(|part| part.0 == family);
-    let (mut part, name, prefix) = match whole {
-        Some((_, text)) => {
+    let text = families::all().find(|text| text.whole == Some(family));
+    let alone = families::of(family);
+    let (mut part, of, prefix) = match text {
+        Some(text) => {
             let inner = keys.object(KEY, "text_config.")?;
             let inner = inner.ok_or_else(|| keys.missing(KEY, "an object"))?;
             let mut part = inner.map().clone();
@@ -42,55 +41,24 @@ pub(super) fn text_part<'a>(
                     part.insert(key.into(), value.clone());
                 }
             }
-            part.entry("model_type").or_insert_with(|| json!(text));
-            (part, *text, "text_config.")
+            part.entry("model_type").or_insert_with(|| json!(text.name));
+            (part, text, "text_config.")
         }
-        None if defaults(family).is_empty() => return Ok((Cow::Borrowed(value), "")),
-        None => (keys.map().clone(), family, ""),
+        None if alone.defaults.is_empty() => return Ok((Cow::Borrowed(value), "")),
+        None => (keys.map().clone(), alone, ""),
     };
-    for (key, value) in defaults(name) {
-        let unset = part.get(&key).is_none_or(Value::is_null);
+    for (key, value) in of.defaults {
+        let unset = part.get(*key).is_none_or(Value::is_null);
         if unset {
-            part.insert(key, value);
+            let value = match *value {
+                Preset::Int(number) => json!(number),
+                Preset::Float(number) => json!(number),
+                Preset::Text(text) => json!(text),
+            };
+            part.insert((*key).into(), value);
         }
     }
     Ok((Cow::Owned(Value::Object(part)), prefix))
-}
-
-/// Keys that releases of a family leave out.
-fn defaults(family: &str) -> Map<String, Value> {
-    let values = match family {
-        "gemma3_text" => json!({
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-        }),
-        "gemma3n_text" => json!({
-            "vocab_size": 262_400,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 512,
-            "vocab_size_per_layer_input": 262_144,
-            "hidden_size_per_layer_input": 256,
-            "altup_num_inputs": 4,
-            "laurel_rank": 64,
-            "num_kv_shared_layers": 15,
-        }),
-        _ => Value::Null,
-    };
-    match values {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
 }
 
 /// The name of a tensor as the text model alone has it; `None` for a tensor of another part.
@@ -102,7 +70,7 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
         "embed_vision.",
         "embed_audio.",
     ];
-    if !PARTS.iter().any(|part| part.1 == family) {
+    if families::of(family).whole.is_none() {
         return Some(Cow::Borrowed(name));
     }
     let inside = name.strip_prefix("model.").unwrap_or(name);

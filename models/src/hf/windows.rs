@@ -6,27 +6,7 @@ use super::experts::switches;
 use super::json::Keys;
 use crate::config::Form;
 use crate::error::Error;
-
-/// Which layers a `sliding_window` applies to, if `layer_types` does not say.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Windows {
-    /// None; the family does not use the key.
-    Never,
-    /// All.
-    Every,
-    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
-    ByLayer,
-    /// None; releases disagree on what `use_sliding_window` means.
-    Disputed,
-    /// Those of `sliding_window_layout`, of `sliding_window_size`.
-    Layout,
-    /// Those without rotary positions, if `use_sliding_window` is set.
-    Unrotated,
-    /// Every second one from the first on.
-    Alternate,
-    /// All but every `sliding_window_pattern`-th, of which this is the default.
-    Pattern(u32),
-}
+use crate::families::Windows;
 
 /// One window per layer, 0 for full attention.
 pub(super) fn windows(
@@ -48,14 +28,13 @@ pub(super) fn windows(
     let kinds = keys.read("layer_types", "a list", Value::as_array)?;
     let used = keys.bool("use_sliding_window")?;
     let window = match of {
-        Windows::Never => None,
         Windows::Every | Windows::Alternate | Windows::Pattern(_) => window()?,
         Windows::ByLayer | Windows::Unrotated if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
             return Err(keys.unsupported("use_sliding_window", why));
         }
-        Windows::ByLayer | Windows::Disputed | Windows::Layout | Windows::Unrotated => None,
+        _ => None,
     };
     if let Some(kinds) = kinds {
         return by_layer_types(keys, kinds, window, layers);

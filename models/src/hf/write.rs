@@ -3,7 +3,7 @@
 //! Weights are written as f32, so no precision of the source is lost. The folder gets its final
 //! name only once it is fully written.
 
-mod families;
+mod form_keys;
 mod keys;
 mod scaling;
 
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 use self::keys::config_json;
 use super::form::is_less_one;
-use super::spelled::names_to_write;
 use super::{config, texts};
 use crate::checkpoint::SamplingDefaults;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Parallel};
 use crate::error::Error;
+use crate::families;
 use crate::file::{flush, flush_folder_of};
 use crate::names::{Fused, Required, Role, TensorId};
 use crate::rules::TextRules;
@@ -244,7 +244,10 @@ impl Weights {
                     format!("tensor {id} of {rows} x {cols} is too large"),
                 )
             })?;
-            let names = names_to_write(config);
+            let family = families::of(&config.family);
+            let two_norms =
+                (family.names_of_two_norms).filter(|_| config.form.parallel == Parallel::TwoNorms);
+            let names = two_norms.unwrap_or(family.names);
             let fused = names.fused_with(id.role);
             let entry = header.entry(names.spell(id, config)).or_insert_with(|| {
                 let mut shape = shape_of(id, rows, cols);

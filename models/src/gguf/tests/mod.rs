@@ -444,7 +444,10 @@ fn caps_of_logits_are_read() {
         if let Some(cap) = cap {
             set("final_logit_softcapping", value::Value::Float(cap));
         }
-        form::form(&metadata, arch, shape).unwrap().logit_cap
+        let (family, arch) = crate::families::find_arch(arch).unwrap();
+        form::form(&metadata, family, arch, shape)
+            .unwrap()
+            .logit_cap
     };
     for (arch, without) in [
         ("gemma2", Some(30.0)),

@@ -6,7 +6,7 @@ use super::types::{GgufFile, GgufValue};
 use super::vocab;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
-use crate::gguf::arch::{Arch, GPT_OSS};
+use crate::families::{self, Arch};
 use crate::gguf::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
 
 /// `general.quantization_version`: the block formats as of 2023.
@@ -27,23 +27,23 @@ pub(super) fn keys(
 /// Whether the model has nothing that is written in another way, or not at all.
 pub(super) fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
     let mut form = c.form.clone();
-    if arch.windows_have_a_key() {
+    if arch.windows.have_a_key() {
         // they are the layers without a window
         form.nope_layers.clear();
     }
-    if arch.name == GPT_OSS {
-        // every file has these
-        (form.ffn_bias, form.sinks) = (false, false);
-    }
+    let family = families::of(&c.family);
+    // every file of these families has them
+    form.ffn_bias &= !family.ffn_bias;
+    form.sinks &= !family.sinks;
     let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
-    plain && c.family != "phi3"
+    plain && arch.names.fused.is_empty()
 }
 
 /// What of the model GGUF has no key for, in words.
 fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
     match c {
         c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
-        c if c.window.iter().any(|&w| w != 0) && !arch.windows_have_a_key() => {
+        c if c.window.iter().any(|&w| w != 0) && !arch.windows.have_a_key() => {
             Some("a sliding window")
         }
         c if c.qkv_bias && arch.interleaved => Some("a bias on Q and K"),
@@ -72,7 +72,7 @@ fn model_keys(
     let arch = arch.name;
     let act = match c.ffn_kind.activation {
         // the reader finds any other to differ
-        Activation::ClampedSwiglu { .. } if arch == GPT_OSS => None,
+        Activation::ClampedSwiglu { .. } if families::of(&c.family).clamped => None,
         Activation::Relu => Some("relu"),
         Activation::Relu2 => Some("relu2"),
         Activation::Silu => Some("silu"),

@@ -1,6 +1,5 @@
-//! Tensor names of every family.
+//! Names of tensors in safetensors.
 
-use crate::config::{ModelConfig, Parallel};
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 const OUTSIDE: Spellings = &[
@@ -66,7 +65,7 @@ const NO_EXPERTS: ExpertNames = ExpertNames {
 };
 
 /// Llama and most others.
-const PLAIN: NameTable = NameTable {
+pub(super) const PLAIN: NameTable = NameTable {
     layer_prefix: "model.layers.",
     globals: OUTSIDE,
     numbered: &[],
@@ -99,7 +98,7 @@ const PLAIN: NameTable = NameTable {
     fused: &[],
 };
 
-const MIXTRAL: NameTable = NameTable {
+pub(super) const MIXTRAL: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -125,7 +124,7 @@ const MIXTRAL: NameTable = NameTable {
     ..PLAIN
 };
 
-const PHIMOE: NameTable = NameTable {
+pub(super) const PHIMOE: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -137,7 +136,7 @@ const PHIMOE: NameTable = NameTable {
     ..MIXTRAL
 };
 
-const SMALL_THINKER: NameTable = NameTable {
+pub(super) const SMALL_THINKER: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -157,7 +156,7 @@ const SMALL_THINKER: NameTable = NameTable {
     ..PLAIN
 };
 
-const GPT_OSS: NameTable = NameTable {
+pub(super) const GPT_OSS: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -181,7 +180,7 @@ const GPT_OSS: NameTable = NameTable {
     ..PLAIN
 };
 
-const OLMO2: NameTable = NameTable {
+pub(super) const OLMO2: NameTable = NameTable {
     layers: &[
         ATTENTION,
         FFN,
@@ -194,13 +193,13 @@ const OLMO2: NameTable = NameTable {
     ..PLAIN
 };
 
-const GEMMA2: NameTable = NameTable {
+pub(super) const GEMMA2: NameTable = NameTable {
     layers: &[ATTENTION, FFN, FOUR_NORMS],
     experts: NO_EXPERTS,
     ..PLAIN
 };
 
-const GEMMA3N: NameTable = NameTable {
+pub(super) const GEMMA3N: NameTable = NameTable {
     globals: &[
         (Role::Embed, "model.embed_tokens.weight"),
         (Role::Head, "lm_head.weight"),
@@ -241,7 +240,7 @@ const GEMMA3N: NameTable = NameTable {
     ..PLAIN
 };
 
-const PHI3: NameTable = NameTable {
+pub(super) const PHI3: NameTable = NameTable {
     layers: &[&[
         (Role::AttnNorm, "input_layernorm.weight"),
         (Role::O, "self_attn.o_proj.weight"),
@@ -256,7 +255,7 @@ const PHI3: NameTable = NameTable {
     ..PLAIN
 };
 
-const STARCODER2: NameTable = NameTable {
+pub(super) const STARCODER2: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -271,7 +270,7 @@ const STARCODER2: NameTable = NameTable {
     ..PLAIN
 };
 
-const NEMOTRON: NameTable = NameTable {
+pub(super) const NEMOTRON: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
@@ -286,7 +285,7 @@ const NEMOTRON: NameTable = NameTable {
     ..PLAIN
 };
 
-const OPT: NameTable = NameTable {
+pub(super) const OPT: NameTable = NameTable {
     layer_prefix: "model.decoder.layers.",
     globals: &[
         (Role::Embed, "model.decoder.embed_tokens.weight"),
@@ -314,7 +313,7 @@ const OPT: NameTable = NameTable {
     ..PLAIN
 };
 
-const FALCON: NameTable = NameTable {
+pub(super) const FALCON: NameTable = NameTable {
     layer_prefix: "transformer.h.",
     globals: &[
         (Role::Embed, "transformer.word_embeddings.weight"),
@@ -340,7 +339,7 @@ const FALCON: NameTable = NameTable {
 };
 
 /// Falcon 40B as it is written: the names of its norms come first.
-const FALCON_TWO_NORMS: NameTable = NameTable {
+pub(super) const FALCON_TWO_NORMS: NameTable = NameTable {
     layers: &[
         &[
             (Role::AttnNorm, "ln_attn.weight"),
@@ -352,30 +351,3 @@ const FALCON_TWO_NORMS: NameTable = NameTable {
     ],
     ..FALCON
 };
-
-/// The names under which a model's tensors are written.
-pub(super) fn names_to_write(config: &ModelConfig) -> &'static NameTable {
-    match config.form.parallel {
-        Parallel::TwoNorms => &FALCON_TWO_NORMS,
-        _ => names_of(&config.family),
-    }
-}
-
-/// The names of a family's tensors.
-pub(super) fn names_of(family: &str) -> &'static NameTable {
-    match family {
-        "mixtral" | "turbosparsemixtral" => &MIXTRAL,
-        "phimoe" => &PHIMOE,
-        "smallthinker" => &SMALL_THINKER,
-        "gpt_oss" => &GPT_OSS,
-        "olmo2" => &OLMO2,
-        "phi3" => &PHI3,
-        "starcoder2" => &STARCODER2,
-        "opt" => &OPT,
-        "nemotron" => &NEMOTRON,
-        "falcon" => &FALCON,
-        "gemma2" | "gemma3_text" => &GEMMA2,
-        "gemma3n_text" => &GEMMA3N,
-        _ => &PLAIN,
-    }
-}

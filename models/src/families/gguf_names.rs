@@ -1,17 +1,15 @@
-//! Names of tensors.
+//! Names of tensors in GGUF.
 
-use super::arch::{GPT_OSS, OPT};
-use super::streams::GEMMA3N;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
-pub(super) const DOWN_T: &str = "ffn_down_t.weight";
+pub(crate) const DOWN_T: &str = "ffn_down_t.weight";
 
 /// The bias beside it.
-pub(super) const DOWN_T_BIAS: &str = "ffn_down_t.bias";
+pub(crate) const DOWN_T_BIAS: &str = "ffn_down_t.bias";
 
 /// The table of learned positions.
-pub(super) const POSITIONS: &str = "position_embd.weight";
+pub(crate) const POSITIONS: &str = "position_embd.weight";
 
 /// Only stacked ones are known.
 const NO_EXPERTS: ExpertNames = ExpertNames {
@@ -105,8 +103,22 @@ pub(super) const PLAIN: NameTable = NameTable {
     fused: &[],
 };
 
+/// Its own converter can store Down transposed.
+pub(super) const SMALL_THINKER: NameTable = NameTable {
+    experts: ExpertNames {
+        stacked: &[
+            (Stack::One(Role::Gate), "ffn_gate_exps.weight"),
+            (Stack::One(Role::Up), "ffn_up_exps.weight"),
+            (Stack::EitherDown, "ffn_down_exps.weight"),
+            (Stack::GateUp, "ffn_gate_up_exps.weight"),
+        ],
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
 /// The norm before the FFN is called after the attention that it follows.
-const GPT_OSS_NAMES: NameTable = NameTable {
+pub(super) const GPT_OSS: NameTable = NameTable {
     layers: &[
         ATTENTION,
         &[
@@ -127,7 +139,7 @@ const GPT_OSS_NAMES: NameTable = NameTable {
     ..PLAIN
 };
 
-const UNGATED: NameTable = NameTable {
+pub(super) const UNGATED: NameTable = NameTable {
     layers: &[ATTENTION, NORMS, TWO_MATRICES],
     experts: NO_EXPERTS,
     ..PLAIN
@@ -141,7 +153,7 @@ const POWERINFER: Spellings = &[
 ];
 
 /// As PowerInfer's converter writes them (`OptModel` in `convert-hf-to-powerinfer-gguf.py`).
-const OPT_NAMES: NameTable = NameTable {
+pub(super) const OPT: NameTable = NameTable {
     globals: &[
         (Role::Embed, "token_embd.weight"),
         (Role::Positions, POSITIONS),
@@ -159,13 +171,13 @@ const OPT_NAMES: NameTable = NameTable {
     ..UNGATED
 };
 
-const FALCON: NameTable = NameTable {
+pub(super) const FALCON: NameTable = NameTable {
     layers: &[ATTENTION, NORMS, TWO_MATRICES, POWERINFER],
     fused: &[(Fused::Qkv, "attn_qkv.weight")],
     ..UNGATED
 };
 
-const FALCON_TWO_NORMS: NameTable = NameTable {
+pub(super) const FALCON_TWO_NORMS: NameTable = NameTable {
     layers: &[
         ATTENTION,
         TWO_MATRICES,
@@ -180,7 +192,7 @@ const FALCON_TWO_NORMS: NameTable = NameTable {
     ..FALCON
 };
 
-const PHI3: NameTable = NameTable {
+pub(super) const PHI3: NameTable = NameTable {
     layers: &[
         NORMS,
         &[
@@ -196,7 +208,7 @@ const PHI3: NameTable = NameTable {
     ..PLAIN
 };
 
-const GEMMA3N_NAMES: NameTable = NameTable {
+pub(super) const GEMMA3N: NameTable = NameTable {
     globals: &[
         (Role::Embed, "token_embd.weight"),
         (Role::Head, "output.weight"),
@@ -227,17 +239,3 @@ const GEMMA3N_NAMES: NameTable = NameTable {
     experts: NO_EXPERTS,
     ..PLAIN
 };
-
-/// The names of an architecture's tensors.
-pub(super) fn names_of(arch: &str, two_norms: bool) -> &'static NameTable {
-    match arch {
-        GPT_OSS => &GPT_OSS_NAMES,
-        GEMMA3N => &GEMMA3N_NAMES,
-        "phi3" => &PHI3,
-        "falcon" if two_norms => &FALCON_TWO_NORMS,
-        "falcon" => &FALCON,
-        OPT => &OPT_NAMES,
-        "starcoder2" | "nemotron" => &UNGATED,
-        _ => &PLAIN,
-    }
-}

@@ -1,0 +1,418 @@
+//! The families of models: what each one computes differently from the plain decoder, and what its
+//! keys and tensors are called.
+//!
+//! A family is one `const` in a file of `families/`. Readers and writers of both formats walk it;
+//! nothing else knows a family by its name.
+
+mod experts;
+mod gemma;
+mod gguf_names;
+mod granite;
+mod hf_names;
+mod keys;
+mod layer_norm;
+mod llama;
+mod mixtures;
+mod qwen;
+
+pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy};
+pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
+pub(crate) use self::keys::{Absent, By, Key};
+
+use crate::config::Activation;
+use crate::names::NameTable;
+
+/// All families, group by group.
+const GROUPS: [&[Family]; 6] = [
+    &llama::FAMILIES,
+    &qwen::FAMILIES,
+    &mixtures::FAMILIES,
+    &granite::FAMILIES,
+    &layer_norm::FAMILIES,
+    &gemma::FAMILIES,
+];
+
+/// A family. [`PLAIN`] is the decoder that the others depart from.
+pub(crate) struct Family {
+    /// `model_type` in `config.json`, and the family's name in containers.
+    pub(crate) name: &'static str,
+    /// `model_type` of models of several kinds of input that have this one as their text model.
+    pub(crate) whole: Option<&'static str>,
+    /// The class of transformers that runs it; without one it has no folder form.
+    pub(crate) class: Option<&'static str>,
+    /// Values of keys that releases leave out.
+    pub(crate) defaults: &'static [(&'static str, Preset)],
+    /// Names of its tensors in safetensors.
+    pub(crate) names: &'static NameTable,
+    /// The same of a file with two norms before attention and FFN, to write them.
+    pub(crate) names_of_two_norms: Option<&'static NameTable>,
+    /// Its architecture in GGUF.
+    pub(crate) gguf: Option<Arch>,
+    /// The architecture under which it is written as GGUF, where that is another family's.
+    pub(crate) gguf_as: Option<&'static str>,
+
+    /// The norms before attention, FFN and head are LayerNorms with biases.
+    pub(crate) layer_norm: bool,
+    /// There are norms before attention and FFN.
+    pub(crate) pre_norm: bool,
+    /// There are norms after attention and FFN.
+    pub(crate) post_norm: bool,
+    /// Weights of its norms are stored less one, in safetensors.
+    pub(crate) plus_one: bool,
+    pub(crate) qk_norm: QkNorm,
+    /// Values are normed.
+    pub(crate) value_norm: bool,
+    /// Biases of attention.
+    pub(crate) bias: Bias,
+    /// The FFN always has biases.
+    pub(crate) ffn_bias: bool,
+    /// Query heads have a logit more.
+    pub(crate) sinks: bool,
+    /// The FFN has no gate.
+    pub(crate) ungated: bool,
+    /// ReLU on the up projection as well.
+    pub(crate) relu_on_up: bool,
+    /// SiLU means gpt-oss's clamped SwiGLU.
+    pub(crate) clamped: bool,
+    /// Rows of the table of learned positions before that of position 0, if positions are learned.
+    pub(crate) learned_positions: Option<u32>,
+    /// Embeddings are multiplied by `sqrt(d_model)`.
+    pub(crate) width_scale: bool,
+    /// Factor of the scores, whatever the keys say.
+    pub(crate) attention_scale: Option<f32>,
+
+    /// Key of the epsilon of its norms; `None` for that of PyTorch's LayerNorm.
+    pub(crate) eps: Option<&'static str>,
+    /// Key of the activation.
+    pub(crate) act: &'static str,
+    /// The activation without the key.
+    pub(crate) act_default: Option<&'static str>,
+    /// It has no other activation than this.
+    pub(crate) one_act: bool,
+    /// Key of the number of the FFN's neurons.
+    pub(crate) ffn: &'static str,
+    /// Their number by `d_model`, without the key.
+    pub(crate) ffn_default: Option<u32>,
+    /// The key may be a list of equal numbers.
+    pub(crate) ffn_list: bool,
+    /// Key of the number of heads of keys and values.
+    pub(crate) kv_heads: &'static str,
+    /// Without the key it is that of the query heads.
+    pub(crate) kv_heads_default: bool,
+    /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
+    pub(crate) head_dim_default: bool,
+    /// The head is the embedding without `tie_word_embeddings`.
+    pub(crate) tied: bool,
+    pub(crate) windows: Windows,
+    /// Layers without rotary positions.
+    pub(crate) unrotated: Option<Unrotated>,
+    /// Base of the rotary frequencies without a key.
+    pub(crate) theta: f32,
+    /// Share of a head that is rotated without a key; `None` if it is always the whole.
+    pub(crate) rotated: Option<f32>,
+    /// Layers with a window have a rotary embedding of their own.
+    pub(crate) two_ropes: bool,
+    /// LongRoPE's factors of queries and keys have keys of their own.
+    pub(crate) named_factors: bool,
+    /// Rotary positions are scaled, and the keys say how.
+    pub(crate) always_scaled: bool,
+    pub(crate) experts: Option<Experts>,
+    /// Keys that set parts of the form.
+    pub(crate) keys: &'static [Key],
+    /// Keys that may have one value only.
+    pub(crate) checks: &'static [Check],
+    /// Further keys that are read for it, and that other families have to refuse.
+    pub(crate) reads: &'static [&'static str],
+    pub(crate) quirks: &'static [Quirk],
+}
+
+/// A family as GGUF has it. Formulas as in llama.cpp's `src/models/`.
+pub(crate) struct Arch {
+    /// `general.architecture`.
+    pub(crate) name: &'static str,
+    /// Names of its tensors.
+    pub(crate) names: &'static NameTable,
+    /// The same of a file with a second norm before attention.
+    pub(crate) names_of_two_norms: Option<&'static NameTable>,
+    /// Q and K are stored in interleaved rotary order.
+    pub(crate) interleaved: bool,
+    /// The activation, where the file does not name one.
+    pub(crate) act: Activation,
+    /// It is ReLU in every file.
+    pub(crate) relu: bool,
+    /// Key of the epsilon, after the architecture.
+    pub(crate) eps: &'static str,
+    /// The epsilon of files that have no such key.
+    pub(crate) usual_eps: Option<f32>,
+    /// Layers that a file's sliding window applies to.
+    pub(crate) windows: Windows,
+    /// Layers without rotary positions.
+    pub(crate) unrotated: Option<EveryNth>,
+    /// The ends of YaRN's ramp are rounded outwards.
+    pub(crate) yarn_truncate: bool,
+    /// Scores are scaled by the width of a head; by `d_model / heads` in the model of so many layers.
+    pub(crate) widest: Option<u32>,
+    /// Further keys that are read for it, after the architecture.
+    pub(crate) reads: &'static [&'static str],
+}
+
+/// The value of a key that is left out.
+#[derive(Clone, Copy)]
+pub(crate) enum Preset {
+    Int(u32),
+    Float(f64),
+    Text(&'static str),
+}
+
+/// RMSNorms of queries and keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorm {
+    No,
+    /// Each head by itself.
+    Head,
+    /// All heads together.
+    Whole,
+}
+
+/// Which projections of attention carry biases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bias {
+    No,
+    /// Q, K and V.
+    Qkv,
+    /// Q, K and V, if a key says so; this without it.
+    QkvBy(&'static str, bool),
+    /// All of them, in the same way.
+    AllBy(&'static str, bool),
+}
+
+/// `attention_bias` puts a bias on Q, K, V and O.
+const OPTIONAL_BIAS: Bias = Bias::AllBy("attention_bias", false);
+
+/// Layers that a sliding window applies to, if `layer_types` does not say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Windows {
+    /// None; the family does not use the key. In GGUF: unknown.
+    Never,
+    /// All.
+    Every,
+    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
+    ByLayer,
+    /// None; releases disagree on what `use_sliding_window` means.
+    Disputed,
+    /// Those of `sliding_window_layout`, of `sliding_window_size`.
+    Layout,
+    /// Those without rotary positions, if `use_sliding_window` is set.
+    Unrotated,
+    /// Every second one from the first on.
+    Alternate,
+    /// All but every fourth from the first on.
+    AllButFourth,
+    /// All but every `sliding_window_pattern`-th, of which this is the default.
+    Pattern(u32),
+}
+
+impl Windows {
+    /// Whether llama.cpp finds a window's layers by the architecture.
+    pub(crate) fn have_a_key(self) -> bool {
+        matches!(
+            self,
+            Self::AllButFourth | Self::Alternate | Self::Pattern(_)
+        )
+    }
+}
+
+/// Layers without rotary positions in `config.json`.
+#[derive(Clone, Copy)]
+pub(crate) struct Unrotated {
+    /// Key of a list with 0 for each of them.
+    pub(crate) list: &'static str,
+    /// Without the list: key of the interval in which they are, and its default.
+    pub(crate) interval: Option<(&'static str, u32)>,
+}
+
+/// One layer of every four.
+#[derive(Clone, Copy)]
+pub(crate) struct EveryNth {
+    /// The first of them.
+    pub(crate) first: usize,
+    /// Only in files with a sliding window.
+    pub(crate) windowed: bool,
+}
+
+impl EveryNth {
+    /// The layers.
+    pub(crate) fn of(self, layers: u32) -> Vec<u32> {
+        (0..layers).skip(self.first).step_by(4).collect()
+    }
+}
+
+/// A key of `config.json` that may have one value only, or be absent.
+#[derive(Clone, Copy)]
+pub(crate) enum Check {
+    Flag(&'static str, bool),
+    Zero(&'static str),
+    Word(&'static str, &'static str),
+    /// `hidden_size`.
+    Width(&'static str),
+}
+
+/// What no other field can say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Quirk {
+    /// Attention and FFN read the same input, after one norm or one each; the number of heads of keys
+    /// and values follows from other keys (Falcon).
+    Falcon,
+    /// As many heads of keys and values as of queries (OPT).
+    OneKvHeadEach,
+    /// Several residual streams, an input for each layer, shared keys and values, gates by Gaussian
+    /// top-k (Gemma 3n).
+    Streams,
+    /// transformers' own padding token may lie past the vocabulary.
+    NoPadding,
+    /// The context before scaling is named beside the scaling.
+    OriginalContextBeside,
+    /// Keys that a folder of this family must not have.
+    Lacks(&'static [&'static str]),
+}
+
+/// The plain decoder: Llama without options.
+pub(crate) const PLAIN: Family = Family {
+    name: "",
+    whole: None,
+    class: None,
+    defaults: &[],
+    names: &hf_names::PLAIN,
+    names_of_two_norms: None,
+    gguf: None,
+    gguf_as: None,
+    layer_norm: false,
+    pre_norm: true,
+    post_norm: false,
+    plus_one: false,
+    qk_norm: QkNorm::No,
+    value_norm: false,
+    bias: Bias::No,
+    ffn_bias: false,
+    sinks: false,
+    ungated: false,
+    relu_on_up: false,
+    clamped: false,
+    learned_positions: None,
+    width_scale: false,
+    attention_scale: None,
+    eps: Some("rms_norm_eps"),
+    act: "hidden_act",
+    act_default: None,
+    one_act: false,
+    ffn: "intermediate_size",
+    ffn_default: None,
+    ffn_list: false,
+    kv_heads: "num_key_value_heads",
+    kv_heads_default: false,
+    head_dim_default: true,
+    tied: false,
+    windows: Windows::Never,
+    unrotated: None,
+    theta: 10_000.0,
+    rotated: None,
+    two_ropes: false,
+    named_factors: false,
+    always_scaled: false,
+    experts: None,
+    keys: &[],
+    checks: &[],
+    reads: &[],
+    quirks: &[],
+};
+
+/// The plain decoder in GGUF.
+const PLAIN_ARCH: Arch = Arch {
+    name: "",
+    names: &gguf_names::PLAIN,
+    names_of_two_norms: None,
+    interleaved: false,
+    act: Activation::Silu,
+    relu: false,
+    eps: "attention.layer_norm_rms_epsilon",
+    usual_eps: None,
+    windows: Windows::Never,
+    unrotated: None,
+    yarn_truncate: true,
+    widest: None,
+    reads: &[],
+};
+
+/// All families.
+pub(crate) fn all() -> impl Iterator<Item = &'static Family> {
+    GROUPS.into_iter().flatten()
+}
+
+/// The family that `model_type` names.
+pub(crate) fn find(name: &str) -> Option<&'static Family> {
+    all().find(|family| family.name == name)
+}
+
+/// The family of a configuration; the plain one for a name that no reader gives.
+pub(crate) fn of(name: &str) -> &'static Family {
+    const NONE: &Family = &PLAIN;
+    find(name).unwrap_or(NONE)
+}
+
+/// The family of an architecture in GGUF, and its own description of it.
+pub(crate) fn find_arch(name: &str) -> Option<(&'static Family, &'static Arch)> {
+    all()
+        .filter_map(|family| Some((family, family.gguf.as_ref()?)))
+        .find(|(_, arch)| arch.name == name)
+}
+
+impl Family {
+    /// The architecture that llama.cpp uses for it.
+    pub(crate) fn written_arch(&self) -> Option<&'static Arch> {
+        let own = || self.gguf.as_ref().map(|arch| arch.name);
+        Some(find_arch(self.gguf_as.or_else(own)?)?.1)
+    }
+
+    /// The families with experts that are stored under its architecture, which has none itself.
+    pub(crate) fn with_experts(&self) -> impl Iterator<Item = &'static Family> {
+        let arch = self.gguf.as_ref().map(|arch| arch.name);
+        all().filter(move |other| {
+            other.gguf_as.is_some() && other.gguf_as == arch && other.experts.is_some()
+        })
+    }
+
+    pub(crate) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
+
+    /// Whether a key of `config.json` is read for it that other families refuse.
+    pub(crate) fn reads(&self, key: &str) -> bool {
+        self.reads.contains(&key) || self.keys.iter().any(|known| known.hf.name == key)
+    }
+
+    /// Whether Q, K and V have biases in every GGUF file.
+    pub(crate) fn always_has_qkv_bias(&self) -> bool {
+        matches!(self.bias, Bias::Qkv | Bias::QkvBy(..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_lead_somewhere() {
+        let (mut names, mut archs) = (BTreeSet::new(), BTreeSet::new());
+        for family in all() {
+            assert!(names.insert(family.name), "{}", family.name);
+            if let Some(arch) = &family.gguf {
+                assert!(archs.insert(arch.name), "{}", arch.name);
+            }
+            if let Some(other) = family.gguf_as {
+                assert!(find_arch(other).is_some(), "{other}");
+            }
+        }
+    }
+}

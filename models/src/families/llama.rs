@@ -1,0 +1,162 @@
+//! Llama and what differs from it in a few keys.
+
+use super::experts::{EXPERTS, Experts, Renormalise};
+use super::hf_names;
+use super::keys::{By, Key, Sets, Side};
+use super::{Arch, Bias, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Unrotated};
+use super::{Windows, gguf_names};
+
+/// Llama's own architecture; Mistral's windows are those of all layers.
+const ARCH: Arch = Arch {
+    name: "llama",
+    interleaved: true,
+    windows: Windows::Every,
+    ..PLAIN_ARCH
+};
+
+const LLAMA: Family = Family {
+    name: "llama",
+    class: Some("LlamaForCausalLM"),
+    gguf: Some(ARCH),
+    bias: OPTIONAL_BIAS,
+    kv_heads_default: true,
+    keys: &[Key::flag(Sets::FfnBias, "mlp_bias", false)],
+    ..PLAIN
+};
+
+const MISTRAL: Family = Family {
+    name: "mistral",
+    class: Some("MistralForCausalLM"),
+    gguf_as: Some("llama"),
+    windows: Windows::Every,
+    ..PLAIN
+};
+
+/// ReLU on gate and up (Bamboo). PowerInfer's files have an architecture of their own.
+const BAMBOO: Family = Family {
+    name: "bamboo",
+    class: Some("BambooForCausalLM"),
+    gguf: Some(Arch {
+        name: "bamboo",
+        relu: true,
+        ..ARCH
+    }),
+    gguf_as: Some("llama"),
+    relu_on_up: true,
+    windows: Windows::Every,
+    ..PLAIN
+};
+
+const MIXTRAL: Family = Family {
+    name: "mixtral",
+    class: Some("MixtralForCausalLM"),
+    names: &hf_names::MIXTRAL,
+    gguf_as: Some("llama"),
+    windows: Windows::Every,
+    theta: 1_000_000.0,
+    experts: Some(Experts {
+        count: "num_local_experts",
+        renormalise: Renormalise::Always,
+        gguf_renormalise: true,
+        ..EXPERTS
+    }),
+    ..PLAIN
+};
+
+const TURBO_SPARSE_MIXTRAL: Family = Family {
+    name: "turbosparsemixtral",
+    class: Some("TurboSparseMixtralForCausalLM"),
+    relu_on_up: true,
+    ..MIXTRAL
+};
+
+/// No rotary positions in every fourth layer.
+const SMOLLM3: Family = Family {
+    name: "smollm3",
+    class: Some("SmolLM3ForCausalLM"),
+    gguf: Some(Arch {
+        name: "smollm3",
+        interleaved: true,
+        // in every release
+        unrotated: Some(EveryNth {
+            first: 3,
+            windowed: false,
+        }),
+        ..PLAIN_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    tied: true,
+    theta: 2_000_000.0,
+    windows: Windows::Unrotated,
+    unrotated: Some(Unrotated {
+        list: "no_rope_layers",
+        interval: Some(("no_rope_layer_interval", 4)),
+    }),
+    keys: &[Key::flag(Sets::FfnBias, "mlp_bias", false)],
+    reads: &["no_rope_layers", "no_rope_layer_interval"],
+    quirks: &[Quirk::NoPadding],
+    ..PLAIN
+};
+
+/// `modeling_minicpm.py` of openbmb's releases. GGUF files without the keys are of a time when
+/// programs disagreed on the values.
+const MINICPM: Family = Family {
+    name: "minicpm",
+    class: Some("MiniCPMForCausalLM"),
+    gguf: Some(Arch {
+        name: "minicpm",
+        interleaved: true,
+        ..PLAIN_ARCH
+    }),
+    kv_heads_default: true,
+    tied: true,
+    keys: &[
+        Key::new(
+            Sets::EmbeddingScale,
+            Side::need("scale_emb"),
+            Side::need("embedding_scale"),
+        ),
+        Key::new(
+            Sets::ResidualScale,
+            Side::need("scale_depth").by(By::OverRootLayers),
+            Side::need("residual_scale"),
+        ),
+        Key::new(
+            Sets::LogitScale,
+            Side::need("dim_model_base").by(By::OverWidth),
+            Side::need("logit_scale").by(By::Reciprocal),
+        ),
+    ],
+    ..PLAIN
+};
+
+/// Fused projections, LongRoPE, a window in every layer.
+const PHI3: Family = Family {
+    name: "phi3",
+    class: Some("Phi3ForCausalLM"),
+    names: &hf_names::PHI3,
+    gguf: Some(Arch {
+        name: "phi3",
+        names: &gguf_names::PHI3,
+        windows: Windows::Every,
+        reads: &["rope.scaling.attn_factor"],
+        ..PLAIN_ARCH
+    }),
+    bias: Bias::No,
+    kv_heads_default: true,
+    windows: Windows::Every,
+    rotated: Some(1.0),
+    quirks: &[Quirk::NoPadding, Quirk::OriginalContextBeside],
+    ..PLAIN
+};
+
+pub(super) const FAMILIES: [Family; 8] = [
+    LLAMA,
+    MISTRAL,
+    BAMBOO,
+    MIXTRAL,
+    TURBO_SPARSE_MIXTRAL,
+    SMOLLM3,
+    MINICPM,
+    PHI3,
+];
