@@ -90,9 +90,10 @@ fn judged(
 ) -> Result<Report, Failure> {
     let sparse = model.text().config().has_zeros();
     let mut engine_args = args.engine.clone();
-    engine_args.sparsity = match sparse {
-        true => SparsityArg::Exact,
-        false => SparsityArg::Dense,
+    engine_args.sparsity = if sparse {
+        SparsityArg::Exact
+    } else {
+        SparsityArg::Dense
     };
     let threads = args.engine.threads.map_or_else(
         || std::thread::available_parallelism().map_or(1, |n| n.get()),

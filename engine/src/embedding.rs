@@ -74,9 +74,10 @@ impl Embedding {
 
     /// Sizes of the embedding, 0 where tied to the head, and of the inputs by layer.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
-        let embedding = match c.tied_head {
-            true => EmbeddingBytes::default(),
-            false => Self::bytes_of(layout, Role::Embed, c.vocab),
+        let embedding = if c.tied_head {
+            EmbeddingBytes::default()
+        } else {
+            Self::bytes_of(layout, Role::Embed, c.vocab)
         };
         let inputs = c.form.streams.map(|streams| streams.per_layer_vocab);
         let inputs = inputs.map(|rows| Self::bytes_of(layout, Role::LayerInputs, rows));

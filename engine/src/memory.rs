@@ -326,9 +326,10 @@ impl Needs {
     /// Bytes of the Gate rows of the first `banks` banks, which are of one size where they are
     /// told apart.
     fn gates_of(&self, banks: u64) -> u64 {
-        match banks == self.banks {
-            true => self.gates,
-            false => self.gates.div_ceil(self.banks.max(1)) * banks,
+        if banks == self.banks {
+            self.gates
+        } else {
+            self.gates.div_ceil(self.banks.max(1)) * banks
         }
     }
 
@@ -438,9 +439,10 @@ impl Needs {
         let partly = gate_banks > 0 && gate_banks < self.banks;
         let unit = self.cluster_len(residency).max(1);
         let (all, left) = (self.host_clusters(), left - gates);
-        let least = match uses_cold {
-            true => self.min_slots.saturating_mul(slot),
-            false => 0,
+        let least = if uses_cold {
+            self.min_slots.saturating_mul(slot)
+        } else {
+            0
         };
         let buffers = match left / unit >= all {
             true => 0,

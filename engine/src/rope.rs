@@ -93,9 +93,10 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
             original_context,
             ..
         } => {
-            let divisors = match context > *original_context as usize {
-                true => long,
-                false => short,
+            let divisors = if context > *original_context as usize {
+                long
+            } else {
+                short
             };
             let divided = |(i, divisor): (u32, &f32)| 1.0 / (divisor * power(i));
             frequencies.zip(divisors).map(divided).collect()
@@ -131,9 +132,10 @@ fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
         dims * libm::log(context) / (2.0 * libm::log(theta))
     };
     let (low, high) = (place(beta_fast), place(beta_slow));
-    let (low, high) = match truncate {
-        true => (libm::floor(low), libm::ceil(high)),
-        false => (low, high),
+    let (low, high) = if truncate {
+        (libm::floor(low), libm::ceil(high))
+    } else {
+        (low, high)
     };
     let (low, high) = (low.max(0.0), high.min(dims - 1.0));
     // without a ramp, a step

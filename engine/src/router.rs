@@ -144,9 +144,10 @@ impl Routes {
             }
             units.push(BankWork {
                 bank: expert,
-                rows: match routes.len() == n {
-                    true => Rows::All(n),
-                    false => Rows::Some(&self.rows[routes.clone()]),
+                rows: if routes.len() == n {
+                    Rows::All(n)
+                } else {
+                    Rows::Some(&self.rows[routes.clone()])
                 },
                 weights: Some(&self.weights[routes]),
                 bias: Bias::of(biases, (expert - bank) as usize),

@@ -149,13 +149,16 @@ impl Sampling {
     /// # Errors
     /// The first invalid one.
     pub fn validate(&self) -> Result<(), BadSampling> {
-        let check = |ok: bool, what, value, expected| match ok {
-            true => Ok(()),
-            false => Err(BadSampling {
-                what,
-                value,
-                expected,
-            }),
+        let check = |ok: bool, what, value, expected| {
+            if ok {
+                Ok(())
+            } else {
+                Err(BadSampling {
+                    what,
+                    value,
+                    expected,
+                })
+            }
         };
         let t = self.temperature;
         check(t.is_finite() && t >= 0.0, "temperature", t, "0 or more")?;
@@ -242,9 +245,10 @@ impl Sampler {
             settings,
             rng: ChaCha8Rng::seed_from_u64(settings.seed),
             candidates: Vec::with_capacity(vocab),
-            spare: match settings.temperature > 0.0 && settings.top_k == 0 {
-                true => Vec::with_capacity(vocab),
-                false => Vec::new(),
+            spare: if settings.temperature > 0.0 && settings.top_k == 0 {
+                Vec::with_capacity(vocab)
+            } else {
+                Vec::new()
             },
             allowed: Vec::new(),
             bias: Vec::new(),

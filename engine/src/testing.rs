@@ -172,9 +172,10 @@ impl World {
 
     /// A plan with so many clusters and slots.
     pub fn plan(&self, gates_resident: bool, hot_clusters: u64, slots: u64) -> MemoryPlan {
-        let gate_banks = match gates_resident {
-            true => self.banks.len() as u64,
-            false => 0,
+        let gate_banks = if gates_resident {
+            self.banks.len() as u64
+        } else {
+            0
         };
         self.plan_partly(gate_banks, hot_clusters, slots)
     }

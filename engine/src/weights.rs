@@ -255,10 +255,7 @@ fn is_predictor(name: &str) -> bool {
 
 /// The tensor that serves as head.
 pub(crate) fn head_role(c: &ModelConfig) -> Role {
-    match c.tied_head {
-        true => Role::Embed,
-        false => Role::Head,
-    }
+    if c.tied_head { Role::Embed } else { Role::Head }
 }
 
 /// Container name of a tensor.
@@ -320,9 +317,10 @@ impl<'a> Loader<'a> {
         let q_dim = c.heads as usize * c.head_dim as usize;
         let kv_dim = c.kv_heads as usize * c.head_dim as usize;
         Ok(LayerWeights {
-            attn_norm: match c.form.pre_norm {
-                true => Some(self.norm(Role::AttnNorm, Some(Role::AttnNormBias), l, c)?),
-                false => None,
+            attn_norm: if c.form.pre_norm {
+                Some(self.norm(Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
+            } else {
+                None
             },
             attn_post_norm: self.post_norm(Role::AttnPostNorm, l, c)?,
             q: self.matrix(Role::Q, l, q_dim, d)?,
@@ -330,9 +328,12 @@ impl<'a> Loader<'a> {
             v: (own.then(|| self.matrix(Role::V, l, kv_dim, d))).transpose()?,
             o: self.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: if c.qkv_bias {
-                let of_kv = |role| match own {
-                    true => self.vector(role, l, kv_dim),
-                    false => Ok(Vec::new()),
+                let of_kv = |role| {
+                    if own {
+                        self.vector(role, l, kv_dim)
+                    } else {
+                        Ok(Vec::new())
+                    }
                 };
                 Some([
                     self.vector(Role::QBias, l, q_dim)?,
@@ -348,15 +349,17 @@ impl<'a> Loader<'a> {
                 None
             },
             qk_norm: if c.qk_norm {
-                let [of_q, of_k] = match c.qk_norm_whole {
-                    true => [q_dim, kv_dim],
-                    false => [c.head_dim as usize; 2],
+                let [of_q, of_k] = if c.qk_norm_whole {
+                    [q_dim, kv_dim]
+                } else {
+                    [c.head_dim as usize; 2]
                 };
                 Some([
                     self.vector(Role::QNorm, l, of_q)?,
-                    match own {
-                        true => self.vector(Role::KNorm, l, of_k)?,
-                        false => Vec::new(),
+                    if own {
+                        self.vector(Role::KNorm, l, of_k)?
+                    } else {
+                        Vec::new()
                     },
                 ])
             } else {
@@ -368,9 +371,10 @@ impl<'a> Loader<'a> {
             } else {
                 None
             },
-            ffn_norm: match c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
-                true => Some(self.norm(Role::FfnNorm, Some(Role::FfnNormBias), l, c)?),
-                false => None,
+            ffn_norm: if c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
+                Some(self.norm(Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
+            } else {
+                None
             },
             ffn_post_norm: self.post_norm(Role::FfnPostNorm, l, c)?,
             ffn_bias: self.ffn_biases(l, c)?,
@@ -414,9 +418,10 @@ impl<'a> Loader<'a> {
         Ok(Some(FfnBiases {
             banks,
             gate: self.rows(Role::GateBias, l, neurons, 1)?,
-            up: match c.ffn_kind.ungated {
-                true => Vec::new(),
-                false => self.rows(Role::UpBias, l, neurons, 1)?,
+            up: if c.ffn_kind.ungated {
+                Vec::new()
+            } else {
+                self.rows(Role::UpBias, l, neurons, 1)?
             },
             down: self.rows(Role::DownBias, l, banks, d)?,
         }))
@@ -459,9 +464,10 @@ impl<'a> Loader<'a> {
         let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
         Ok(Some(Router {
             scores: self.matrix(Role::Router, layer, experts, d)?,
-            bias: match mixture.router_bias {
-                false => None,
-                true => Some(self.vector(Role::RouterBias, layer, experts)?),
+            bias: if mixture.router_bias {
+                Some(self.vector(Role::RouterBias, layer, experts)?)
+            } else {
+                None
             },
             shared: match mixture.shared {
                 0 => None,

@@ -97,12 +97,13 @@ impl LowRank {
     /// after the other as these want them.
     fn hidden<'a>(&self, shared: &'a Shared, tokens: usize) -> Option<Inputs<'a>> {
         let s = &self.spec;
-        match s.fc2.is_grouped() {
-            true => Some(Inputs::Quantized(shared.hidden_q.all())),
-            false => (s.stride() == s.rank || tokens == 1).then(|| Inputs::Floats {
+        if s.fc2.is_grouped() {
+            Some(Inputs::Quantized(shared.hidden_q.all()))
+        } else {
+            (s.stride() == s.rank || tokens == 1).then(|| Inputs::Floats {
                 x: &shared.hidden[..tokens * s.rank],
                 n: s.rank,
-            }),
+            })
         }
     }
 }
@@ -132,12 +133,13 @@ impl Predictor for LowRank {
             }
             Reads::Residual => input.quantized,
         };
-        let input = match s.fc1.is_grouped() {
-            true => Inputs::Quantized(quantized),
-            false => Inputs::Floats {
+        let input = if s.fc1.is_grouped() {
+            Inputs::Quantized(quantized)
+        } else {
+            Inputs::Floats {
                 x: input.all(s.reads),
                 n: s.d,
-            },
+            }
         };
         let hidden = &mut shared.hidden[..tokens * stride];
         hidden.fill(0.0);

@@ -11,9 +11,10 @@ pub fn top_multiple(share: f32) -> f32 {
     let (mut low, mut high) = (-9.0, 9.0);
     for _ in 0..100 {
         let middle = 0.5 * (low + high);
-        match below(middle) < f64::from(share) {
-            true => low = middle,
-            false => high = middle,
+        if below(middle) < f64::from(share) {
+            low = middle
+        } else {
+            high = middle
         }
     }
     (0.5 * (low + high)) as f32

@@ -181,46 +181,47 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+            #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// How many tokens are multiplied at once changes no bit.
-        #[test]
-        fn products_are_those_of_each_token(
-            dtype in prop::sample::select(vec![DType::Q4, DType::Q8, DType::F16, DType::F32]),
-            n in 1usize..200,
-            rows in 1usize..70,
-            tokens in 1usize..140,
-            seed in any::<u64>(),
-        ) {
-            let (cpu, row) = (Cpu::detect(), dtype.row_bytes(n));
-            let (x, weights) = (numbers(seed, tokens * n), numbers(!seed, rows * n));
-            let mut bytes = vec![0; rows * row];
-            for (bytes, weights) in bytes.chunks_exact_mut(row).zip(weights.chunks_exact(n)) {
-                let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(n));
-                quantize_row(dtype, weights, quants, scales).unwrap();
-            }
-            let mut quantized = Activations::with_capacity(n, tokens);
-            cpu.quantize_activations(&x, tokens, &mut quantized);
-            let input = match dtype.is_grouped() {
-                true => Inputs::Quantized(quantized.all()),
-                false => Inputs::Floats { x: &x, n },
-            };
-            let (mut by_row, mut by_token) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
-            with_multiplier(|m| {
-                m.by_row(cpu, dtype, &bytes, input, &mut by_row);
-                m.by_token(cpu, dtype, &bytes, input, &mut Columns::new(&mut by_token, tokens, rows, rows));
-            });
-            let mut alone = vec![0.0; rows];
-            for t in 0..tokens {
-                one(cpu, dtype, &bytes, input.range(t, 1), &mut alone);
-                for (i, expected) in alone.iter().enumerate() {
-                    for found in [by_row[i * tokens + t], by_token[t * rows + i]] {
-                        prop_assert_eq!(found.to_bits(), expected.to_bits(), "row {}, token {}", i, t);
+            /// How many tokens are multiplied at once changes no bit.
+            #[test]
+            fn products_are_those_of_each_token(
+                dtype in prop::sample::select(vec![DType::Q4, DType::Q8, DType::F16, DType::F32]),
+                n in 1usize..200,
+                rows in 1usize..70,
+                tokens in 1usize..140,
+                seed in any::<u64>(),
+            ) {
+                let (cpu, row) = (Cpu::detect(), dtype.row_bytes(n));
+                let (x, weights) = (numbers(seed, tokens * n), numbers(!seed, rows * n));
+                let mut bytes = vec![0; rows * row];
+                for (bytes, weights) in bytes.chunks_exact_mut(row).zip(weights.chunks_exact(n)) {
+                    let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(n));
+                    quantize_row(dtype, weights, quants, scales).unwrap();
+                }
+                let mut quantized = Activations::with_capacity(n, tokens);
+                cpu.quantize_activations(&x, tokens, &mut quantized);
+                let input = if dtype.is_grouped() {
+    Inputs::Quantized(quantized.all())
+    } else {
+    Inputs::Floats { x: &x, n }
+    };
+                let (mut by_row, mut by_token) = (vec![0.0; rows * tokens], vec![0.0; rows * tokens]);
+                with_multiplier(|m| {
+                    m.by_row(cpu, dtype, &bytes, input, &mut by_row);
+                    m.by_token(cpu, dtype, &bytes, input, &mut Columns::new(&mut by_token, tokens, rows, rows));
+                });
+                let mut alone = vec![0.0; rows];
+                for t in 0..tokens {
+                    one(cpu, dtype, &bytes, input.range(t, 1), &mut alone);
+                    for (i, expected) in alone.iter().enumerate() {
+                        for found in [by_row[i * tokens + t], by_token[t * rows + i]] {
+                            prop_assert_eq!(found.to_bits(), expected.to_bits(), "row {}, token {}", i, t);
+                        }
                     }
                 }
             }
         }
-    }
 
     /// A budget counts what a thread's memory is at most.
     #[test]

@@ -44,9 +44,10 @@ pub fn command(args: &CacheArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
     may_write(&repeat.output, "cache", None, None)?;
     let time = Duration::from_millis(if repeat.quick { 2 } else { 50 });
-    let sizes = match repeat.quick {
-        true => &args.slots[..args.slots.len().min(1)],
-        false => &args.slots[..],
+    let sizes = if repeat.quick {
+        &args.slots[..args.slots.len().min(1)]
+    } else {
+        &args.slots[..]
     };
     let rounds = repeat.rounds();
     let bar = progress::steps("measuring", u64::from(rounds) * sizes.len() as u64);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use emberflow::measure::{Effort, LONG, measure};
-use emberflow_engine::planner::rates::{FORMATS, Rates, Speed, counts};
+use emberflow_engine::planner::rates::{FORMATS, Rates, Throughput, counts};
 use emberflow_kernels::DType;
 use serde::Serialize;
 
@@ -84,7 +84,7 @@ pub fn command(args: &KernelsArgs) -> Result<(), Failure> {
 }
 
 /// 10^9 bytes per second of rows out of a working set, the cost of starting a row included.
-fn rate(speed: &Speed, dtype: DType, set: u64) -> f64 {
+fn rate(speed: &Throughput, dtype: DType, set: u64) -> f64 {
     let bytes = dtype.row_bytes(LONG) as f64;
     bytes / speed.ns(1.0, bytes, set as f64)
 }

@@ -70,9 +70,10 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     };
     let mut engine = open_serving(model, &args.engine.engine(), &wanted, 0)?;
     let mut server = Server {
-        passes: match args.simulate {
-            true => Some(Passes::measure(&mut engine)?),
-            false => None,
+        passes: if args.simulate {
+            Some(Passes::measure(&mut engine)?)
+        } else {
+            None
         },
         engine,
     };
@@ -363,14 +364,15 @@ fn notes(args: &ServeArgs, server: &Server, minute: Duration, rows: &[Row]) -> V
 /// (Pollaczek and Khinchine).
 fn served_in_turn(load: f64) -> String {
     let percent = 100.0 * load;
-    match load < 1.0 {
-        true => format!(
+    if load < 1.0 {
+        format!(
             "{percent:.0} % of serial service (in the mean over long times {:.1} times alone, so at most {:.0} % \
              below)",
             1.0 + load / (2.0 * (1.0 - load)),
             100.0 - 100.0 / (1.0 + load / (2.0 * (1.0 - load)))
-        ),
-        false => format!("{percent:.0} % of serial service, whose queue grows"),
+        )
+    } else {
+        format!("{percent:.0} % of serial service, whose queue grows")
     }
 }
 

@@ -212,9 +212,10 @@ pub fn command(args: &SplitArgs) -> Result<(), Failure> {
             .collect(),
         decoding: decoding(&pair),
     };
-    match args.json {
-        true => print_json(&report),
-        false => print(&report, &mut io::stdout().lock()).map_err(Failure::from),
+    if args.json {
+        print_json(&report)
+    } else {
+        print(&report, &mut io::stdout().lock()).map_err(Failure::from)
     }
 }
 
@@ -228,9 +229,10 @@ fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "|---|---|---|---|---|---|---|")?;
     for row in &report.table {
         let [from, until] = row.tokens;
-        let tokens = match from == until {
-            true => from.to_string(),
-            false => format!("{from} of {from} to {until}"),
+        let tokens = if from == until {
+            from.to_string()
+        } else {
+            format!("{from} of {from} to {until}")
         };
         let [rows, cols] = row.weights;
         writeln!(

@@ -60,10 +60,7 @@ pub fn offload(r: &Results) -> String {
         let memory = budget(r, share).map_or("?".to_owned(), |gib| format!("{gib:.2}"));
         for row in csv.rows() {
             let name = row.text("name").replacen("emberflow ", "Emberflow, `", 1);
-            let name = match name.contains('`') {
-                true => name + "`",
-                false => name,
-            };
+            let name = if name.contains('`') { name + "`" } else { name };
             let median = row.or_zero("median");
             let (speed, ratio) = match median {
                 0.0 => (
@@ -123,9 +120,10 @@ pub fn in_memory(r: &Results) -> String {
             table.row(&[model, row.text("name"), &decode, &times, &prompt, &of]);
         }
     }
-    match any {
-        true => table.end(),
-        false => r.left_out("in-memory-bamboo-7b.csv"),
+    if any {
+        table.end()
+    } else {
+        r.left_out("in-memory-bamboo-7b.csv")
     }
 }
 
@@ -219,9 +217,10 @@ pub fn decode(r: &Results) -> String {
             percent(row.or_zero("ffn_roofline")),
         ]);
     }
-    match any {
-        true => table.end(),
-        false => r.left_out("decode-exact.csv"),
+    if any {
+        table.end()
+    } else {
+        r.left_out("decode-exact.csv")
     }
 }
 
@@ -243,9 +242,10 @@ pub fn contexts(r: &Results) -> String {
             ]);
         }
     }
-    match any {
-        true => table.end(),
-        false => r.left_out("decode-contexts-exact.csv"),
+    if any {
+        table.end()
+    } else {
+        r.left_out("decode-contexts-exact.csv")
     }
 }
 
@@ -291,9 +291,10 @@ pub fn latency(r: &Results) -> String {
             ]);
         }
     }
-    match any {
-        true => table.end() + &missing,
-        false => r.left_out("latency.csv"),
+    if any {
+        table.end() + &missing
+    } else {
+        r.left_out("latency.csv")
     }
 }
 

@@ -207,14 +207,15 @@ fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> 
             routing.push(seen.statistics());
         }
         for expert in 0..experts as u32 {
-            let visited: Vec<usize> = match visits.is_empty() {
-                true => (0..tokens).collect(),
-                false => visits
+            let visited: Vec<usize> = if visits.is_empty() {
+                (0..tokens).collect()
+            } else {
+                visits
                     .chunks_exact(chosen.max(1))
                     .enumerate()
                     .filter(|(_, chosen)| chosen.contains(&expert))
                     .map(|(token, _)| token)
-                    .collect(),
+                    .collect()
             };
             let bank = Visited {
                 layer: layer as u32,

@@ -188,9 +188,10 @@ impl Recipe {
             Role::Head => {
                 let code = SUCCESSOR_LOGIT / token;
                 let text = row as u32 >= SPECIAL;
-                let token = match text {
-                    true => self.token_code(predecessor(row as u32, c.vocab) as usize, code),
-                    false => random(code),
+                let token = if text {
+                    self.token_code(predecessor(row as u32, c.vocab) as usize, code)
+                } else {
+                    random(code)
                 };
                 self.groups([random(LEAK * reads_context), token, random(reads_context)])
             }
@@ -393,9 +394,10 @@ impl Recipe {
 
     /// Strength of what is written to a coordinate of the residual stream.
     fn written(&self, coordinate: usize) -> f64 {
-        match coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
-            true => LEAK,
-            false => 1.0,
+        if coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
+            LEAK
+        } else {
+            1.0
         }
     }
 

@@ -128,9 +128,10 @@ impl Routing {
             let (mut low, mut high) = (low, high);
             for _ in 0..STEPS {
                 let middle = 0.5 * (low + high);
-                match f(middle) < 0.0 {
-                    true => low = middle,
-                    false => high = middle,
+                if f(middle) < 0.0 {
+                    low = middle
+                } else {
+                    high = middle
                 }
             }
             0.5 * (low + high)
@@ -221,9 +222,10 @@ impl Draws {
                 .collect();
             highest(&scores, self.chosen, &mut picked);
             let weight = |e: &u32| scores[*e as usize].exp();
-            let whole: f64 = match renormalised {
-                true => picked.iter().map(weight).sum(),
-                false => scores.iter().map(|s| s.exp()).sum(),
+            let whole: f64 = if renormalised {
+                picked.iter().map(weight).sum()
+            } else {
+                scores.iter().map(|s| s.exp()).sum()
             };
             sum += picked
                 .iter()

@@ -143,9 +143,10 @@ impl Shape {
 
     /// The format of its experts in a file of 4 bits per weight.
     pub fn four_bits(self) -> Encoding {
-        match self.is_gpt_oss() {
-            true => Encoding::Mxfp4,
-            false => Encoding::Q4_0,
+        if self.is_gpt_oss() {
+            Encoding::Mxfp4
+        } else {
+            Encoding::Q4_0
         }
     }
 
@@ -174,15 +175,16 @@ impl Shape {
     /// The FFN's formula; gpt-oss has a form of SiLU of its own.
     fn ffn_kind(self, act: ActArg) -> FfnKind {
         let kind = act.kind();
-        match self.is_gpt_oss() && kind.activation == Activation::Silu {
-            true => FfnKind {
+        if self.is_gpt_oss() && kind.activation == Activation::Silu {
+            FfnKind {
                 activation: Activation::ClampedSwiglu {
                     limit: 7.0,
                     alpha: 1.702,
                 },
                 ..kind
-            },
-            false => kind,
+            }
+        } else {
+            kind
         }
     }
 
@@ -195,9 +197,10 @@ impl Shape {
             shared: 0,
             dense_layers: Vec::new(),
             dense_ffn: 0,
-            scoring: match early_router {
-                true => Scoring::Sigmoid,
-                false => Scoring::Softmax,
+            scoring: if early_router {
+                Scoring::Sigmoid
+            } else {
+                Scoring::Softmax
             },
             early_router,
             router_bias: self.is_gpt_oss(),
@@ -207,9 +210,10 @@ impl Shape {
 
     /// The window of a layer; 0 without one.
     fn window(self, layer: u32) -> u32 {
-        match self.is_gpt_oss() && layer.is_multiple_of(2) {
-            true => 128,
-            false => 0,
+        if self.is_gpt_oss() && layer.is_multiple_of(2) {
+            128
+        } else {
+            0
         }
     }
 

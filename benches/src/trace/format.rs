@@ -54,10 +54,7 @@ pub struct Header {
 impl Header {
     /// What the trace is of, in words.
     pub fn unit(&self) -> &'static str {
-        match self.experts {
-            true => "experts",
-            false => "neurons",
-        }
+        if self.experts { "experts" } else { "neurons" }
     }
 }
 

@@ -53,9 +53,10 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
         given => given,
     };
     let reserve = 4 * (chunk * layers * neurons) as u64;
-    let open = match header.experts {
-        true => open_routed,
-        false => open_observed,
+    let open = if header.experts {
+        open_routed
+    } else {
+        open_observed
     };
     let mut engine = open(model, &engine, window as usize, reserve, args.force)?;
 
@@ -98,9 +99,10 @@ pub fn command(args: &TraceRecordArgs) -> Result<(), Failure> {
         needed_per_token: per_token,
         active_share: per_token / (layers * neurons).max(1) as f64,
     };
-    match args.json {
-        true => print_json(&done),
-        false => done.print(),
+    if args.json {
+        print_json(&done)
+    } else {
+        done.print()
     }
 }
 

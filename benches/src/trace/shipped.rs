@@ -23,11 +23,12 @@ impl Shipped {
     /// A cache of `capacity` neurons, divided as the engine divides it.
     pub fn new(header: &Header, capacity: usize) -> Result<Self, Failure> {
         let clusters = header.neurons.div_ceil(CLUSTER) as u32;
-        let wanted: Vec<u32> = match header.counts.is_empty() {
-            true => vec![0; header.layers],
-            false => (header.counts.iter())
+        let wanted: Vec<u32> = if header.counts.is_empty() {
+            vec![0; header.layers]
+        } else {
+            (header.counts.iter())
                 .map(|counts| hot_prefix(counts, header.stats_tokens, 1.0))
-                .collect(),
+                .collect()
         };
         let sum = wanted.iter().map(|&w| u64::from(w)).sum();
         let (units, slots) = split(capacity as u64, [CLUSTER as u64, 1], [sum, 0], 0);
@@ -98,9 +99,10 @@ impl ShippedExperts {
     /// A cache of `capacity` experts.
     pub fn new(header: &Header, capacity: usize) -> Result<Self, Failure> {
         let none = vec![vec![0; header.neurons]; header.layers];
-        let visits = match header.counts.is_empty() {
-            true => &none,
-            false => &header.counts,
+        let visits = if header.counts.is_empty() {
+            &none
+        } else {
+            &header.counts
         };
         Ok(Self {
             layers: header.layers,

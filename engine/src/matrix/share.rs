@@ -224,10 +224,11 @@ impl Sharing<'_> {
         let ticket = self.device.dense().multiply(&[block], input)?;
         let mut take = || -> Result<Duration, DeviceError> {
             let took = self.device.dense().take_products(ticket, &mut found)?;
-            Ok(match took.is_zero() {
+            Ok(if took.is_zero() {
                 // It has no clock of its own.
-                true => start.elapsed(),
-                false => took,
+                start.elapsed()
+            } else {
+                took
             })
         };
         // What has a memory of its own is not slowed by the CPU, and need not have a clock.
@@ -248,9 +249,10 @@ impl Sharing<'_> {
 /// The line through the times of two numbers of rows.
 fn sample(n: usize, rows: [usize; 2], cols: usize, times: [f64; 2]) -> Sample {
     let all = times[1] / rows[1].max(1) as f64;
-    let slope = match rows[1] > rows[0] {
-        true => (times[1] - times[0]) / (rows[1] - rows[0]) as f64,
-        false => all,
+    let slope = if rows[1] > rows[0] {
+        (times[1] - times[0]) / (rows[1] - rows[0]) as f64
+    } else {
+        all
     };
     // Where a few rows are no faster, launching is all that was measured.
     let row = slope.clamp(all * 0.01, all);

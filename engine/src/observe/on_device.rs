@@ -117,9 +117,10 @@ impl DeviceReport {
                 bytes: store.device.stream_clusters() as u64 * cluster,
             },
             bytes: clusters * cluster,
-            numerics: match verdict.same_bits {
-                true => "cpu".into(),
-                false => format!("{} {}", facts.name, facts.driver),
+            numerics: if verdict.same_bits {
+                "cpu".into()
+            } else {
+                format!("{} {}", facts.name, facts.driver)
             },
             kernels: verdict.kernels.to_string(),
             deviation: verdict.worst.into(),

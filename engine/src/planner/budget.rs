@@ -1,23 +1,23 @@
-//! The arithmetic of a division: bytes and counts, no times. It takes microseconds, so it runs whenever a
-//! sequence joins or leaves and whenever the budget changes.
+//! Memory arithmetic of a division: bytes and counts, no times. It takes microseconds, so it runs
+//! whenever a sequence joins or leaves and whenever the budget changes.
 
 use super::facts::{Planner, Scratched};
-use super::pass::{Beside, Pass, Shape};
+use super::pass::{Beside, CostModel, Shape};
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::Widths;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
 
-/// Largest share of neuron memory that a longer chunk may cost: it speeds up prefill much and slows
-/// decode a little.
-const CHUNK_SHARE: f64 = 1.0 / 32.0;
+/// A longer chunk may take at most one part in so many of the neuron memory: prefill gains much,
+/// decode loses little.
+const CHUNK_PART: u64 = 32;
 
-/// Largest increase of what each token reads, where every cluster out of memory is read for every
-/// token, for a longer chunk: its passes read the same, but fewer of them do.
-const READ_SHARE: f64 = 1.0 / 24.0;
+/// The same limit where every missing cluster is read for every token, as a part of the missing
+/// bytes: a longer chunk reads as much per pass, in fewer passes.
+const READ_PART: u64 = 24;
 
-/// Part of the neurons that fire for a token for which a cache is of use, whatever the device.
-const ENOUGH: f64 = 0.5;
+/// Smallest useful cache: room for this share of the neurons that fire per token.
+const USEFUL_SHARE: f64 = 0.5;
 
 /// The result of a division.
 #[derive(Debug, Clone)]
@@ -30,12 +30,12 @@ pub struct Division {
     pub chunk: usize,
     /// Number of sequences.
     pub batch: usize,
-    /// How much a device computes of what it holds.
+    /// Clusters and rows computed by the device, by the number of rows in a pass.
     pub widths: Widths,
 }
 
 impl Division {
-    /// Whether every token needs every neuron, or its Gate part from flash.
+    /// Whether every token reads every missing neuron, or at least its Gate row.
     pub(super) fn scans(&self, shape: &Shape) -> bool {
         shape.dense || !self.memory.gates_resident() && !self.needs.predicts
     }
@@ -58,7 +58,7 @@ impl Planner {
         })
     }
 
-    /// The longest affordable chunk, and the needs with it.
+    /// The longest affordable chunk, with the byte sizes that include its scratch.
     pub(super) fn chunk(&self, base: &Needs, budget: u64) -> Result<(usize, Needs), Error> {
         let least = base.plan(budget)?;
         let cache: u64 = ["gates", "hot", "cold"]
@@ -66,18 +66,19 @@ impl Planner {
             .map(|what| least.ledger.held(what))
             .sum();
         let all_fits = budget >= base.full_budget();
-        let most = match streams(&self.shape, base, &least) {
-            true => (missing(base, &least) * READ_SHARE) as u64,
-            false => (cache as f64 * CHUNK_SHARE) as u64,
+        let most = if streams(&self.shape, base, &least) {
+            missing(base, &least) as u64 / READ_PART
+        } else {
+            cache / CHUNK_PART
         };
         let mut best = None;
         let held = |needs: &Needs| needs.scratch + needs.predictor;
         for &Scratched { chunk, .. } in &self.scratch {
             let needs = self.needs_with(base, chunk);
-            let fits = match all_fits {
-                // then everything stays resident
-                true => needs.full_budget() <= budget,
-                false => held(&needs).saturating_sub(held(base)) <= most,
+            let fits = if all_fits {
+                needs.full_budget() <= budget
+            } else {
+                held(&needs).saturating_sub(held(base)) <= most
             };
             let same = |plan: &MemoryPlan| plan.gate_banks == least.gate_banks;
             if fits && needs.plan(budget).is_ok_and(|p| same(&p)) {
@@ -88,16 +89,16 @@ impl Planner {
         Ok(best.unwrap_or((first, *base)))
     }
 
-    /// Whether Gate rows are resident, with room for [`ENOUGH`] of the neurons that fire for a token.
+    /// Whether Gate rows are resident and [`USEFUL_SHARE`] of the neurons that fire per token fit.
     pub(super) fn has_room(&self, division: &Division) -> bool {
         let (memory, needs) = (&division.memory, &division.needs);
         let room = memory.slots + memory.hot_clusters * CLUSTER as u64;
         memory.gates_resident()
-            && room as f64 >= ENOUGH * self.firing.share() * needs.neurons as f64
+            && room as f64 >= USEFUL_SHARE * self.firing.share() * needs.neurons as f64
     }
 
-    /// Expected share of the visited experts that is resident: by the statistics, or as much as of
-    /// all experts, as if tokens were routed evenly and independently.
+    /// Expected share of the visited experts that is resident. Without routing statistics: the
+    /// share of all experts, as for uniform, independent routing.
     pub(super) fn expert_hits(&self, division: &Division) -> f64 {
         let needs = &division.needs;
         let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
@@ -129,9 +130,10 @@ impl Planner {
         both.map(|(&first, its)| neuron(first.max(its))).collect()
     }
 
-    /// A pass with so many threads and no device; `None` without rates for them.
-    pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<Pass<'_>> {
-        Some(Pass {
+    /// Cost model for `threads` threads without a device. `None` without rates for that thread
+    /// count.
+    pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<CostModel<'_>> {
+        Some(CostModel {
             shape: &self.shape,
             firing: &self.firing,
             machine: &self.rates,

@@ -1,18 +1,21 @@
 //! Core selection for the I/O thread and the compute threads.
 //!
-//! On heterogeneous CPUs the device is much slower when driven from a small core (PowerInfer-2
-//! §2.3.2), and the scheduler puts mostly sleeping threads there. On homogeneous CPUs the scheduler
-//! does better than a pin: an I/O thread pinned to a busy core waits for its time slice.
+//! On heterogeneous CPUs storage is much slower when driven from a small core (PowerInfer-2
+//! §2.3.2), and the scheduler moves threads that mostly sleep to small cores. On homogeneous CPUs
+//! the scheduler does better than pinning: an I/O thread pinned to a busy core waits for its time
+//! slice.
 
 use std::path::Path;
 
-/// Core of the I/O thread beside `threads` compute threads. `None` if cores are equal or unknown.
+/// Core for the I/O thread next to `threads` compute threads. `None` if all cores are equal or
+/// unknown.
 pub fn io_core(threads: usize) -> Option<usize> {
     choose(&capacities(Path::new("/sys/devices/system/cpu")), threads)
 }
 
-/// Cores for `threads` compute threads beside the I/O thread, strongest first: a small core among
-/// large ones would delay every barrier. `None` if cores are equal, unknown or too few.
+/// Cores for `threads` compute threads, strongest first; the core of the I/O thread is left out.
+/// One small core among large ones would delay every barrier. `None` if cores are equal, unknown or
+/// too few.
 pub fn compute_cores(threads: usize, io_core: Option<usize>) -> Option<Vec<usize>> {
     let cores = capacities(Path::new("/sys/devices/system/cpu"));
     strongest(cores, threads, io_core)
@@ -57,7 +60,7 @@ fn capacities(root: &Path) -> Vec<(usize, u64)> {
 }
 
 /// The last core of the strongest kind, if that kind has several cores or compute leaves one free;
-/// else of the next kind. The last, because low numbers serve interrupts.
+/// else of the next kind. Low core numbers serve interrupts.
 fn choose(cores: &[(usize, u64)], threads: usize) -> Option<usize> {
     let least = cores.iter().map(|c| c.1).min()?;
     let most = cores.iter().map(|c| c.1).max()?;

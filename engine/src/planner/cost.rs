@@ -6,73 +6,74 @@
 //! prefetch, up to buffers │ reads of other clusters →│           │   scan
 //! ```
 //!
-//! Overlapping parts take `E[max(work, reads)]`, which exceeds the maximum of the means because
-//! misses vary between tokens. Not overlapped: the first piece of the gates, the first read's
-//! latency, the hand-over to and from the I/O thread, and the sums of the last cluster. `reads.rs`
-//! counts the reads. An expert that is read whole is in memory or not, so a layer's time is the mean
-//! over how many of the chosen ones are missing.
+//! Overlapping parts take `E[max(work, reads)]`, which exceeds the maximum of the means because the
+//! number of misses varies between tokens. Not overlapped: the first piece of the gates, the
+//! latency of the first read, the hand-over to and from the I/O thread, and the sums of the last
+//! cluster. `reads.rs` counts the reads. An expert read whole is either resident or missing, so a
+//! layer's time is the mean over the number of missing experts.
 
 use emberflow_kernels::DType;
 
 use super::firing::Absent;
-use super::pass::{Forecast, Limit, Pass};
+use super::pass::{CostModel, Forecast, Limit};
 use super::rates::ThreadRates;
-use super::reads::{Reads, SPREAD};
+use super::reads::{LayerReads, VARIANCE_RATIO};
 use crate::cluster::CLUSTER;
 use crate::ffn::GATE_PIECES;
 use crate::matrix::ROWS_PER_CHUNK;
 use crate::memory::MemoryPlan;
 
-/// Rows of a matrix product, and their bytes.
-struct Rows {
+/// A matrix: number of rows, and their bytes.
+struct MatrixSize {
     rows: f64,
     bytes: f64,
 }
 
-/// A layer of a pass.
+/// A layer whose weights are all resident.
 #[derive(Clone, Copy)]
-pub struct InMemory {
-    /// Its number.
+pub struct ResidentLayer {
+    /// Layer index.
     pub layer: usize,
-    /// Rows of the pass.
+    /// MatrixSize of the pass.
     pub rows: usize,
 }
 
 /// Mode of a pass.
 #[derive(Clone, Copy)]
 struct Mode {
-    /// Tokens of the pass, and positions before them.
+    /// Tokens of the pass; positions before them.
     tokens: f64,
     positions: f64,
     /// A predictor determines the active set.
     predicts: bool,
-    /// Gate rows are not resident.
+    /// Missing neurons are read as whole bundles: Gate rows are not resident.
     bundles: bool,
-    /// Every neuron is needed or tested, in bundle order; with one phase, whole clusters stream.
+    /// Every neuron is needed or tested, in bundle order. `streams`: in one phase, as whole
+    /// clusters.
     scan: bool,
     streams: bool,
-    /// Speculative reads start a layer ahead.
+    /// Prefetches start one layer ahead.
     foresees: bool,
-    /// Bytes of memory touched per token.
+    /// Bytes of memory touched per token (the working set).
     set: f64,
 }
 
 /// Compute times of an FFN, in nanoseconds.
-struct Times {
-    /// Attention before it, overlapped with prefetch.
+struct LayerTimes {
+    /// Attention before the FFN, overlapped with prefetches.
     attention: f64,
-    /// Total.
+    /// All compute work.
     work: f64,
-    /// Until the active set is complete, and until its first piece is.
+    /// Until the active set is complete; until its first piece is (`head`).
     gates: f64,
     head: f64,
-    /// After the last read completes.
+    /// After the last read has completed.
     last: f64,
 }
 
-impl Pass<'_> {
-    /// Forecast of a pass of `tokens` tokens after `positions` others. `hot` is the first neuron of
-    /// each layer outside the hot region, `absent` the miss rates of the cold one.
+impl CostModel<'_> {
+    /// Forecast of a pass of `tokens` tokens at position `positions`. `hot`: first neuron of each
+    /// layer outside the hot region. `absent`: miss rates of the cold region.
     pub fn forecast(
         &self,
         plan: &MemoryPlan,
@@ -100,7 +101,7 @@ impl Pass<'_> {
             let mode = self.mode(plan, layer, tokens, positions);
             let fires = self.fires(layer, self.own(tokens));
             let reads = match () {
-                () if first >= s.neurons => Reads::default(),
+                () if first >= s.neurons => LayerReads::default(),
                 () if mode.streams => self.scan(first),
                 () if mode.scan => {
                     self.gates_first(plan, first, self.firing.fires(layer, first, tokens))
@@ -151,36 +152,38 @@ impl Pass<'_> {
         }
     }
 
-    /// Nanoseconds of a layer's FFN of which nothing is read: before a device begins, and in all.
-    pub fn in_memory(&self, plan: &MemoryPlan, of: InMemory) -> [f64; 2] {
+    /// Time in nanoseconds of an FFN without reads: [before the device can start, total].
+    pub fn in_memory(&self, plan: &MemoryPlan, of: ResidentLayer) -> [f64; 2] {
         let mode = self.mode(plan, of.layer, of.rows, 0);
         let fires = self.fires(of.layer, self.own(of.rows));
-        let times = self.ffn(&Reads::default(), fires, mode);
+        let times = self.ffn(&LayerReads::default(), fires, mode);
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
-    /// Rows that the CPU computes: the others are a device's.
+    /// MatrixSize computed by the CPU; the device computes the others.
     fn own(&self, rows: usize) -> usize {
         rows.saturating_sub(self.beside.rows)
     }
 
-    /// Neurons of a layer that the CPU computes for some row: the others are on a device.
+    /// Neurons of a layer that the CPU computes for at least one of `tokens` rows.
     fn fires(&self, layer: usize, tokens: usize) -> f64 {
-        match self.shape.dense {
-            true => self.neurons(),
-            false => self.firing.fires(layer, self.beside.neurons, tokens),
+        if self.shape.dense {
+            self.neurons()
+        } else {
+            self.firing.fires(layer, self.beside.neurons, tokens)
         }
     }
 
     /// Adds a layer with `fires` computed neurons, overlapped with `reads`.
-    fn add_layer(&self, sum: &mut Forecast, mode: Mode, reads: Reads, fires: f64) {
+    fn add_layer(&self, sum: &mut Forecast, mode: Mode, reads: LayerReads, fires: f64) {
         let foresees = mode.foresees && reads.count > 0.0;
-        let (reads, late) = match foresees {
-            true => reads.foreseen(),
-            false => (reads, reads),
+        let (reads, late) = if foresees {
+            reads.foreseen()
+        } else {
+            (reads, reads)
         };
         let attention = self.attention(mode.tokens, mode.positions, mode.set);
-        let mut times = Times {
+        let mut times = LayerTimes {
             attention,
             ..self.ffn(&reads, fires, mode)
         };
@@ -189,8 +192,8 @@ impl Pass<'_> {
         }
         let (work, mut all) = (times.work, self.overlapped(&times, &late, mode.streams));
         if mode.foresees {
-            // Speculation gives the device the whole time between two layers.
-            let deviation = reads.ns * (SPREAD / reads.count.max(1.0)).sqrt();
+            // Storage is busy from one layer's prefetch to the next.
+            let deviation = reads.ns * (VARIANCE_RATIO / reads.count.max(1.0)).sqrt();
             all = mean_of_larger(attention + all, reads.ns, deviation) - attention;
         }
         let ms = 1e-6;
@@ -203,7 +206,7 @@ impl Pass<'_> {
     }
 
     /// Compute times of an FFN with `fires` neurons, overlapped with `reads`.
-    fn ffn(&self, reads: &Reads, fires: f64, mode: Mode) -> Times {
+    fn ffn(&self, reads: &LayerReads, fires: f64, mode: Mode) -> LayerTimes {
         let Mode {
             predicts,
             streams,
@@ -213,9 +216,10 @@ impl Pass<'_> {
         let tokens = (mode.tokens - self.beside.rows as f64).max(1.0);
         let (s, m) = (self.shape, self.machine);
         let neurons = self.neurons();
-        let named = match predicts {
-            true => (fires * self.predictor.named).min(neurons),
-            false => neurons,
+        let named = if predicts {
+            (fires * self.predictor.named).min(neurons)
+        } else {
+            neurons
         };
         let found = if streams {
             0.0
@@ -243,48 +247,48 @@ impl Pass<'_> {
         let naming = (beside / threads).max(beside - gates);
         let own = gates + sums + naming + arriving + self.beside.copying + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        // A device begins when it is known what fires; what streams is not known before.
+        // The device starts once the active set is known. A streamed layer has none.
         let waits = !streams && self.beside.rows == 0;
         let before = if waits { gates + naming } else { 0.0 };
         let work = before + (own + taken - before).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
-        // Whole clusters bring their Gate rows along.
+        // Streamed clusters include their Gate rows.
         let late = sums + arriving + if streams { gates } else { 0.0 };
-        Times {
+        LayerTimes {
             attention: 0.0,
             work,
-            // Misses of earlier pieces are read during later ones.
+            // Misses of earlier pieces are read while later pieces are computed.
             gates: gates + naming + taken * (pieces - 1.0) / pieces,
             head: (gates + naming) / pieces,
             last: late / clusters + self.rates.section_ns,
         }
     }
 
-    /// Neurons of a layer that the CPU computes.
+    /// Neurons of a layer that the CPU may compute.
     fn neurons(&self) -> f64 {
         self.shape.neurons.saturating_sub(self.beside.neurons) as f64
     }
 
-    /// Nanoseconds that the I/O thread takes from compute threads, which run for `own` nanoseconds
-    /// and wake it `wakeups` times.
+    /// CPU time in nanoseconds that the I/O thread takes from the compute threads, which run for
+    /// `own` nanoseconds and wake it `wakeups` times.
     ///
-    /// With a compute thread on every core the I/O thread preempts one, and the others wait at the
-    /// barrier; the loss is at most one core. It sleeps while the device is idle.
-    fn taken(&self, reads: &Reads, own: f64, wakeups: f64) -> f64 {
+    /// With a compute thread on every core, the I/O thread preempts one of them and the others wait
+    /// at the barrier; the loss is at most one core. The I/O thread sleeps while storage is idle.
+    fn taken(&self, reads: &LayerReads, own: f64, wakeups: f64) -> f64 {
         let m = self.machine;
         let cores = f64::from(m.machine.cores.max(1));
         let threads = f64::from(self.rates.threads.max(1));
         let awake = (reads.ns / own.max(1.0)).min(1.0);
         let busy = reads.cpu_ns + (reads.busy_ns - reads.cpu_ns).max(0.0) * awake;
-        // A busy core has no wake-up latency; the context switch costs about as much as the wake-up
+        // A busy core has no wake-up latency. A context switch costs about as much as the wake-up
         // call.
         let waking = wakeups * m.tell_ns;
         let taken = (busy + waking) * (threads / cores).min(1.0);
         taken.min(own / (cores - 1.0).max(1.0))
     }
 
-    /// Nanoseconds to score the neurons of a layer for all tokens of a pass, also those whose rows a device
-    /// computes: to read the predictor's weights, or to multiply.
+    /// Nanoseconds to score a layer's neurons for all tokens of a pass, including the rows of a
+    /// device: the larger of reading the predictor's weights and multiplying.
     fn naming(&self, tokens: f64, set: f64) -> f64 {
         let layers = self.shape.layers as f64;
         let reading = self.predictor.bytes as f64 / layers / self.rates.read.at(set);
@@ -296,33 +300,36 @@ impl Pass<'_> {
     }
 
     /// Time of an FFN with overlapped reads, in nanoseconds.
-    fn overlapped(&self, times: &Times, reads: &Reads, streams: bool) -> f64 {
+    fn overlapped(&self, times: &LayerTimes, reads: &LayerReads, streams: bool) -> f64 {
         if reads.count <= 0.0 {
             return times.work;
         }
         let wake = self.machine.wake_ns;
-        // Both the I/O thread and the waiting thread sleep, if anything is read.
+        // Both the I/O thread and the waiting thread sleep if anything is read.
         let round_trip = 2.0 * wake + reads.latency_ns;
         if streams && self.shape.visited < 1.0 {
             let share = reads.missed / (self.shape.neurons as f64).max(1.0);
             return misses(self.shape.chosen, share)
-                .map(|(chance, missed)| match missed > 0.0 {
-                    true => chance * times.work.max(round_trip + missed * reads.ns + times.last),
-                    false => chance * times.work,
+                .map(|(chance, missed)| {
+                    if missed > 0.0 {
+                        chance * times.work.max(round_trip + missed * reads.ns + times.last)
+                    } else {
+                        chance * times.work
+                    }
                 })
                 .sum();
         }
         let round_trip = round_trip * (1.0 - (-reads.count).exp());
         if streams {
-            // What fits into the buffers is read beside attention.
+            // As many clusters as there are buffers are read during attention.
             let buffers = f64::from(self.stream_buffers);
             let ahead = reads.ns * (buffers / reads.count.max(1.0)).min(1.0);
             return times.work.max(reads.ns - ahead.min(times.attention));
         }
         let all = times.head + round_trip + reads.ns + times.last;
-        // If the device is faster than the gates, it waits for their last piece.
+        // Storage faster than the gates waits for their last piece.
         let rest = times.gates + round_trip + reads.ns / GATE_PIECES as f64 + times.last;
-        let deviation = reads.ns * (SPREAD / reads.count).sqrt();
+        let deviation = reads.ns * (VARIANCE_RATIO / reads.count).sqrt();
         mean_of_larger(times.work, all.max(rest), deviation)
     }
 
@@ -335,9 +342,9 @@ impl Pass<'_> {
         s.layers as f64 * layer + (s.vocab * s.head.row_bytes(s.d)) as f64
     }
 
-    /// Nanoseconds of a product of rows and `tokens` tokens.
-    fn products(rates: &ThreadRates, dtype: DType, of: Rows, tokens: f64, set: f64) -> f64 {
-        let Rows { rows, bytes } = of;
+    /// Nanoseconds of a product of a matrix and `tokens` tokens.
+    fn products(rates: &ThreadRates, dtype: DType, of: MatrixSize, tokens: f64, set: f64) -> f64 {
+        let MatrixSize { rows, bytes } = of;
         let Some(kernel) = rates.kernel(dtype) else {
             return bytes / rates.read.at(set);
         };
@@ -349,15 +356,15 @@ impl Pass<'_> {
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }
 
-    /// Expected idle time at the end of a parallel section of `ns` with `items` work items: half an
-    /// item for every thread but the last.
+    /// Expected idle time at the end of a parallel section of `ns` nanoseconds with `items` work
+    /// items: half an item for every thread but the last.
     fn end(rates: &ThreadRates, ns: f64, items: f64) -> f64 {
         ns / items.max(1.0) * (f64::from(rates.threads) - 1.0) / 2.0
     }
 
     fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
-        let of = Rows {
+        let of = MatrixSize {
             rows: s.attention_rows,
             bytes: s.attention_bytes,
         };
@@ -373,11 +380,11 @@ impl Pass<'_> {
     fn gates(&self, tokens: f64, rows: f64, set: f64) -> f64 {
         let (s, rates) = (self.shape, self.rates);
         let bytes = rows * s.gate_len;
-        let products = Self::products(rates, s.ffn, Rows { rows, bytes }, tokens, set);
+        let products = Self::products(rates, s.ffn, MatrixSize { rows, bytes }, tokens, set);
         products + Self::end(rates, products, rows / CLUSTER as f64) + rates.section_ns
     }
 
-    /// Up products, Down accumulation of `fires` neurons, and the reduction of partial sums.
+    /// Up products and Down sums of `fires` neurons, and the reduction of partial sums.
     fn sums(&self, tokens: f64, fires: f64, set: f64) -> f64 {
         let (s, rates) = (self.shape, self.rates);
         let bytes = fires * s.rest_len;
@@ -389,7 +396,7 @@ impl Pass<'_> {
         let all = one.max(Self::products(
             rates,
             s.ffn,
-            Rows { rows, bytes },
+            MatrixSize { rows, bytes },
             tokens,
             set,
         ));
@@ -403,14 +410,14 @@ impl Pass<'_> {
         let s = self.shape;
         let rows = s.vocab as f64;
         let bytes = rows * s.head.row_bytes(s.d) as f64;
-        Self::products(self.rates, s.head, Rows { rows, bytes }, 1.0, set)
+        Self::products(self.rates, s.head, MatrixSize { rows, bytes }, 1.0, set)
             + rows * 2.0 * self.machine.element_ns
             + self.rates.section_ns
     }
 }
 
-/// Of `chosen` experts, each of which misses with the chance `share`: the chance that so many miss,
-/// and the share of the mean's reads that this is.
+/// Binomial distribution of misses among `chosen` experts, each missing with probability `share`:
+/// yields (probability of k misses, k / expected misses) for each k.
 fn misses(chosen: usize, share: f64) -> impl Iterator<Item = (f64, f64)> {
     let n = chosen.max(1);
     let share = share.clamp(0.0, 1.0);

@@ -55,11 +55,11 @@ impl Plan {
 
     fn explain_reads(&self) -> String {
         let ahead = match self.prefetch_clusters {
-            0 => "nothing is read beside attention".to_owned(),
-            n => format!("up to {n} missing clusters of what comes next are read beside attention"),
+            0 => "nothing is read during attention".to_owned(),
+            n => format!("up to {n} missing clusters of the next layers are read during attention"),
         };
         format!(
-            "reads: {:.1} KiB for a neuron, {:.1} KiB for a cluster in one piece, {} stream buffers; {ahead}",
+            "reads: {:.1} KiB per neuron, {:.1} KiB per cluster, {} stream buffers; {ahead}",
             self.random_read_bytes as f64 / 1024.0,
             self.sequential_read_bytes as f64 / 1024.0,
             self.stream_buffers
@@ -68,11 +68,11 @@ impl Plan {
 
     fn explain_threads(&self) -> String {
         let core = self.io_core.map_or_else(
-            || "on a core that the system chooses".to_owned(),
+            || "on a core chosen by the system".to_owned(),
             |core| format!("on core {core}"),
         );
         format!(
-            "computing: {} threads, {} prompt tokens at once, the I/O thread {core}",
+            "computing: {} threads, {} prompt tokens per pass, I/O thread {core}",
             self.compute_threads, self.chunk
         )
     }
@@ -83,7 +83,7 @@ impl Plan {
             format!("{:.0} % of its experts in memory, ", 100.0 * rate)
         });
         format!(
-            "expected of a token: {}{:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
+            "forecast per token: {}{:.2} ms, {:.2} of them waiting for {:.0} reads ({:.1} KiB); limit: {}",
             experts,
             decode.ms,
             decode.wait_ms,
@@ -98,11 +98,11 @@ impl Plan {
         let measured = |is: bool| if is { "measured" } else { "assumed" };
         let statistics = match (basis.statistics, basis.neurons_assumed) {
             (false, _) => "none",
-            (true, true) => "none of an expert's neurons",
-            (true, false) => "those of the model",
+            (true, true) => "none for the neurons of experts",
+            (true, false) => "from the container",
         };
         format!(
-            "which rests on: the machine, {}; the disk, {}; activation statistics, {}",
+            "the forecast rests on: the machine, {}; the disk, {}; activation statistics, {}",
             measured(basis.machine_measured),
             basis.device,
             statistics

@@ -17,7 +17,7 @@ pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
 /// Candidate chunk sizes, in prompt tokens.
 pub(super) const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 
-/// Memory of a chunk size besides the weights.
+/// Memory needed by a chunk size, without the weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Scratched {
     /// Chunk size in tokens.
@@ -28,46 +28,46 @@ pub(crate) struct Scratched {
     pub predictor: u64,
 }
 
-/// A device as a tier of memory.
+/// A device as a tier of memory and a second processor.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Tier {
-    /// Its memory is the machine's.
+pub(crate) struct DeviceTier {
+    /// The device shares the machine's memory.
     pub unified: bool,
-    /// Bytes that it may hold of neurons, and whether somebody asked for just that. In a memory of its own the
-    /// buffers that others pass through are part of it, where there are any.
+    /// Bytes for neurons; in separate memory these include the stream buffers, if any. `asked`: the
+    /// user chose this number.
     pub memory: u64,
     /// See `memory`.
     pub asked: bool,
     /// Bytes of a cluster.
     pub cluster_len: u64,
-    /// Seconds for a piece of work of any size, and for a cluster.
+    /// Seconds per launch of any size; seconds per cluster.
     pub launch: f64,
     /// See `launch`.
     pub cluster: f64,
-    /// Seconds for so many neurons, as rows of products of one column, by the rows of a pass.
+    /// Measured seconds by neurons (rows of single-column products) and rows of a pass.
     pub times: Samples,
-    /// Its sums have the CPU's bits, so that these times may decide who computes what.
+    /// The device computes the CPU's bits, so times may decide which of the two computes a neuron.
     pub same_bits: bool,
-    /// Seconds for a byte that is copied to a memory of its own beside its work.
+    /// Seconds per byte copied to separate memory while the device computes.
     pub copy: f64,
-    /// Clusters of each of the buffers that others pass through.
+    /// Clusters per stream buffer.
     pub at_once: usize,
-    /// Seconds that the CPU's threads together take for a cluster all of whose neurons fire.
+    /// Seconds of all CPU threads for a cluster whose neurons all fire.
     pub cpu_cluster: f64,
 }
 
-impl Tier {
-    /// Whether how much of what it holds it computes may follow its times: the CPU reads the rest there, and
-    /// computes the same bits.
+impl DeviceTier {
+    /// Whether the device's part of its own clusters may follow its times: the CPU can read the
+    /// rest in place and computes the same bits.
     pub fn follows(&self) -> bool {
         self.unified && self.same_bits
     }
 
-    /// How many of `hot` clusters in `layers` layers the device gets for itself and the CPU to end as early
-    /// as they can, each with its own: the partition by weights of [`split`](crate::split), with
-    /// `computed` the share of a cluster that the CPU computes.
+    /// Number of `hot` clusters in `layers` layers for which the device and the CPU finish at the
+    /// same time: the weighted partition of [`split`](crate::split). `computed`: share of a cluster
+    /// that the CPU computes.
     ///
-    /// None if that is less than a cluster for each layer: launching takes what it would save.
+    /// 0 if that is less than one cluster per layer: launches would cost what they save.
     pub fn balanced(&self, hot: u64, computed: f64, layers: usize) -> u64 {
         let cpu = Linear {
             launch: 0.0,
@@ -87,9 +87,10 @@ impl Tier {
             cols: 1,
             n: 1,
         });
-        match clusters < layers {
-            true => 0,
-            false => clusters as u64,
+        if clusters < layers {
+            0
+        } else {
+            clusters as u64
         }
     }
 }
@@ -103,13 +104,13 @@ pub struct Planner {
     pub(crate) scratch: Vec<Scratched>,
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
-    /// What a cache of experts misses, where the container's statistics say so.
+    /// Miss rates of a cache of whole experts, if the container has them.
     pub(crate) expert_misses: Option<ExpertMisses>,
     pub(crate) rates: Rates,
-    /// Device costs at high queue depth, and at the depth of the stream buffers.
+    /// Storage costs at high queue depth, and at the depth of the stream buffers.
     pub(crate) device: ReadCost,
     pub(crate) stream: ReadCost,
-    /// Most compute threads, and whether their number is fixed.
+    /// Most compute threads; whether their number is fixed.
     pub(crate) threads: usize,
     pub(crate) threads_fixed: bool,
     /// Context length in positions.
@@ -118,21 +119,21 @@ pub struct Planner {
     pub(crate) hot_clusters: Vec<Vec<u32>>,
     /// Most sequences at once.
     pub(crate) batch: usize,
-    /// Enabled mechanisms. Of these, forecasts model only memory limits and speculation.
+    /// Enabled mechanisms. Forecasts model only memory limits and prefetching.
     pub(crate) ablation: Ablation,
-    /// Gate rows stay whatever forecasts say.
+    /// Gate rows stay resident whatever the forecast.
     pub(crate) gates_stay: bool,
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.
     pub(crate) gates_first: bool,
-    /// The device, if there is one.
-    pub(crate) tier: Option<Tier>,
-    /// Core of the I/O thread, where one is preferable.
+    /// The device, if any.
+    pub(crate) tier: Option<DeviceTier>,
+    /// Core of the I/O thread, if one is preferable.
     pub(crate) io_core: Option<usize>,
 }
 
 impl Planner {
-    /// The same with other machine rates.
+    /// A copy with other machine rates.
     pub(crate) fn with_rates(&self, rates: Rates) -> Self {
         Self {
             rates,

@@ -1,17 +1,17 @@
 //! Activation frequencies, and miss rates of the cold region.
 //!
-//! Miss rates come from the curve that `emberflow profile` measures: the real cache code on a
-//! text's activation trace, at several sizes. They depend on cache size and activation frequency;
-//! one text's curve predicts a similar text within a few percent.
+//! Miss rates come from the curve that `emberflow profile` measures by running the cache code on
+//! the activation trace of a text at several cache sizes. They depend on cache size and activation
+//! frequency; one text's curve predicts a similar text within a few percent.
 
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::stats::Misses;
 use emberflow_predictor::stats::misses::{BINS, SIZES, bin};
 
-/// Neighbours that share one mean frequency.
+/// Adjacent neurons per mean frequency.
 pub const GROUP: usize = 16;
 
-/// Assumed share of firing neurons without statistics: a conservative value for ReLU-fied models
+/// Assumed share of firing neurons without statistics: conservative for ReLU-fied models
 /// (ProSparse, TurboSparse).
 const UNKNOWN_SHARE: f64 = 0.2;
 
@@ -19,7 +19,7 @@ const UNKNOWN_SHARE: f64 = 0.2;
 /// numbers for OPT-30B and LLaMA2-ReGLU-70B.
 const UNKNOWN_SKEW: f64 = 2.74;
 
-/// Assumed probability that a firing neuron fires for the next token too.
+/// Assumed probability that a firing neuron fires again for the next token.
 const UNKNOWN_PERSISTENCE: f64 = 0.6;
 
 /// Activation statistics of a model.
@@ -36,14 +36,14 @@ pub struct Firing {
     misses: Option<Misses>,
     /// Whether the frequencies were measured.
     pub measured: bool,
-    /// By layer: whether every token needs all of its neurons, although those of others are told
-    /// apart. The cold region holds none of them.
+    /// By layer: every token needs all neurons, while other layers are sparse. The cold region
+    /// holds none of these layers.
     pub always: Vec<bool>,
 }
 
 impl Firing {
-    /// From each neuron's activation frequency by bank, the persistence (probability to fire again
-    /// for the next token) and a miss curve, where measured.
+    /// From measured activation frequencies per neuron, by bank. `persistence`: probability that a
+    /// firing neuron fires again for the next token. `misses`: the miss curve, if measured.
     pub(crate) fn measured<'a>(
         frequencies: impl Iterator<Item = &'a [f32]>,
         persistence: Option<f64>,
@@ -94,16 +94,15 @@ impl Firing {
         Self::new(vec![bank; banks], neurons, None)
     }
 
-    /// Assumptions for the neurons of experts: `share` of them fire, if it is known, none more often
-    /// than others. Which experts are visited changes, so a cache profits less from neurons that
-    /// fire often.
+    /// Assumptions for the neurons of experts: `share` of them fire, all equally often. Since the
+    /// visited experts change, a cache profits less from frequent neurons.
     pub fn even(banks: usize, neurons: usize, share: Option<f64>) -> Self {
         let bank = vec![share.unwrap_or(UNKNOWN_SHARE) as f32; neurons.div_ceil(GROUP)];
         Self::new(vec![bank; banks], neurons, None)
     }
 
-    /// As many neurons of each layer as its share of gates leaves, none more often than others; all
-    /// where there is no such share.
+    /// Uniform frequencies, by each layer's configured share of active gates; 1 for layers without
+    /// one.
     pub fn by_layer(c: &ModelConfig) -> Self {
         let neurons = c.ffn as usize;
         let bank = |&share: &f32| vec![1.0 - share; neurons.div_ceil(GROUP)];
@@ -119,7 +118,7 @@ impl Firing {
         }
     }
 
-    /// The same where all neurons of these layers are needed for every token.
+    /// Marks layers whose neurons are all needed for every token.
     pub fn with_always(mut self, always: Vec<bool>) -> Self {
         for (bank, _) in self.banks.iter_mut().zip(&always).filter(|(_, a)| **a) {
             bank.fill(1.0);
@@ -168,9 +167,9 @@ impl Firing {
         all / (self.banks.len() * self.neurons).max(1) as f64
     }
 
-    /// Miss rate of a cold region with `slots` neurons that serves the first banks, as many as
-    /// `first` has, and of each the neurons from `first[bank]` on; the others are resident. It holds
-    /// none of layers that are needed whole.
+    /// Miss rates of a cold region with `slots` neurons. It serves the first `first.len()` banks,
+    /// each from neuron `first[bank]` on; earlier neurons are resident. Layers that are needed
+    /// whole are left out.
     ///
     /// Modelled as one cache of the combined size: a frequency-aware policy keeps the hot neurons
     /// anyway.
@@ -192,7 +191,7 @@ impl Firing {
     }
 }
 
-/// Samples that a frequency class needs to be trusted.
+/// Fewest samples for which a frequency class is trusted.
 const MIN_SAMPLES: u64 = 50;
 
 /// Miss probability of a needed neuron, by activation frequency.
@@ -208,7 +207,7 @@ impl Absent {
         self.0[low] * (1.0 - share) + self.0[low + 1] * share
     }
 
-    /// From a measured curve, for a cache that holds `share` of all neurons. Linear between the
+    /// From a measured curve, for a cache that holds `share` of all neurons; linear between the
     /// measured sizes, 0 and 1.
     fn counted(misses: &Misses, share: f64) -> Self {
         // Classes with few samples use the nearest trusted class.
@@ -237,8 +236,8 @@ impl Absent {
     }
 
     /// Without a curve: the most frequent neurons are resident, which is optimal for independent
-    /// tokens. Real caches exploit locality and miss less; the factor assumed is the bundled
-    /// model's.
+    /// tokens. A real cache exploits locality and misses less; the factor is that of the bundled
+    /// model.
     fn by_frequency(firing: &Firing, share: f64) -> Self {
         let mut classes = [0.0; BINS];
         let served = (0..firing.banks.len()).filter(|&bank| !firing.is_always(bank));
@@ -251,10 +250,12 @@ impl Absent {
         for (absent, &neurons) in absent.iter_mut().zip(&classes).rev() {
             let there = left.min(neurons);
             left -= there;
-            *absent = match neurons > 0.0 {
-                true => locality * (1.0 - there / neurons),
-                false if left > 0.0 => 0.0,
-                false => locality,
+            *absent = if neurons > 0.0 {
+                locality * (1.0 - there / neurons)
+            } else if left > 0.0 {
+                0.0
+            } else {
+                locality
             };
         }
         Self(absent)
@@ -280,7 +281,7 @@ mod tests {
             .sum()
     }
 
-    /// A curve whose misses fall with size and with frequency; no samples of the rarest classes.
+    /// A curve whose misses fall with size and with frequency; no samples in the rarest classes.
     fn curve() -> Misses {
         let mut misses = Misses::default();
         for class in 2..BINS {
@@ -319,7 +320,7 @@ mod tests {
         assert!((at(0.46, 5, &[0, 0]) - middle(0.4, 0.52)).abs() < 2e-3);
         assert!(at(0.01, 5, &[0, 0]) > at(SIZES[0], 5, &[0, 0]));
         assert!(at(0.95, 5, &[0, 0]) < at(0.82, 5, &[0, 0]));
-        // The rarest classes use their neighbour.
+        // The rarest classes use the nearest class with samples.
         assert_eq!(at(0.4, 0, &[0, 0]), at(0.4, 2, &[0, 0]));
     }
 

@@ -1,12 +1,12 @@
-//! Expected speed of a division, and its bottleneck. More expensive than a division: runs only when
-//! its result is read, and once to choose the thread count.
+//! Expected speed of a division, and its bottleneck. A forecast takes longer than a division; it
+//! runs when its result is needed: in the search, for the thread count, and for the report.
 
 use emberflow_storage::profile::Origin;
 
 use super::budget::{Division, streams};
 use super::facts::{BATCHES, Planner};
 use super::firing::Absent;
-use super::pass::{Forecast, Pass};
+use super::pass::{CostModel, Forecast};
 use super::plan::{Basis, HotCut, Plan};
 use crate::error::Error;
 
@@ -46,8 +46,8 @@ impl Planner {
             .ok_or_else(|| self.rates.missing())
     }
 
-    /// Expected tokens per second of `division` with all threads, in passes of so many tokens; 0 without rates
-    /// for them.
+    /// Expected tokens per second of `division` with all threads, in passes of `tokens` tokens. 0
+    /// without rates.
     pub(super) fn speed(&self, division: &Division, tokens: usize) -> f64 {
         let outlook = self.outlook(division);
         let pass = self.pass(division, self.threads);
@@ -77,7 +77,7 @@ impl Planner {
             () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
         let experts = self.shape.visited < 1.0;
-        // Models with exact zeros are served neuron by neuron where Gate rows are resident.
+        // With resident Gate rows, models with exact zeros are served neuron by neuron.
         let visits = experts && streams(&self.shape, needs, memory);
         let misses = memory.hot_clusters < needs.host_clusters();
         let scan = division.scans(&self.shape);
@@ -103,9 +103,10 @@ impl Planner {
                 device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
                 device_doubtful: self.device.origin() == Origin::Doubtful,
                 device: self.device.origin().to_string(),
-                statistics: match experts {
-                    true => !visits || !misses || self.expert_misses.is_some(),
-                    false => self.firing.measured,
+                statistics: if experts {
+                    !visits || !misses || self.expert_misses.is_some()
+                } else {
+                    self.firing.measured
                 },
                 neurons_assumed: experts && !visits && misses && !self.firing.measured,
             },
@@ -124,10 +125,11 @@ impl Planner {
                 first,
             };
         }
-        let slots = match division.scans(&self.shape) {
-            true => 0,
-            // Those of visited neurons.
-            false => (memory.slots as f64 * self.shape.visited.min(1.0)) as u64,
+        let slots = if division.scans(&self.shape) {
+            0
+        } else {
+            // Slots of visited neurons.
+            (memory.slots as f64 * self.shape.visited.min(1.0)) as u64
         };
         Outlook {
             absent: self.firing.absent(slots, &first),
@@ -135,11 +137,12 @@ impl Planner {
         }
     }
 
-    /// Forecast of a pass of `tokens` tokens: decode in the middle of the context, or a chunk in the middle of
-    /// a prompt that is as long as the longest chunk, so that chunks of all lengths are compared for one prompt.
+    /// Forecast of a pass of `tokens` tokens. Decode: in the middle of the context. Prefill: a
+    /// chunk in the middle of a prompt as long as the longest chunk, so that chunk sizes are
+    /// compared on the same prompt.
     fn expect(
         &self,
-        pass: &Pass<'_>,
+        pass: &CostModel<'_>,
         division: &Division,
         outlook: &Outlook,
         tokens: usize,
@@ -151,15 +154,16 @@ impl Planner {
         };
         let Outlook { first, absent } = outlook;
         let beside = self.beside(division, tokens);
-        let pass = Pass { beside, ..*pass };
+        let pass = CostModel { beside, ..*pass };
         pass.forecast(&division.memory, first, absent, tokens, before)
     }
 
     fn hot_cut(&self, division: &Division, batch: usize) -> HotCut {
         let clusters = division.needs.clusters.max(1);
-        let hot = match division.scans(&self.shape) {
-            true => clusters,
-            false => self.hot(batch).iter().map(|&n| u64::from(n)).sum(),
+        let hot = if division.scans(&self.shape) {
+            clusters
+        } else {
+            self.hot(batch).iter().map(|&n| u64::from(n)).sum()
         };
         HotCut {
             batch,

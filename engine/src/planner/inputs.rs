@@ -10,7 +10,7 @@ use emberflow_storage::trim_heap;
 
 use super::budget::Division;
 use super::cores;
-use super::facts::{BATCHES, Planner, Scratched, Tier, chunks};
+use super::facts::{BATCHES, DeviceTier, Planner, Scratched, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
@@ -34,13 +34,13 @@ use crate::weights::Weights;
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
 
-/// Most stream buffers, however slow the processor is beside the device.
+/// Most stream buffers, however slow the processor is compared with storage.
 const MOST_BUFFERS: u32 = 64;
 
 /// Bytes per position outside the KV cache: token lists, latencies, the report.
 const PER_POSITION: u64 = 48;
 
-/// A model's facts before memory is allocated.
+/// Facts about a model, known before memory is allocated.
 #[derive(Clone, Copy)]
 pub(crate) struct Opened<'a> {
     pub layout: &'a Layout,
@@ -48,7 +48,7 @@ pub(crate) struct Opened<'a> {
     pub quant: &'a Quant,
     pub ffn: &'a FfnShape,
     pub naming: Naming,
-    /// How the device compares with the CPU, if there is one.
+    /// Result of checking the device against the CPU, if there is a device.
     pub verdict: Option<Verdict>,
     /// The predictors in use.
     pub stored: Option<&'a StoredPredictors>,
@@ -58,12 +58,12 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Planner {
-    /// Collects the inputs of a plan, and what statistics say of neurons and experts.
+    /// Collects the planner's inputs, and what the statistics say about neurons and experts.
     pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
         } = of;
-        // First, so that the measured process size includes their allocations.
+        // Loaded first, so that the measured process size includes it.
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
             Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
@@ -118,8 +118,8 @@ impl Planner {
     }
 }
 
-/// Adds the clusters of layers that are needed whole to the `hot` ones of each bank, and returns how
-/// many they are.
+/// Adds all clusters of layers that are needed whole to each bank's `hot` ones. Returns their
+/// number.
 fn add_always(hot: &mut [Vec<u32>], layout: &Layout, firing: &Firing) -> u64 {
     let clusters = layout.clusters_of_each();
     let whole = (0..clusters.len()).filter(|&bank| firing.is_always(bank));
@@ -164,7 +164,7 @@ impl Opened<'_> {
         chunks(self.options.lab.chunk, prompt)
     }
 
-    /// Gates of a layer that may come from resident rows.
+    /// Number of Gate rows per layer that may be resident.
     pub(crate) fn gates(&self) -> usize {
         match self.naming {
             Naming::Gates => self.layout.neurons_at_once(),
@@ -172,15 +172,16 @@ impl Opened<'_> {
         }
     }
 
-    /// Host memory for a device's pieces of work.
+    /// Host memory for the device's buffers.
     fn device_room(&self, room: &FfnRoom) -> u64 {
         let device = self.options.device.as_ref();
         let of = |device: &Device| {
             let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
-            let streamed = match self.verdict.is_some_and(|v| v.same_bits) {
-                true => 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes(),
-                false => 0,
+            let streamed = if self.verdict.is_some_and(|v| v.same_bits) {
+                2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes()
+            } else {
+                0
             };
             let room = shape.room_bytes(&room.of_device(shape.d), unified);
             room + products.bytes(unified) + streamed
@@ -188,15 +189,16 @@ impl Opened<'_> {
         device.map_or(0, of)
     }
 
-    /// Clusters of each of the buffers that stream through a device, if the longest chunk does. In a memory of its
-    /// own both take half of it at most.
+    /// Clusters per stream buffer of a device that streams the longest chunk. In separate memory
+    /// the two buffers take at most half.
     fn at_once(&self) -> usize {
         let longest = self.chunks().last().copied().unwrap_or(0);
         let streamed = self.room(longest, self.threads).streamed();
         let device = self.options.device.as_ref();
-        let of = |device: &Device| match device.facts().unified {
-            true => streamed,
-            false => {
+        let of = |device: &Device| {
+            if device.facts().unified {
+                streamed
+            } else {
                 let fit = self.device_memory(device) / 4 / self.device_cluster();
                 streamed.min(usize::try_from(fit).unwrap_or(usize::MAX))
             }
@@ -204,10 +206,10 @@ impl Opened<'_> {
         device.map_or(0, of)
     }
 
-    /// Bytes of a device's memory that may be used.
+    /// Bytes of device memory to use.
     fn device_memory(&self, device: &Device) -> u64 {
         let (asked, of) = (self.options.device_memory, device.facts());
-        // A driver needs some of it for itself.
+        // A tenth is left to the driver.
         asked.unwrap_or(of.memory / 10 * 9)
     }
 
@@ -217,14 +219,11 @@ impl Opened<'_> {
     }
 
     /// The device as a tier of memory.
-    fn tier(&self) -> Option<Tier> {
+    fn tier(&self) -> Option<DeviceTier> {
         let (device, verdict) = (self.options.device.as_ref()?, self.verdict?);
         let (unified, cluster_len) = (device.facts().unified, self.device_cluster());
-        let at_once = match verdict.same_bits {
-            true => self.at_once(),
-            false => 0,
-        };
-        Some(Tier {
+        let at_once = if verdict.same_bits { self.at_once() } else { 0 };
+        Some(DeviceTier {
             unified,
             memory: self.device_memory(device),
             asked: self.options.device_memory.is_some(),
@@ -248,8 +247,8 @@ impl Opened<'_> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
     }
 
-    /// How neurons fire, as far as statistics know. A model with experts is planned as one of the
-    /// neurons that a token visits.
+    /// Firing statistics, as far as known. A model with experts is planned as the neurons that one
+    /// token visits.
     fn firing(&self, known: &Temperature) -> Firing {
         let layout = self.layout;
         let (banks, neurons) = (layout.layers(), layout.neurons_visited());
@@ -268,8 +267,8 @@ impl Opened<'_> {
         firing.with_always(self.always())
     }
 
-    /// By layer: whether every token needs all of its neurons, although those of others are told
-    /// apart: layers of GELU beside those of Gaussian top-k, and without a predictor beside others.
+    /// By layer: every token needs all neurons, while other layers are sparse (GELU layers of a
+    /// model with Gaussian top-k; layers without a predictor).
     fn always(&self) -> Vec<bool> {
         let (c, stored) = (self.config, self.naming_predictors());
         let predicted = |layer: usize| stored.is_some_and(|s| s.predicting()[layer]);
@@ -297,7 +296,8 @@ impl Opened<'_> {
         Some(quality.active_share()).filter(|&share| share > 0.0)
     }
 
-    /// Whether neurons are read in two phases, Gate part first, where Gate rows are not resident.
+    /// Whether missing neurons are read in two phases, Gate row first, if Gate rows are not
+    /// resident.
     fn gates_first(&self, costs: ReadCosts) -> bool {
         let Some(stored) = self.naming_predictors() else {
             return true;
@@ -344,10 +344,10 @@ impl Opened<'_> {
         }
     }
 
-    /// Stream buffers that keep the device busy: those that it fills during its latency and while
-    /// no one looks, which is longest during attention, and those that are being computed. Twice
-    /// as many, because reads end in groups. SiLU 1B at 25, 50 and 75 % in memory: a third faster
-    /// with 16 than with 8.
+    /// Number of stream buffers that keep storage busy: reads completed within one latency and
+    /// within the longest time between two polls (attention), plus buffers being computed. Doubled,
+    /// because reads complete in groups. SiLU 1B at 25, 50 and 75 % in memory: a third faster with
+    /// 16 than with 8.
     fn buffers(&self, rates: &Rates, device: &ReadCost) -> u32 {
         let shape = self.shape();
         let len = shape.cluster_read;
@@ -363,7 +363,7 @@ impl Opened<'_> {
         (2 * (computed + filled)).clamp(LEAST_BUFFERS, MOST_BUFFERS)
     }
 
-    /// Memory of chunks of `chunk` tokens besides the weights.
+    /// Memory of chunks of `chunk` tokens, without the weights.
     fn scratched(&self, chunk: usize) -> Scratched {
         let (o, room) = (self.options, self.room(chunk, self.threads));
         let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
@@ -379,12 +379,12 @@ impl Opened<'_> {
                     threads: self.threads,
                 },
             ),
-            // The residual stream, and that of a preempted pass.
+            // The residual stream; a second one if a pass can be preempted.
             4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
             StreamState::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),
-            // one count for each neuron, and those that were taken
+            // Counts of fired and of cached uses, per neuron.
             if o.lab.count_fired {
                 16 * self.layout.total()
             } else {
@@ -394,7 +394,7 @@ impl Opened<'_> {
             io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
-            // Each sampler's candidates, and those that it sorts.
+            // Candidates of each sampler, and a copy for sorting.
             20 * u64::from(self.config.vocab) * batch,
             lanes * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
@@ -409,7 +409,8 @@ impl Opened<'_> {
 
     fn needs(&self, hot: &[u32], costs: ReadCosts, least: Scratched) -> Result<Needs, Error> {
         let (layout, c, o) = (self.layout, self.config, self.options);
-        // Freed heap memory would count twice: as the process's, and as its successor's.
+        // Freed heap memory would count twice: in the process size and in the allocation that
+        // replaces it.
         trim_heap();
         // The budget cannot be enforced without these.
         let (Some(process), Some(process_peak)) = (mem::rss(), mem::peak_rss()) else {

@@ -10,7 +10,7 @@ use crate::memory::MemoryPlan;
 pub struct HotCut {
     /// Batch size.
     pub batch: usize,
-    /// Hot clusters of all layers, and those that fit the budget.
+    /// Hot clusters of all layers; those that fit the budget (`resident`).
     pub clusters: u64,
     /// See `clusters`.
     pub resident: u64,
@@ -26,11 +26,11 @@ pub struct Plan {
     pub memory: MemoryPlan,
     /// Share of the FFN weights that is resident.
     pub ffn_resident_share: f64,
-    /// Whether all Gate rows are resident, and the share that is.
+    /// Whether all Gate rows are resident; the share that is (`gates_resident_share`).
     pub gates_resident: bool,
     /// See `gates_resident`.
     pub gates_resident_share: f64,
-    /// Reads per missing neuron: 1, or 2 in two-phase loading.
+    /// LayerReads per missing neuron: 1, or 2 with two-phase loading.
     pub reads_per_bundle: u32,
     /// By batch size.
     pub hot_cut: Vec<HotCut>,
@@ -40,7 +40,7 @@ pub struct Plan {
     pub sequential_read_bytes: u64,
     /// Whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Clusters of the layers to come read ahead, at most.
+    /// Most clusters of later layers that are prefetched.
     pub prefetch_clusters: u32,
     /// Compute threads.
     pub compute_threads: usize,
@@ -67,14 +67,14 @@ pub struct Basis {
     pub machine_measured: bool,
     /// Whether the storage device was measured.
     pub device_measured: bool,
-    /// Whether that was done under load, so that the numbers may be wrong.
+    /// Whether the device was under load when measured, so that the numbers may be wrong.
     pub device_doubtful: bool,
     /// Source of the device's numbers, in words.
     pub device: String,
-    /// Whether the model has the statistics that the forecast takes: of neurons, or of experts where
-    /// whole ones are read.
+    /// Whether the container has the statistics the forecast uses: of neurons, or of experts where
+    /// whole experts are read.
     pub statistics: bool,
-    /// Whether the forecast assumes how an expert's neurons fire, which no statistics hold.
+    /// Whether the forecast assumes how often an expert's neurons fire, for lack of statistics.
     pub neurons_assumed: bool,
 }
 
@@ -85,26 +85,27 @@ impl Basis {
         measured && self.statistics && !self.neurons_assumed
     }
 
-    /// The most relevant assumption behind `forecast`, with the command that measures it. `None` if
-    /// it is reliable: a forecast without reads needs neither the device nor cache statistics.
+    /// The most important assumption behind `forecast`, with the command that measures it. `None`
+    /// if the forecast is reliable; without reads it depends on neither storage nor cache
+    /// statistics.
     pub fn doubt(&self, forecast: &Forecast) -> Option<&'static str> {
         let reads = forecast.reads > 0.0;
         match () {
             () if !self.machine_measured => {
-                Some("this machine was not measured, `emberflow plan` does it once")
+                Some("this machine was not measured; `emberflow plan` does it once")
             }
             () if reads && !self.device_measured => {
-                Some("the disk was not measured, `emberflow bench io MODEL --save` does it")
+                Some("the disk was not measured; `emberflow bench io MODEL --save` does it")
             }
             () if reads && self.device_doubtful => {
-                Some("the disk was measured under load, `emberflow bench io` does it again")
+                Some("the disk was measured under load; `emberflow bench io` measures it again")
             }
             () if !self.statistics => {
-                Some("the model has no activation statistics, pack it with --stats")
+                Some("the model has no activation statistics; pack it with --stats")
             }
-            () if reads && self.neurons_assumed => {
-                Some("how the neurons of an expert fire is assumed, as no statistics hold it")
-            }
+            () if reads && self.neurons_assumed => Some(
+                "the activation frequencies inside experts are assumed, for lack of statistics",
+            ),
             () => None,
         }
     }

@@ -1,20 +1,20 @@
 //! Division of the memory while a prompt is computed.
 
+use std::time::Duration;
+
 use emberflow_storage::profile::Pattern;
 
 use super::budget::Division;
 use super::facts::{Planner, Scratched};
+use super::search::FORECAST_MARGIN;
 
-/// How much faster a prompt has to become for moving memory to and fro.
-const WORTH_IT: f64 = 1.1;
-
-/// Seconds that moving memory to and fro takes, whatever the model.
-const MOVING: f64 = 0.02;
+/// Time to shrink the cache and grow it back, whatever the model.
+const MOVE_TIME: Duration = Duration::from_millis(20);
 
 impl Planner {
-    /// The division that is expected to compute a prompt of `tokens` tokens fastest, with a longer chunk than
-    /// `usual` in the memory of the cache. What the cache loses is read again; that counts. `None` where
-    /// `usual` is as good.
+    /// The fastest division for a prompt of `tokens` tokens, with a longer chunk that takes memory
+    /// from the cache. The time to read the evicted weights again is included. `None` unless it is
+    /// [`FORECAST_MARGIN`] times as fast as `usual`.
     pub(crate) fn for_prompt(&self, usual: &Division, tokens: usize) -> Option<Division> {
         let longer = self.scratch.iter().map(|s: &Scratched| s.chunk);
         let longer = longer.filter(|&chunk| chunk > usual.chunk && chunk < 2 * tokens);
@@ -29,12 +29,18 @@ impl Planner {
             }
             Some(long)
         });
-        let timed = all.map(|d| (seconds(&d) + refill(self, usual, &d) + MOVING, d));
+        let timed = all.map(|d| {
+            (
+                seconds(&d) + refill(self, usual, &d) + MOVE_TIME.as_secs_f64(),
+                d,
+            )
+        });
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
-        (best * WORTH_IT < seconds(usual)).then_some(division)
+        (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
     }
 
-    /// Expected tokens per second of a long prompt: with one text in the chunks that it would have then.
+    /// Expected prefill speed in tokens per second. A single text uses the long chunks that it
+    /// would get.
     pub(super) fn prompt_speed(&self, division: &Division) -> f64 {
         match self.long(division) {
             Some(long) => self.speed(&long, long.chunk),
@@ -43,7 +49,7 @@ impl Planner {
     }
 }
 
-/// Seconds to read what `prompt` takes from the cache of `usual`.
+/// Seconds to reload what `prompt` takes from the cache of `usual`.
 fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
     let held = |d: &Division, what| d.memory.ledger.held(what);
     let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
@@ -67,7 +73,7 @@ mod tests {
 
     use crate::planner::tests::{planner, sparse};
 
-    /// A longer chunk is worth its memory where reads are what a prompt waits for, and it has enough tokens.
+    /// A longer chunk pays off where the prompt waits for reads and is long enough.
     #[test]
     fn long_prompts_take_memory_from_the_cache_where_they_wait_for_reads() {
         let chunk = |profile, share, tokens| {

@@ -17,14 +17,14 @@ pub const VERSION: u32 = 3;
 
 /// Throughput by working-set size: a cost per row and a bandwidth curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Speed {
+pub struct Throughput {
     /// Nanoseconds per row besides its bytes.
     pub row_ns: f64,
     /// (working set in bytes, GB/s), ascending.
     pub gb_per_s: Vec<(u64, f64)>,
 }
 
-impl Speed {
+impl Throughput {
     /// `rows × row_ns + bytes / bandwidth(working_set)`, in nanoseconds.
     pub fn ns(&self, rows: f64, bytes: f64, working_set: f64) -> f64 {
         rows * self.row_ns + bytes / self.at(working_set)
@@ -54,10 +54,10 @@ pub struct KernelRates {
     /// Name of the format.
     pub dtype: String,
     /// Contiguous rows times one token: attention, head, Gate rows.
-    pub dot: Speed,
+    pub dot: Throughput,
     /// Scattered neurons of one token: Up dot product and Down accumulation; counts the rows and
     /// bytes of both.
-    pub neuron: Speed,
+    pub neuron: Throughput,
     /// Matrix products: (tokens, 10^9 multiply-adds per second).
     pub gemm: Vec<(u32, f64)>,
 }
@@ -65,7 +65,7 @@ pub struct KernelRates {
 impl KernelRates {
     /// 10^9 multiply-adds per second for `tokens` tokens.
     pub fn gemm_at(&self, tokens: f64) -> f64 {
-        let curve = Speed {
+        let curve = Throughput {
             row_ns: 0.0,
             gb_per_s: self.gemm.iter().map(|p| (u64::from(p.0), p.1)).collect(),
         };
@@ -84,7 +84,7 @@ pub struct ThreadRates {
     /// bundled model, fully resident.
     pub layer_ns: f64,
     /// Sequential memory read.
-    pub read: Speed,
+    pub read: Throughput,
     /// By block format.
     pub kernels: Vec<KernelRates>,
 }
@@ -141,15 +141,16 @@ impl Rates {
         }
     }
 
-    /// Their file, beside the device profile. `None` without a cache folder.
+    /// Default path, next to the device profile. `None` without a cache folder.
     pub fn default_path() -> Option<PathBuf> {
         Some(DeviceProfile::default_path()?.with_file_name("machine.json"))
     }
 
-    /// Bytes per second at which the threads read what is in no cache, rows of q4 or anything: the best that
-    /// was measured, since others may have been at work. `None` if nothing was.
+    /// Memory bandwidth of all threads in bytes per second: the best measured rate, of q4 rows or
+    /// of plain reads, because other processes may have disturbed a measurement. `None` if nothing
+    /// was measured.
     pub fn of_memory(&self) -> Option<f64> {
-        let far = |speed: &Speed| speed.at(1e12);
+        let far = |speed: &Throughput| speed.at(1e12);
         let of = |with: &ThreadRates| {
             let rows = with
                 .kernel(DType::Q4)
@@ -167,7 +168,7 @@ impl Rates {
         remembered.clone().or_else(saved)
     }
 
-    /// Makes this process use them, even where they cannot be saved.
+    /// Makes this process use these rates, even if they cannot be saved.
     pub fn remember(self) {
         let mut remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
         *remembered = Some(self);
@@ -185,7 +186,7 @@ impl Rates {
         (same && !rates.threads.is_empty()).then_some(rates)
     }
 
-    /// Saves them atomically.
+    /// Saves the rates atomically.
     ///
     /// # Errors
     /// The path that could not be written.
@@ -193,16 +194,16 @@ impl Rates {
         save_json(path, self)
     }
 
-    /// Whether they were measured on a machine like `here`. The OS kernel and the memory size do
-    /// not matter.
+    /// Whether the rates were measured on a machine like `here`. OS kernel and memory size do not
+    /// matter.
     fn is_of(&self, here: &Machine) -> bool {
         let same = |m: &Machine| (m.arch.clone(), m.cpu.clone(), m.cores);
         same(&self.machine) == same(here)
     }
 
-    /// Assumed rates: 8 GB/s for each of up to 4 threads, as in a mid-range phone.
+    /// Assumed rates: 8 GB/s for each of up to 4 threads, as on a mid-range phone.
     pub fn assumed(cores: u32) -> Self {
-        let speed = |gb: f64, row_ns: f64| Speed {
+        let speed = |gb: f64, row_ns: f64| Throughput {
             row_ns,
             gb_per_s: vec![(1 << 22, gb * 2.0), (1 << 27, gb)],
         };
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn speed_lies_between_measured_working_sets() {
-        let speed = Speed {
+        let speed = Throughput {
             row_ns: 2.0,
             gb_per_s: vec![(1 << 20, 40.0), (1 << 24, 20.0)],
         };

@@ -4,26 +4,29 @@ use emberflow_storage::limits::Limits;
 use emberflow_storage::profile::Pattern;
 
 use super::firing::{Absent, GROUP};
-use super::pass::Pass;
+use super::pass::CostModel;
 use crate::cluster::CLUSTER;
 use crate::memory::MemoryPlan;
 
-/// Overdispersion of the needed neurons per cluster: their variance is 3 to 4 times the binomial
-/// one (bundled model, held-out text).
-pub(super) const SPREAD: f64 = 3.5;
+/// Overdispersion: the variance of the needed neurons per cluster is 3 to 4 times the binomial one
+/// (bundled model, held-out text).
+pub(super) const VARIANCE_RATIO: f64 = 3.5;
 
-/// Recall and precision of speculative reads on a layer's misses: between the synthetic 7B model
-/// (88 and 90 %) and a layer of the bundled one (70 and 80 %).
-const FORESEEN: f64 = 0.8;
-const RIGHT: f64 = 0.85;
+/// Recall of prefetches on a layer's misses: between the synthetic 7B model (0.88) and a layer of the
+/// bundled model (0.70).
+const RECALL: f64 = 0.8;
+
+/// Precision of prefetches: between the same two (0.90 and 0.80).
+const PRECISION: f64 = 0.85;
 
 /// Expected reads of one layer.
 #[derive(Default, Clone, Copy)]
-pub(super) struct Reads {
-    /// Number of reads, and device time.
+pub(super) struct LayerReads {
+    /// Number of reads; device time in nanoseconds (`ns`).
     pub count: f64,
     pub ns: f64,
-    /// Bytes read, and those verified by compute threads and by the calling thread.
+    /// Bytes read; bytes verified by all compute threads (`checked`) and by the calling thread
+    /// alone.
     pub bytes: f64,
     pub checked: f64,
     pub checked_alone: f64,
@@ -33,12 +36,12 @@ pub(super) struct Reads {
     pub cpu_ns: f64,
     /// Latency of the first read.
     pub latency_ns: f64,
-    /// Needed neurons outside the hot region, and misses.
+    /// Needed neurons outside the hot region (`asked`); the misses among them (`missed`).
     pub asked: f64,
     pub missed: f64,
 }
 
-impl Reads {
+impl LayerReads {
     /// Scales number, time and bytes by `times`.
     fn times(self, times: f64) -> Self {
         Self {
@@ -50,16 +53,15 @@ impl Reads {
         }
     }
 
-    /// With speculation: all reads of the layer, and the late ones for misses that were not
-    /// predicted. The device stays busy, so the I/O thread rarely sleeps and costs only its CPU
-    /// time.
+    /// With prefetching: (all reads of the layer, late reads of misses that were not predicted).
+    /// The storage device stays busy, so the I/O thread rarely sleeps and costs only its CPU time.
     pub(super) fn foreseen(self) -> (Self, Self) {
-        let all = self.times(1.0 - FORESEEN + FORESEEN / RIGHT);
+        let all = self.times(1.0 - RECALL + RECALL / PRECISION);
         let all = Self {
             busy_ns: all.cpu_ns,
             ..all
         };
-        (all, self.times(1.0 - FORESEEN))
+        (all, self.times(1.0 - RECALL))
     }
 
     fn add(&mut self, other: Self) {
@@ -76,8 +78,8 @@ impl Reads {
     }
 }
 
-impl Pass<'_> {
-    /// Expected reads for misses behind neuron `first`, cluster by cluster: single reads, or the
+impl CostModel<'_> {
+    /// Expected reads of misses from neuron `first` on, cluster by cluster: single neurons, or the
     /// whole cluster where that is cheaper (`store/costs.rs`).
     pub(super) fn on_demand(
         &self,
@@ -86,16 +88,17 @@ impl Pass<'_> {
         tokens: usize,
         absent: &Absent,
         bundles: bool,
-    ) -> Reads {
+    ) -> LayerReads {
         let s = self.shape;
-        let (len, named) = match bundles {
-            true => (s.gate_read + s.rest_read, self.predictor.named.max(1.0)),
-            false => (s.rest_read, 1.0),
+        let (len, named) = if bundles {
+            (s.gate_read + s.rest_read, self.predictor.named.max(1.0))
+        } else {
+            (s.rest_read, 1.0)
         };
         let whole_ns = self.device.read_ns(s.cluster_read, Pattern::Sequential);
         let most = whole_ns / self.device.read_ns(len, Pattern::Random).max(1e-3);
         let groups: Vec<(f64, f64)> = self.firing.groups(layer, first).collect();
-        let mut sum = Reads::default();
+        let mut sum = LayerReads::default();
         for cluster in groups.chunks(CLUSTER / GROUP) {
             let neurons: f64 = cluster.iter().map(|g| g.0).sum();
             let (mut asked, mut missed, mut varies) = (0.0, 0.0, 0.0);
@@ -107,17 +110,18 @@ impl Pass<'_> {
                 varies += count * chance * (1.0 - chance);
             }
             let [asked, missed] = [asked, missed].map(|n| (n * named).min(neurons));
-            let (whole, singles) = split(missed, (SPREAD * varies * named).sqrt(), most);
+            let (whole, singles) = split(missed, (VARIANCE_RATIO * varies * named).sqrt(), most);
             let mut reads = self.picks(neurons * (1.0 - whole), len, singles);
-            let latency_ns = match whole > 0.5 {
-                true => self.device.latency_ns(s.cluster_read),
-                false => 0.0,
+            let latency_ns = if whole > 0.5 {
+                self.device.latency_ns(s.cluster_read)
+            } else {
+                0.0
             };
-            reads.add(Reads {
+            reads.add(LayerReads {
                 latency_ns,
                 ..self.whole(whole)
             });
-            sum.add(Reads {
+            sum.add(LayerReads {
                 asked,
                 missed,
                 ..reads
@@ -126,11 +130,11 @@ impl Pass<'_> {
         sum
     }
 
-    /// Single reads of `wanted` out of `units` neurons. The I/O thread merges neighbours with small
-    /// gaps into one command.
-    fn picks(&self, units: f64, len: u64, wanted: f64) -> Reads {
+    /// Single reads of `wanted` out of `units` neurons. The I/O thread merges neighbours separated
+    /// by small gaps into one command.
+    fn picks(&self, units: f64, len: u64, wanted: f64) -> LayerReads {
         if wanted <= 0.0 || units <= 0.0 {
-            return Reads::default();
+            return LayerReads::default();
         }
         let limits = Limits::PRODUCTION;
         let stride = self.shape.stride.max(1);
@@ -138,7 +142,7 @@ impl Pass<'_> {
         let density = (wanted / units).min(1.0);
         // The gap to the next wanted neuron is geometric: P(n) = density × (1 − density)^(n − 1).
         let beyond = (1.0 - density).powf(reach as f64);
-        // A command has a limited number of memory pieces; a gap takes one, too.
+        // A command has a limited number of memory segments; a gap takes one as well.
         let most = limits.pieces as f64 / 2.0;
         let commands = wanted * beyond.max(1.0 / most);
         let joined = wanted - commands;
@@ -150,7 +154,7 @@ impl Pass<'_> {
         let bytes = wanted * len as f64 + joined * gap;
         let each = (bytes / commands) as u64;
         let ns = self.device.read_ns(each, Pattern::Random);
-        Reads {
+        LayerReads {
             count: wanted,
             ns: commands * ns,
             bytes,
@@ -158,38 +162,38 @@ impl Pass<'_> {
             busy_ns: commands * self.busy(each, ns),
             cpu_ns: commands * self.device.cpu_ns(each),
             latency_ns: self.device.latency_ns(each),
-            ..Reads::default()
+            ..LayerReads::default()
         }
     }
 
-    /// Nanoseconds for which a command of `len` bytes, arriving every `ns`, occupies the I/O
-    /// thread's core: its CPU time, or the whole interval if that is shorter than a wake-up.
+    /// Nanoseconds for which a command of `len` bytes, one every `ns`, occupies the I/O thread's
+    /// core: its CPU time, or the whole interval if that is shorter than a wake-up.
     fn busy(&self, len: u64, ns: f64) -> f64 {
         self.device.cpu_ns(len).max(ns.min(self.machine.wake_ns))
     }
 
-    /// `count` sequential reads of whole clusters, without the first read's latency, which a scan
-    /// hides.
-    fn whole(&self, count: f64) -> Reads {
+    /// `count` sequential reads of whole clusters. The latency of the first read is not included: a
+    /// scan hides it.
+    fn whole(&self, count: f64) -> LayerReads {
         if count <= 0.0 {
-            return Reads::default();
+            return LayerReads::default();
         }
         let len = self.shape.cluster_read;
         let bytes = count * len as f64;
         let ns = self.stream.read_ns(len, Pattern::Sequential);
-        Reads {
+        LayerReads {
             count,
             ns: count * ns,
             bytes,
             checked_alone: bytes,
             busy_ns: count * self.busy(len, ns),
             cpu_ns: count * self.device.cpu_ns(len),
-            ..Reads::default()
+            ..LayerReads::default()
         }
     }
 
-    /// Two-phase loading: Gate parts of all missing neurons, then Up and Down of those that fire.
-    pub(super) fn gates_first(&self, plan: &MemoryPlan, first: usize, fires: f64) -> Reads {
+    /// Two-phase loading: Gate rows of all missing neurons, then Up and Down of those that fire.
+    pub(super) fn gates_first(&self, plan: &MemoryPlan, first: usize, fires: f64) -> LayerReads {
         let s = self.shape;
         let behind = (s.neurons - first) as f64;
         let all: f64 = s.neurons as f64 * s.layers as f64 / s.visited.min(1.0);
@@ -197,7 +201,7 @@ impl Pass<'_> {
         let missing = behind * (1.0 - held);
         let mut reads = self.picks(behind, s.gate_read, missing);
         reads.add(self.picks(behind, s.rest_read, fires * (1.0 - held)));
-        Reads {
+        LayerReads {
             latency_ns: 2.0 * reads.latency_ns,
             asked: behind,
             missed: missing,
@@ -205,27 +209,28 @@ impl Pass<'_> {
         }
     }
 
-    /// Every cluster behind neuron `first`. Those of experts are known only once the router has
-    /// chosen, so that the first read is waited for.
-    pub(super) fn scan(&self, first: usize) -> Reads {
+    /// LayerReads of every cluster from neuron `first` on. Experts are known only after the router has
+    /// run, so the latency of their first read is not hidden.
+    pub(super) fn scan(&self, first: usize) -> LayerReads {
         let behind = (self.shape.neurons - first) as f64;
         let whole = self.whole(behind / CLUSTER as f64);
-        Reads {
+        LayerReads {
             asked: behind,
             missed: behind,
             checked: whole.bytes,
             checked_alone: 0.0,
-            latency_ns: match self.shape.visited < 1.0 {
-                true => self.device.latency_ns(self.shape.cluster_read),
-                false => 0.0,
+            latency_ns: if self.shape.visited < 1.0 {
+                self.device.latency_ns(self.shape.cluster_read)
+            } else {
+                0.0
             },
             ..whole
         }
     }
 }
 
-/// For a normal number with this mean and deviation: `P(x > most)` and `E[x; x ≤ most]`, clamped to
-/// [0, mean].
+/// For a normal variable with this mean and deviation: `P(x > most)` and `E[x; x ≤ most]`, clamped
+/// to [0, mean].
 fn split(mean: f64, deviation: f64, most: f64) -> (f64, f64) {
     if mean <= 0.0 {
         return (0.0, 0.0);

@@ -1,14 +1,14 @@
-//! The memory of a device, and divisions for long prompts, whose chunks use more of it.
+//! Device memory, and divisions for long prompts, whose longer chunks use more of it.
 
 use super::budget::Division;
-use super::facts::{Planner, Tier};
+use super::facts::{DeviceTier, Planner};
 use crate::memory::Needs;
 
-/// Chunk by which devices are compared for prompts.
+/// Chunk size for comparing divisions on prompts.
 const LONG: usize = 256;
 
 impl Planner {
-    /// A division of the same kind for a long prompt, where it would have longer chunks.
+    /// A division of the same kind for a long prompt, if a longer chunk is possible.
     pub(super) fn long(&self, division: &Division) -> Option<Division> {
         let mut chunks = self.scratch.iter().map(|s| s.chunk);
         let long = chunks.rfind(|&chunk| chunk <= LONG);
@@ -32,28 +32,29 @@ impl Planner {
         same.then_some(Division { widths, ..divided })
     }
 
-    /// Clusters of each of the two buffers that others pass through on their way through a device. In a memory of
-    /// its own they take room from neurons, so that there are none where no row of a chunk would use them.
+    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers take
+    /// room from neurons, so there are none if no row of a chunk would use them.
     pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
         let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
-        let used = |tier: &&Tier| {
+        let used = |tier: &&DeviceTier| {
             tier.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
         };
         let tier = self.tier.as_ref().filter(used);
         tier.map_or(0, |tier| tier.at_once)
     }
 
-    /// Bytes of a device's memory that neurons may be held in.
-    pub(super) fn room_for_neurons(&self, tier: &Tier, division: &Division) -> u64 {
-        let buffers = match tier.unified {
-            true => 0,
-            false => 2 * self.stream_buffers(division) as u64 * tier.cluster_len,
+    /// Bytes of device memory available to neurons.
+    pub(super) fn room_for_neurons(&self, tier: &DeviceTier, division: &Division) -> u64 {
+        let buffers = if tier.unified {
+            0
+        } else {
+            2 * self.stream_buffers(division) as u64 * tier.cluster_len
         };
         tier.memory.saturating_sub(buffers)
     }
 
-    /// Bytes of a device's memory that a division leaves for matrices that the host has too. Where it is the
-    /// machine's, they take none of it.
+    /// Bytes of device memory left for copies of matrices that the host holds too. Unlimited in
+    /// unified memory, where a device reads the host's matrices.
     pub(crate) fn device_spare(&self, division: &Division) -> u64 {
         match &self.tier {
             Some(tier) if !tier.unified => {

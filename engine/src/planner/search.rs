@@ -1,5 +1,5 @@
-//! The search for the division of a budget that is expected to be the fastest, among those that the arithmetic of
-//! `budget.rs` allows.
+//! Search for the division of a budget with the highest expected speed. `budget.rs` computes which
+//! divisions are possible, `forecast.rs` how fast they are.
 
 use super::budget::Division;
 use super::facts::Planner;
@@ -9,23 +9,23 @@ use crate::cluster::HOT;
 use crate::error::{Error, at_next_start};
 use crate::memory::Needs;
 
-/// How many divisions between CPU and device are compared.
+/// Number of candidate cluster counts for a device, evenly spaced.
 const CANDIDATES: u64 = 64;
 
-/// How many numbers of layers with resident Gate rows are compared at first, those between follow.
+/// Number of layer counts with resident Gate rows compared first; a bisection refines the best.
 const GATE_STEPS: u64 = 8;
 
-/// How much slower decoding may become by the memory of a longer chunk of which a device computes most: as much
-/// again is less than prompts gain.
-const MOST_LOST: f64 = 1.08;
+/// Largest slowdown of decode for a longer chunk that a device computes: prompts gain more.
+const MAX_SLOWDOWN: f64 = 1.08;
 
-/// How much faster whole clusters must promise to be than single neurons, of which a token reads fewer bytes.
-const READS_MORE: f64 = 1.1;
+/// A forecast is about 10 % off, so a choice that moves more bytes must promise a larger gain: whole
+/// clusters instead of single neurons, or a long chunk in place of cached weights.
+pub(super) const FORECAST_MARGIN: f64 = 1.1;
 
-/// Speedup that a device must promise.
-const WORTH_IT: f64 = 1.02;
+/// Smallest speedup for which a device is used: less is within the noise of its measured times.
+const MIN_DEVICE_GAIN: f64 = 1.02;
 
-/// A division beside others, and what it is expected to give.
+/// A division with its expected tokens per second, for decode and for a prompt.
 struct Candidate {
     decode: f64,
     prompt: f64,
@@ -56,10 +56,10 @@ impl Planner {
         Ok(self.with_longer_chunk(budget, &division, found))
     }
 
-    /// With a longer chunk, if a device computes nearly all of it and prompts gain more by that than decoding loses
-    /// by the memory that it takes.
+    /// Takes a longer chunk if the device computes nearly all of it, decode becomes at most
+    /// [`MAX_SLOWDOWN`] times slower, and prompts gain at least the square of that factor.
     fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
-        // A single text has long chunks while its prompt is computed.
+        // A single text gets long chunks while its prompt is computed (`Planner::for_prompt`).
         if self.batch == 1 || self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
             return found;
         }
@@ -80,16 +80,16 @@ impl Planner {
             .map(|other| (speeds(&other), other))
             .filter(|([one, many], _)| {
                 let (lost, won) = (decode / one.max(1e-9), many / prompt.max(1e-9));
-                lost <= MOST_LOST && won >= lost.powi(2) * WORTH_IT
+                lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_DEVICE_GAIN
             })
             .max_by(|a, b| a.0[1].total_cmp(&b.0[1]));
         best.map_or(found, |(_, best)| best)
     }
 
-    /// Gives the device the hottest clusters: as many as were asked for, or those with the highest expected
-    /// speed of decoding, and among these of prompts. Candidates are all the same number of clusters apart;
-    /// and where it and the CPU would end at the same time if nothing but hot neurons counted, by the solver
-    /// of [`split`](crate::split).
+    /// Gives the device the hottest clusters of each bank: as many as the user asked for, or the
+    /// number with the fastest decode (ties: the fastest prompt). Candidates are [`CANDIDATES`]
+    /// evenly spaced numbers, and the balanced number of [`split`](crate::split), for which the
+    /// device and the CPU finish together if only hot neurons counted.
     fn with_device(&self, budget: u64, division: Division) -> Division {
         let Some(tier) = &self.tier else {
             return division;
@@ -103,9 +103,10 @@ impl Planner {
         let with = |clusters: u64| {
             let needs = Needs {
                 device_clusters: clusters,
-                device: match tier.unified {
-                    true => clusters * tier.cluster_len,
-                    false => 0,
+                device: if tier.unified {
+                    clusters * tier.cluster_len
+                } else {
+                    0
                 },
                 ..division.needs
             };
@@ -121,14 +122,16 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        let hot: u64 = match division.scans(&self.shape) {
-            true => all,
-            false => self.hot(division.batch).iter().map(|&n| u64::from(n)).sum(),
+        let hot: u64 = if division.scans(&self.shape) {
+            all
+        } else {
+            self.hot(division.batch).iter().map(|&n| u64::from(n)).sum()
         };
-        // What the CPU computes of a hot cluster: all of it, or what fires.
-        let computed = match division.scans(&self.shape) {
-            true => 1.0,
-            false => division.needs.gate_share() * (1.0 - HOT) + HOT,
+        // Share of a hot cluster that the CPU computes: all of it, or the neurons that fire.
+        let computed = if division.scans(&self.shape) {
+            1.0
+        } else {
+            division.needs.gate_share() * (1.0 - HOT) + HOT
         };
         let balanced = tier.balanced(hot.min(room), computed, self.shape.layers);
         let apart = (1..=CANDIDATES).map(|i| room * i / CANDIDATES);
@@ -137,8 +140,8 @@ impl Planner {
         self.best_of(division.clone(), candidates)
     }
 
-    /// Of the candidates that are worth it the one with the fastest prompts among those that decode fastest;
-    /// else `plain`.
+    /// The candidate with the fastest prompt among those with near-best decode; `plain` if no
+    /// candidate reaches [`MIN_DEVICE_GAIN`].
     fn best_of(&self, plain: Division, others: impl Iterator<Item = Division>) -> Division {
         let of = |division: Division| Candidate {
             decode: self.speed(&division, division.batch.max(1)),
@@ -147,24 +150,22 @@ impl Planner {
         };
         let plain = of(plain);
         let pays = |one: &Candidate| {
-            let prompts = one.prompt > WORTH_IT * plain.prompt;
-            one.decode > WORTH_IT * plain.decode || prompts && WORTH_IT * one.decode >= plain.decode
+            let prompts = one.prompt > MIN_DEVICE_GAIN * plain.prompt;
+            one.decode > MIN_DEVICE_GAIN * plain.decode
+                || prompts && MIN_DEVICE_GAIN * one.decode >= plain.decode
         };
         let worth_it: Vec<Candidate> = others.map(of).filter(pays).collect();
         let fastest = worth_it.iter().map(|one| one.decode).fold(0.0, f64::max);
         let near = worth_it
             .into_iter()
-            .filter(|one| WORTH_IT * one.decode >= fastest);
-        let better = |a: Candidate, b: Candidate| match b.prompt > a.prompt {
-            true => b,
-            false => a,
-        };
+            .filter(|one| MIN_DEVICE_GAIN * one.decode >= fastest);
+        let better = |a: Candidate, b: Candidate| if b.prompt > a.prompt { b } else { a };
         near.reduce(better).unwrap_or(plain).division
     }
 
-    /// Divides again for another budget or number of sequences of an open engine. The chunk size is
-    /// kept, and so is the way in which neurons are served where the budget is; the past memory peak
-    /// is ignored.
+    /// Divides again for another budget or number of sequences while the engine is open. The chunk
+    /// size is kept, and so is the way neurons are served if the budget is unchanged. The past
+    /// memory peak is ignored.
     ///
     /// # Errors
     /// As [`Planner::divide`].
@@ -190,17 +191,18 @@ impl Planner {
                 ..divided
             })
         };
-        match budget == settled.memory.budget() {
-            true => again(&settled.needs),
-            false => self.fastest(again),
+        if budget == settled.memory.budget() {
+            again(&settled.needs)
+        } else {
+            self.fastest(again)
         }
     }
 
-    /// The ways in which neurons can be served, by the needs that lead to them: with resident Gate rows;
-    /// of models with exact zeros in whole clusters as well, as a dense model's are; and of experts with
-    /// exact zeros by their Gate parts first. Which is the fastest depends on how many neurons fire and on
-    /// the device: Gate rows take a third of the memory from clusters that would be hits, and single
-    /// neurons are short reads. Whatever is read, the text is the same.
+    /// All ways to serve neurons, as byte sizes: with resident Gate rows; for models with exact
+    /// zeros also as whole clusters, as in a dense model; for experts with exact zeros also Gate
+    /// rows first, from flash. The fastest depends on how many neurons fire and on the storage
+    /// device: resident Gate rows take a third of the memory from clusters that would hit, and
+    /// single neurons are short reads. The text is the same in all of them.
     fn ways(&self) -> Vec<Needs> {
         let mut ways = vec![self.needs];
         if self.needs.gates_divide && self.firing.measured && self.compares() {
@@ -219,26 +221,31 @@ impl Planner {
         ways
     }
 
-    /// Whether forecasts of single neurons and of whole clusters are compared. They are of one text; with several
-    /// the border between the regions follows the batch. A device for dense work is divided for by itself.
+    /// Whether forecasts of single neurons and of whole clusters are compared. They are for one
+    /// text: with several, the border between the regions follows the batch. With a device, its own
+    /// search divides the memory.
     fn compares(&self) -> bool {
         let full = self.ablation == Ablation::Full && !self.gates_stay;
         full && self.batch == 1 && self.tier.is_none()
     }
 
-    /// The division of a budget with the highest expected speed, the first of equal ones.
+    /// The division with the highest expected speed, the first of equal ones.
     ///
-    /// Where not everything fits, Gate rows may be resident in the first layers alone: these have room for
-    /// the neurons that fire, and the others stream. In how many layers is found by halving steps around the
-    /// best one. It is compared up to the budget that holds everything, so that more memory is never slower;
-    /// where forecasts are not compared, up to [`ENOUGH`] of the neurons that fire for a token.
+    /// If not everything fits, Gate rows may be resident in the first n layers only: those layers
+    /// have room for the neurons that fire, and the others stream. A bisection around the best of
+    /// [`GATE_STEPS`] values finds n. Where forecasts are compared, this runs up to the budget that
+    /// holds everything, so that more memory is never slower; elsewhere, up to
+    /// [`USEFUL_SHARE`](super::budget::USEFUL_SHARE).
     fn fastest(
         &self,
         divide: impl Fn(&Needs) -> Result<Division, Error>,
     ) -> Result<Division, Error> {
-        let enough = |d: &Division| match self.compares() {
-            true => d.memory.ffn_resident_share(&d.needs) >= 1.0,
-            false => self.has_room(d),
+        let enough = |d: &Division| {
+            if self.compares() {
+                d.memory.ffn_resident_share(&d.needs) >= 1.0
+            } else {
+                self.has_room(d)
+            }
         };
         let partly = self.needs.gates_divide && !divide(&self.needs).is_ok_and(|d| enough(&d));
         let ways = self.ways();
@@ -251,7 +258,7 @@ impl Planner {
             match divide(way) {
                 Ok(division) => {
                     let reads_more = self.needs.gates_divide && !way.gates_help;
-                    let least = if reads_more { READS_MORE } else { 1.0 };
+                    let least = if reads_more { FORECAST_MARGIN } else { 1.0 };
                     let speed = self.speed(&division, 1) / least;
                     if best.as_ref().is_none_or(|(other, _)| speed > *other) {
                         best = Some((speed, division));
@@ -293,15 +300,15 @@ impl Planner {
         least.unwrap_or(u64::MAX)
     }
 
-    /// The smallest budget to report, in whole MiB, with a margin for the process size, which
+    /// The smallest budget to report, in whole MiB. Includes a margin, because the process size
     /// varies between starts.
     pub fn smallest_to_name(&self) -> u64 {
         at_next_start(self.smallest_budget())
     }
 
-    /// The largest budget of a way that keeps at most `share` (0 to 1) of the FFN's weights resident
-    /// and is then the fastest one. Where no way is, or there is one alone, it is the budget with all Gate
-    /// rows, or the smallest one if they do not fit.
+    /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
+    /// fastest division does so. If there is none, or only one way to serve neurons: the budget
+    /// with all Gate rows, or the smallest budget if they do not fit.
     pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
         let kind = |n: &Needs| (n.gates_help, n.two_phases, n.gate_banks);
         let taken = |budget: u64| self.divide(budget).map_or(self.needs, |d| d.needs);
@@ -325,7 +332,7 @@ mod tests {
     use crate::planner::firing::Firing;
     use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
 
-    /// Many firing neurons are long reads of whole clusters; few are short reads.
+    /// Many firing neurons: long reads of whole clusters. Few: short reads.
     #[test]
     fn exact_models_stream_where_that_is_faster() {
         let often = vec![0.7; NEURONS];
@@ -342,7 +349,7 @@ mod tests {
             division.memory.gates_resident()
         };
         assert!(!gates(&busy, 1));
-        // Forecasts are of one text.
+        // Forecasts compare ways for one text only.
         assert!(gates(&busy, 2));
         assert!(gates(&sparse(), 1));
     }

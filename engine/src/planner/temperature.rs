@@ -18,24 +18,23 @@ pub(crate) struct Temperature {
     pub persistence: Option<f64>,
     /// Measured miss curve, if any.
     pub misses: Option<Misses>,
-    /// How a mixture's experts are chosen, if any.
+    /// How experts are chosen, in a mixture.
     pub popularity: Popularity,
-    /// By layer: how often the neurons of the experts fire that a token visits; empty where that was
-    /// not counted.
+    /// By layer: activation frequency of the neurons of visited experts; empty if not counted.
     pub visited: Vec<Vec<f32>>,
 }
 
-/// How often experts are visited, by a container's routing statistics.
+/// How often experts are visited, from the container's routing statistics.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Popularity {
     /// By bank: share of the tokens that visit it; empty without statistics.
     pub visits: Vec<f32>,
-    /// What a cache of experts misses, where measured.
+    /// Measured miss rates of a cache of experts.
     pub misses: Option<ExpertMisses>,
 }
 
-/// The largest measured batch size up to `batch`: passes in which each neuron fired, number of
-/// passes, and their size.
+/// Counts at the largest measured batch size up to `batch`: (passes in which each neuron fired,
+/// passes, batch size).
 fn measured<'a>(
     stats: &'a ActivationStats,
     counts: &'a [u64],
@@ -53,20 +52,20 @@ fn measured<'a>(
     larger.last().unwrap_or((counts, stats.tokens, 1))
 }
 
-/// Share of firing neurons that fire for the next token too.
+/// Share of firing neurons that fire again for the next token.
 fn persistence(stats: &ActivationStats) -> Option<f64> {
     let profile = stats.profile.as_ref()?;
     let sum = |counts: &[u64]| counts.iter().map(|&c| c as f64).sum::<f64>();
     let experts = stats.layers.iter().flat_map(|l| &l.experts);
     let fired: f64 = experts.map(|e| sum(&e.counts)).sum();
     let stayed: f64 = profile.banks.iter().map(|b| sum(&b.stayed)).sum();
-    // Only firings with a successor token count.
+    // Only firings followed by another token count.
     let followed = fired * profile.pairs as f64 / stats.tokens.max(1) as f64;
     (followed > 0.0).then(|| stayed / followed)
 }
 
 impl Temperature {
-    /// Reads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
+    /// LayerReads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
     pub fn read(layout: &Layout, c: &ModelConfig, batch: usize) -> Result<Self, Error> {
         let banks = layout.banks();
         let none = || Self {
@@ -118,8 +117,8 @@ impl Temperature {
     }
 }
 
-/// By bank: for which share of the tokens each neuron of an expert fires; empty where none is counted,
-/// and for banks whose neurons are not.
+/// By bank: activation frequency of each neuron of an expert. Empty without counts, and for other
+/// banks.
 fn of_experts(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
     let Some(routing) = stats.routing().filter(|r| r.counts_neurons()) else {
         return Vec::new();
@@ -134,8 +133,8 @@ fn of_experts(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
     all
 }
 
-/// By layer: how often the neurons fire that a token visits, expert after expert, each like the mean of
-/// the layer's; those of other banks like the mean of all. Empty where none is counted.
+/// By layer: activation frequency of the neurons that a token visits, expert by expert, each at the
+/// mean of its layer; other banks at the overall mean. Empty without counts.
 fn visited(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
     let Some(routing) = stats.routing().filter(|r| r.counts_neurons()) else {
         return Vec::new();
@@ -156,8 +155,8 @@ fn visited(stats: &ActivationStats, layout: &Layout) -> Vec<Vec<f32>> {
 }
 
 impl Popularity {
-    /// From the statistics of a model whose banks are those of `layout`. Banks without routes, of
-    /// dense layers and shared experts, are visited by every token.
+    /// From the statistics of a model with the banks of `layout`. Every token visits banks without
+    /// routes: dense layers and shared experts.
     fn of(stats: &ActivationStats, layout: &Layout) -> Self {
         let profile = stats.profile.as_deref();
         let Some(routing) = profile.and_then(|p| p.routing.as_ref()) else {

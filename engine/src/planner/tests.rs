@@ -545,7 +545,7 @@ fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
 
 #[test]
 fn a_device_gets_what_makes_both_end_at_once() {
-    let tier = Tier {
+    let tier = DeviceTier {
         unified: false,
         memory: 1 << 30,
         asked: false,
@@ -553,7 +553,7 @@ fn a_device_gets_what_makes_both_end_at_once() {
         launch: 50e-6,
         cluster: 10e-6,
         cpu_cluster: 30e-6,
-        ..Tier::default()
+        ..DeviceTier::default()
     };
     for (hot, computed) in [(1000, 1.0), (1000, 0.6), (333, 1.0)] {
         let clusters = tier.balanced(hot, computed, 10);
@@ -567,7 +567,7 @@ fn a_device_gets_what_makes_both_end_at_once() {
     }
     // Launching takes longer than the CPU for everything.
     assert_eq!(tier.balanced(16, 1.0, 10), 0);
-    let slow = Tier {
+    let slow = DeviceTier {
         cluster: 1.0,
         ..tier
     };
@@ -581,7 +581,7 @@ fn what_a_device_holds_is_in_no_other_region() {
     let plain = p.divide(budget).unwrap();
     let cluster_len = CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len);
     for unified in [true, false] {
-        p.tier = Some(Tier {
+        p.tier = Some(DeviceTier {
             unified,
             memory: 40 * cluster_len + 5,
             asked: true,
@@ -589,7 +589,7 @@ fn what_a_device_holds_is_in_no_other_region() {
             launch: 0.0,
             cluster: 1e-6,
             cpu_cluster: 1e-6,
-            ..Tier::default()
+            ..DeviceTier::default()
         });
         let division = p.divide(budget).unwrap();
         let (needs, memory) = (&division.needs, &division.memory);
@@ -598,10 +598,11 @@ fn what_a_device_holds_is_in_no_other_region() {
         assert_eq!(memory.ledger.held("device"), charged);
         assert!(memory.ledger.used() <= budget);
         let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
-        match unified {
+        if unified {
             // Gate rows are there twice.
-            true => assert!((with - without).abs() < 0.01, "{with} {without}"),
-            false => assert!(with > without),
+            assert!((with - without).abs() < 0.01, "{with} {without}")
+        } else {
+            assert!(with > without)
         }
     }
 }

@@ -1,25 +1,26 @@
-//! How much a device computes of a layer, by the number of rows of a pass: as much as makes it and the CPU end
-//! at the same time, by the device's measured times and the forecast of the CPU's.
+//! The device's part of a layer, by the number of rows of a pass. It is chosen so that the device
+//! and the CPU finish at the same time, by the device's measured times and the CPU's forecast.
 
 use super::budget::Division;
-use super::cost::InMemory;
-use super::facts::{Planner, Tier};
-use super::pass::{Beside, Pass};
+use super::cost::ResidentLayer;
+use super::facts::{DeviceTier, Planner};
+use super::pass::{Beside, CostModel};
 use crate::cluster::CLUSTER;
 use crate::device::{LEAST_STREAMED, Width, Widths};
 use crate::ffn::RECENT;
 use crate::split::{Curve, Product, pieces_of_second};
 
-/// Bytes a nanosecond that one thread copies to a device's buffer.
-const COPIED_PER_NS: f64 = 4.0;
+/// Bytes per nanosecond that one thread copies to a device buffer: half of a typical bandwidth, since
+/// a copy reads and writes.
+const COPY_BYTES_PER_NS: f64 = 4.0;
 
-/// The longest pass of the list.
-const MOST: usize = 512;
+/// Longest pass in the table.
+const LONGEST_PASS: usize = 512;
 
 impl Planner {
-    /// How many clusters of each layer the device computes with `threads` compute threads beside it. Nothing
-    /// but its times decides where the CPU has what it leaves; otherwise, and where the times would decide on
-    /// a text, it is all that it holds. The same for the rows that it computes with all clusters.
+    /// Clusters per layer and streamed rows that the device computes next to `threads` compute
+    /// threads. They follow the times if the CPU can compute what the device leaves with the same
+    /// bits. Otherwise the device computes all it holds, since times must not change a text.
     pub(crate) fn widths(&self, division: &Division, threads: usize) -> Widths {
         let tier = self.tier.as_ref().filter(|tier| tier.same_bits);
         let (Some(tier), Some(pass)) = (tier, self.pass(division, threads)) else {
@@ -30,9 +31,12 @@ impl Planner {
         let of = |rows: usize| {
             let layers = 0..self.shape.layers;
             let clusters: Vec<u32> = layers
-                .map(|layer| match tier.follows() {
-                    true => self.best_for(&pass, division, layer, rows),
-                    false => all,
+                .map(|layer| {
+                    if tier.follows() {
+                        self.best_for(&pass, division, layer, rows)
+                    } else {
+                        all
+                    }
                 })
                 .collect();
             let streamed = self.streamed_of(&pass, division, &clusters, rows);
@@ -42,14 +46,14 @@ impl Planner {
                 streamed,
             }
         };
-        Widths(rows.take_while(|&n| n <= MOST).map(of).collect())
+        Widths(rows.take_while(|&n| n <= LONGEST_PASS).map(of).collect())
     }
 
-    /// How many of `rows` rows the device computes with all clusters, so that it and the CPU end first; 0 if it
-    /// is faster with the first `clusters` of each layer, of which it holds some.
+    /// Number of `rows` rows for which the device computes all clusters. 0 if a device that
+    /// computes the first `clusters` of each layer, which it holds, is faster.
     fn streamed_of(
         &self,
-        pass: &Pass<'_>,
+        pass: &CostModel<'_>,
         division: &Division,
         clusters: &[u32],
         rows: usize,
@@ -61,12 +65,12 @@ impl Planner {
             return 0;
         }
         let all = |beside: Beside| {
-            let pass = Pass { beside, ..*pass };
-            let time = |layer| pass.in_memory(&division.memory, InMemory { layer, rows })[1];
+            let pass = CostModel { beside, ..*pass };
+            let time = |layer| pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
             (0..self.shape.layers).map(time).sum::<f64>()
         };
         let held = division.needs.device_clusters as usize / self.shape.layers.max(1);
-        // Such passes are computed in groups of clusters, so that the device's and the CPU's come one after the other.
+        // Such passes are computed in groups of clusters, so the device and the CPU take turns.
         let apart: f64 = (clusters.iter().enumerate())
             .map(|(layer, &best)| {
                 let neurons = (held.min(best as usize) * CLUSTER).min(self.shape.neurons);
@@ -74,8 +78,8 @@ impl Planner {
                     neurons,
                     ..Beside::default()
                 };
-                let pass = Pass { beside, ..*pass };
-                let own = pass.in_memory(&division.memory, InMemory { layer, rows })[1];
+                let pass = CostModel { beside, ..*pass };
+                let own = pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
                 own + 1e9 * tier.seconds(neurons, rows)
             })
             .sum();
@@ -87,17 +91,18 @@ impl Planner {
             })
         };
         let device = |its: usize| streamed(its).ns * self.shape.layers as f64;
-        // The last rows say what stays in memory.
+        // The CPU computes the last rows: they decide what stays in the cache.
         let its = pieces_of_second(rows - RECENT, own, device);
-        match its > 0 && all(streamed(its)) < apart {
-            true => its,
-            false => 0,
+        if its > 0 && all(streamed(its)) < apart {
+            its
+        } else {
+            0
         }
     }
 
-    /// A layer of which a device that holds so many clusters computes `its` of `all` rows. Where the CPU cannot
-    /// read what it holds, the CPU waits until that is computed.
-    fn streaming(&self, tier: &Tier, held: usize, [its, all]: [usize; 2]) -> Beside {
+    /// Device part of a layer that computes `its` of `all` rows and holds `held` clusters. If the
+    /// CPU cannot read these, it waits for them.
+    fn streaming(&self, tier: &DeviceTier, held: usize, [its, all]: [usize; 2]) -> Beside {
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let (held, at_once) = (held.min(clusters), tier.at_once.max(1));
         let rest = clusters - held;
@@ -113,25 +118,29 @@ impl Planner {
         };
         let bytes = rest as f64 * tier.cluster_len as f64;
         let of_held = seconds(held, 0.0);
-        let (waits, of_others) = match tier.unified || held == 0 {
-            true => (0.0, 0.0),
-            false => (of_held, tier.seconds(neurons(held), all - its)),
+        let (waits, of_others) = if tier.unified || held == 0 {
+            (0.0, 0.0)
+        } else {
+            (of_held, tier.seconds(neurons(held), all - its))
         };
-        // Copies to a memory of its own go on beside its work, of which the later one counts.
+        // Copies to separate memory overlap the device's work; the longer of the two counts.
         let ns = 1e9 * (of_held + seconds(rest, bytes * tier.copy) + of_others);
         Beside {
-            neurons: match tier.unified {
-                true => 0,
-                false => neurons(held),
-            },
+            neurons: if tier.unified { 0 } else { neurons(held) },
             ns,
             rows: its,
-            copying: bytes / COPIED_PER_NS + 1e9 * (waits + of_others),
+            copying: bytes / COPY_BYTES_PER_NS + 1e9 * (waits + of_others),
         }
     }
 
-    /// The number of a layer's clusters with which the device and the CPU end first.
-    fn best_for(&self, pass: &Pass<'_>, division: &Division, layer: usize, rows: usize) -> u32 {
+    /// Number of a layer's clusters for which the device and the CPU finish first.
+    fn best_for(
+        &self,
+        pass: &CostModel<'_>,
+        division: &Division,
+        layer: usize,
+        rows: usize,
+    ) -> u32 {
         let Some(tier) = &self.tier else { return 0 };
         let all = self.shape.neurons.div_ceil(CLUSTER);
         let neurons = |clusters: usize| (clusters * CLUSTER).min(self.shape.neurons);
@@ -141,21 +150,23 @@ impl Planner {
                 ns,
                 ..Beside::default()
             };
-            let pass = Pass { beside, ..*pass };
-            pass.in_memory(&division.memory, InMemory { layer, rows })
+            let pass = CostModel { beside, ..*pass };
+            pass.in_memory(&division.memory, ResidentLayer { layer, rows })
         };
         let its = |clusters: usize| 1e9 * tier.seconds(neurons(clusters), rows);
-        // The device begins after what both wait for, and is the later one from some number on.
+        // The device starts after the active set is known. From some number of clusters on it
+        // finishes later than the CPU.
         let later = |clusters: usize| with(clusters, 0.0)[0] + its(clusters);
         let met = pieces_of_second(all, |clusters| with(clusters, 0.0)[1], later);
         let time = |clusters: usize| with(clusters, its(clusters))[1];
-        match time(all) < time(met) {
-            true => all as u32,
-            false => met as u32,
+        if time(all) < time(met) {
+            all as u32
+        } else {
+            met as u32
         }
     }
 
-    /// What a device computes of a layer in a pass of `rows` rows, on average.
+    /// Mean device part of a layer in a pass of `rows` rows.
     pub(super) fn beside(&self, division: &Division, rows: usize) -> Beside {
         let Some(tier) = &self.tier else {
             return Beside::default();
@@ -180,8 +191,8 @@ impl Planner {
     }
 }
 
-impl Tier {
-    /// Seconds that the device takes for so many neurons and rows.
+impl DeviceTier {
+    /// Seconds of the device for `neurons` neurons and `rows` rows.
     fn seconds(&self, neurons: usize, rows: usize) -> f64 {
         self.times.seconds(Product {
             rows: neurons,
@@ -199,7 +210,8 @@ mod tests {
     use super::*;
     use crate::device::products::{Sample, Samples};
 
-    /// A 7B model on a phone beside a device that takes so many seconds for a neuron and 1, 8 or 64 rows.
+    /// A 7B model on a phone with a device that takes `neuron[i]` seconds per neuron for 1, 8 and
+    /// 64 rows.
     fn beside(neuron: [f64; 3]) -> Planner {
         let mut p = planner(Profile::Ufs4, sparse());
         let sample = |(n, weight)| Sample {
@@ -207,7 +219,7 @@ mod tests {
             launch: 100e-6,
             weight,
         };
-        p.tier = Some(Tier {
+        p.tier = Some(DeviceTier {
             unified: true,
             memory: u64::MAX,
             cluster_len: CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len),
@@ -216,7 +228,7 @@ mod tests {
             cpu_cluster: 100e-6,
             times: Samples([1, 8, 64].into_iter().zip(neuron).map(sample).collect()),
             same_bits: true,
-            ..Tier::default()
+            ..DeviceTier::default()
         });
         p
     }
@@ -240,8 +252,8 @@ mod tests {
                     ns,
                     ..Beside::default()
                 };
-                let pass = Pass { beside, ..pass };
-                pass.in_memory(&division.memory, InMemory { layer: 3, rows })[1]
+                let pass = CostModel { beside, ..pass };
+                pass.in_memory(&division.memory, ResidentLayer { layer: 3, rows })[1]
             };
             let all = 0..=p.shape.neurons / CLUSTER;
             let fastest = all.map(time).fold(f64::INFINITY, f64::min);
@@ -252,7 +264,8 @@ mod tests {
         assert!(before > p.shape.neurons / CLUSTER / 2, "{before}");
     }
 
-    /// What the device does not hold passes through its buffers where copying it takes less than computing.
+    /// Clusters that the device does not hold stream through its buffers if copying is faster than
+    /// computing.
     #[test]
     fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
         let mut p = beside([400e-9, 420e-9, 600e-9]);
@@ -271,7 +284,7 @@ mod tests {
             before = its;
         }
         assert_eq!(division.widths.streamed(512), before);
-        // With a slow one it is no gain.
+        // A slow device gains nothing.
         let mut slow = beside([1e-3, 1e-3, 1e-3]);
         slow.tier.iter_mut().for_each(|tier| tier.at_once = 8);
         let widths = slow.divide(slow.full_budget()).unwrap().widths;
@@ -282,7 +295,7 @@ mod tests {
         );
     }
 
-    /// What the CPU cannot read of the device's memory the device computes for all rows, and copies take their time.
+    /// The device computes clusters in separate memory for all rows, and copies take time.
     #[test]
     fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
         let its = |copy: f64, rows: usize| {
@@ -299,12 +312,12 @@ mod tests {
         let fast = its(0.05e-9, 512);
         assert!(fast > 256 && fast <= 512 - RECENT, "{fast}");
         assert_eq!(its(0.0, 16), 0);
-        // Copies that take as long as the CPU for all rows.
+        // Copies that take as long as the CPU needs for all rows.
         assert_eq!(its(1e-6, 512), 0);
         assert!(its(1e-9, 512) <= fast);
     }
 
-    /// Buffers take room from neurons in a memory of its own, where they are used.
+    /// Stream buffers in separate memory take room from neurons only if they are used.
     #[test]
     fn what_does_not_stream_leaves_its_memory_to_neurons() {
         for (neuron, used) in [(1e-9, true), (1e-2, false)] {
@@ -328,7 +341,7 @@ mod tests {
             tier: None,
             ..p.clone()
         };
-        // With room for Gate rows on both sides.
+        // Gate rows fit with and without the device.
         let budget = 2 * p.full_budget();
         let [with, without] = [&p, &plain].map(|p| p.divide(budget).unwrap());
         assert!(with.needs.device_clusters > 0);
@@ -339,7 +352,7 @@ mod tests {
             (one, many)
         });
         assert!(a.0 >= 0.99 * b.0 && a.1 > 1.2 * b.1, "{a:?} {b:?}");
-        // Where times must not decide, nothing of that.
+        // Without equal bits, times must not decide.
         let mut apart = p.clone();
         apart
             .tier

@@ -113,9 +113,10 @@ impl Engine {
                     Event::Failed { error, .. } => return Err(error),
                 }
             }
-            match tokens {
-                true => clock.token(stepper.engine(), || 0),
-                false => clock.look(),
+            if tokens {
+                clock.token(stepper.engine(), || 0)
+            } else {
+                clock.look()
             }
             if on_pass().is_break() {
                 break;

@@ -444,9 +444,10 @@ impl<'e> Stepper<'e> {
         text.aside = true;
         let d = self.engine.config().d_model as usize;
         let parked: usize = self.parked.iter().map(|p| p.part.rows).sum();
-        let room = match self.engine.options().preemption {
-            true => self.engine.most_rows() - parked,
-            false => 0,
+        let room = if self.engine.options().preemption {
+            self.engine.most_rows() - parked
+        } else {
+            0
         };
         if let Some((part, x, beside)) = self.leave_pass(id)
             && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)

@@ -185,9 +185,10 @@ fn width_that_fits(pass: &Pass) -> usize {
     while width > 1 && needed(width) > pass.slots as f64 {
         width = width.div_ceil(2);
     }
-    match width < pass.tokens && needed(width) < 0.8 * pass.needed as f64 {
-        true => width,
-        false => usize::MAX,
+    if width < pass.tokens && needed(width) < 0.8 * pass.needed as f64 {
+        width
+    } else {
+        usize::MAX
     }
 }
 

@@ -22,9 +22,12 @@ pub(super) fn keep_within_sigma(candidates: &mut Vec<(f32, u32)>, n: f32) {
 pub(super) fn keep_typical(candidates: &mut Vec<(f32, u32)>, p: f32) {
     let sum: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
     let surprise = |weight: f32| -libm::log(f64::from(weight) / sum);
-    let mean = |c: &(f32, u32)| match c.0 > 0.0 {
-        true => f64::from(c.0) / sum * surprise(c.0),
-        false => 0.0,
+    let mean = |c: &(f32, u32)| {
+        if c.0 > 0.0 {
+            f64::from(c.0) / sum * surprise(c.0)
+        } else {
+            0.0
+        }
     };
     let entropy: f64 = candidates.iter().map(mean).sum();
     let far = |c: &(f32, u32)| (surprise(c.0) - entropy).abs();
@@ -56,9 +59,10 @@ const DIGIT: u32 = 11;
 /// A logit as a number that is smaller for a larger logit.
 fn descending(logit: f32) -> u32 {
     let bits = logit.to_bits();
-    match logit.is_sign_negative() {
-        true => bits,
-        false => !bits & !(1 << 31),
+    if logit.is_sign_negative() {
+        bits
+    } else {
+        !bits & !(1 << 31)
     }
 }
 

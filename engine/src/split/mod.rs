@@ -188,9 +188,10 @@ pub fn pieces_of_second(
     // The second ends first with `low` pieces, and not with `high + 1`.
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        match second(middle) <= first(middle) {
-            true => low = middle,
-            false => high = middle - 1,
+        if second(middle) <= first(middle) {
+            low = middle
+        } else {
+            high = middle - 1
         }
     }
     let candidates = [0, low, (low + 1).min(all)];

@@ -242,9 +242,10 @@ fn rules<'a>(
 pub(crate) fn io_bytes(layout: &Layout, buffers: u32, ablation: Ablation) -> u64 {
     let per_neuron = size_of::<Read>() + 2 * size_of::<Completion>() + 40;
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);
-    let roaming = match layout.has_experts() {
-        true => layout.total_clusters(),
-        false => 0,
+    let roaming = if layout.has_experts() {
+        layout.total_clusters()
+    } else {
+        0
     };
     let mapped = match ablation {
         Ablation::Mmap => Mapping::least_bytes(layout),

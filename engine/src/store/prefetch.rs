@@ -187,9 +187,10 @@ impl Prefetch {
             let cluster = self.ahead.cluster as u32;
             self.ahead.cluster += 1;
             // What layers before it miss goes first.
-            let priority = match self.ahead.layers > 1 && partly {
-                true => Priority::Prefetch,
-                false => Priority::Now,
+            let priority = if self.ahead.layers > 1 && partly {
+                Priority::Prefetch
+            } else {
+                Priority::Now
             };
             return Some(Want {
                 priority,
@@ -202,9 +203,10 @@ impl Prefetch {
     /// The next cluster of the experts that were guessed or chosen.
     pub(super) fn next_guessed(&mut self) -> Option<Want> {
         let (bank, cluster) = self.guessed.next(&self.layout, |_| true)?;
-        let priority = match self.certain {
-            true => Priority::Now,
-            false => Priority::Prefetch,
+        let priority = if self.certain {
+            Priority::Now
+        } else {
+            Priority::Prefetch
         };
         Some(Want {
             bank,

@@ -57,10 +57,11 @@ impl Io {
         let real = matches!(options.lab.io, IoChoice::Auto | IoChoice::Uring);
         let full = options.lab.ablation == Ablation::Full && io.core.is_none();
         let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
-        match real && full && small && options.device.is_none() {
-            true => CallerIo::open(source, options.lab.io, io.limits, io.trace)
-                .map(|io| Self::Caller(Box::new(io))),
-            false => IoThread::spawn(source, options.lab.io, io).map(Self::Thread),
+        if real && full && small && options.device.is_none() {
+            CallerIo::open(source, options.lab.io, io.limits, io.trace)
+                .map(|io| Self::Caller(Box::new(io)))
+        } else {
+            IoThread::spawn(source, options.lab.io, io).map(Self::Thread)
         }
     }
 

@@ -340,9 +340,10 @@ impl Residency {
     /// Hot clusters of each bank, for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
-        match !self.visits.is_empty() && self.banks.scans(0) {
-            true => border::most_visited(units, &self.visits, &clusters),
-            false => border::behind(units, &self.wanted(), &clusters, &self.on_device),
+        if !self.visits.is_empty() && self.banks.scans(0) {
+            border::most_visited(units, &self.visits, &clusters)
+        } else {
+            border::behind(units, &self.wanted(), &clusters, &self.on_device)
         }
     }
 
@@ -479,9 +480,10 @@ impl Residency {
     /// A slot of the hot region for a cluster that [`Residency::keep_read`] would copy there, so
     /// that the thread that computes it copies it, with its bytes at hand.
     pub(super) fn reserve_hot(&mut self, bank: u32, cluster: u32, again: bool) -> Option<Slot> {
-        match self.belongs_hot(bank, cluster) && !self.is_passing(bank, again) {
-            true => self.hot.reserve(bank, cluster),
-            false => None,
+        if self.belongs_hot(bank, cluster) && !self.is_passing(bank, again) {
+            self.hot.reserve(bank, cluster)
+        } else {
+            None
         }
     }
 

@@ -132,9 +132,10 @@ impl Rules {
 
     /// The decision after a lookup with `found.absent` misses.
     pub fn after_lookup(&self, found: &Found) -> Way {
-        let whole = match self.gates_resident {
-            true => self.costs.whole_cluster(found.absent),
-            false => self.costs.cluster_over_bundles(found.absent),
+        let whole = if self.gates_resident {
+            self.costs.whole_cluster(found.absent)
+        } else {
+            self.costs.cluster_over_bundles(found.absent)
         };
         match self.gates_first {
             false if self.bundles && whole => Way::Whole,

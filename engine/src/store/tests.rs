@@ -225,9 +225,10 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
             1 if ways.naming != Naming::All => {
                 let hot = random.u64(..5);
                 let slots = 256 + random.u64(..200);
-                let plan = match store.residency.banks.gates_partly() {
-                    true => world.plan_partly(store.residency.banks.with_gates as u64, 0, slots),
-                    false => world.plan(store.residency.banks.gates_resident(0), hot, slots),
+                let plan = if store.residency.banks.gates_partly() {
+                    world.plan_partly(store.residency.banks.with_gates as u64, 0, slots)
+                } else {
+                    world.plan(store.residency.banks.gates_resident(0), hot, slots)
                 };
                 store.residency.aim_border(&plan, &[2, 1, 1, 0, 1]);
             }
@@ -290,10 +291,11 @@ proptest! {
     #[test]
     fn a_failing_device_gives_an_error_and_never_wrong_bytes(seed: u64, eio: bool) {
         // Rare enough that the regions often fill first.
-        let faults = match eio {
-            true => Faults { eio: 20, ..Faults::default() },
-            false => Faults { flip: 20, ..Faults::default() },
-        };
+        let faults = if eio {
+Faults { eio: 20, ..Faults::default() }
+} else {
+Faults { flip: 20, ..Faults::default() }
+};
         let ways = Ways { io: sim(seed, faults), ..Ways::default() };
         match live(&ways, seed, 40) {
             Ok([needed, seen]) => prop_assert_eq!(needed, seen),

@@ -33,14 +33,16 @@ fn factor(on: &Compute, d: usize, covariance: &[f32], damping: f64) -> Vec<f64> 
             // rows of the block from row i on
             let (row, below) = block[(i - start) * d..].split_at_mut(d);
             for j in (i..end).rev() {
-                let other = match j == i {
-                    true => &row[j + 1..],
-                    false => &below[(j - i - 1) * d + j + 1..(j - i) * d],
+                let other = if j == i {
+                    &row[j + 1..]
+                } else {
+                    &below[(j - i - 1) * d + j + 1..(j - i) * d]
                 };
                 let rest = f64::from(covariance[i * d + j]) - dot(&row[j + 1..], other);
-                row[j] = match j == i {
-                    true => (rest + damping).max(damping * 1e-3).sqrt(),
-                    false => rest / below[(j - i - 1) * d + j],
+                row[j] = if j == i {
+                    (rest + damping).max(damping * 1e-3).sqrt()
+                } else {
+                    rest / below[(j - i - 1) * d + j]
                 };
             }
         }

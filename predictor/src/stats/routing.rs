@@ -290,9 +290,10 @@ impl Routing {
             }
         }
         self.check_neurons()?;
-        match self.misses.missed.iter().any(|&n| n > self.misses.needed) {
-            true => Err("more misses than visits".into()),
-            false => Ok(()),
+        if self.misses.missed.iter().any(|&n| n > self.misses.needed) {
+            Err("more misses than visits".into())
+        } else {
+            Ok(())
         }
     }
 }

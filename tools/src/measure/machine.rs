@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::CLUSTER;
 use emberflow_engine::planner::rates::{
-    FORMATS, KernelRates, Rates, Speed, ThreadRates, VERSION, counts,
+    FORMATS, KernelRates, Rates, ThreadRates, Throughput, VERSION, counts,
 };
 use emberflow_kernels::{
     Activations, Columns, Compute, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q,
@@ -123,7 +123,7 @@ fn thread_rates(on: &Compute, memory: &[u8], sets: &[u64], time: Duration) -> Th
         threads: on.threads() as u32,
         section_ns: section,
         layer_ns: 0.0,
-        read: Speed {
+        read: Throughput {
             row_ns: 0.0,
             gb_per_s: sets.iter().map(|&s| read(s)).collect(),
         },
@@ -153,13 +153,13 @@ fn section(workers: &Workers, time: Duration) -> f64 {
 
 /// Separates what a row costs from what its bytes cost: `short` and `long` are nanoseconds per row
 /// of the two lengths, `long` for every size of memory.
-fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Speed {
+fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Throughput {
     let bytes = [SHORT, LONG].map(|n| dtype.row_bytes(n) as f64);
     let first = long.first().copied().unwrap_or(short);
     let per_byte = ((first - short) / (bytes[1] - bytes[0])).max(1e-6);
     let row_ns = (short - bytes[0] * per_byte).clamp(0.0, short);
     let speed = |(&set, &ns): (&u64, &f64)| (set, bytes[1] / (ns - row_ns).max(1e-3));
-    Speed {
+    Throughput {
         row_ns,
         gb_per_s: sets.iter().zip(long).map(speed).collect(),
     }

@@ -195,9 +195,10 @@ impl World<'_> {
         };
         let (mut texts, mut rows) = (0, 0);
         for part in &pass.parts {
-            match self.text(part.id).is_some_and(|text| text.tokens > 0) {
-                true => texts += 1,
-                false => rows += part.rows,
+            if self.text(part.id).is_some_and(|text| text.tokens > 0) {
+                texts += 1
+            } else {
+                rows += part.rows
             }
         }
         let time = self.passes.time(texts, rows);

@@ -102,9 +102,10 @@ impl NeuronStore {
     ) -> Result<(), Error> {
         let reads = &self.reads;
         let underway = |bank| reads.underway().filter(|of| of.0 == bank).count();
-        match self.prefetch.judge(number, banks, underway) {
-            true => self.reads.cancel_prefetches(),
-            false => Ok(()),
+        if self.prefetch.judge(number, banks, underway) {
+            self.reads.cancel_prefetches()
+        } else {
+            Ok(())
         }
     }
 

@@ -190,9 +190,10 @@ impl NeuronStore {
         for item in (before..self.job.items.len()).rev() {
             let it = &self.job.items[item];
             let (bank, issued) = (it.bank, it.issued);
-            let places = match item == before {
-                true => issued..it.end,
-                false => it.places(),
+            let places = if item == before {
+                issued..it.end
+            } else {
+                it.places()
             };
             // Verify neurons not yet computed, so that their slots can be released.
             let content = self.residency.banks.content(bank);

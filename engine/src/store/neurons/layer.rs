@@ -35,9 +35,10 @@ use crate::store::tier::{PassRows, Tier};
 #[inline]
 fn pin(cold: &mut Cold, key: Key) -> Option<Held> {
     let (slot, unchecked) = cold.pin(key)?;
-    Some(match unchecked {
-        true => Held::Read(slot),
-        false => Held::Pinned(slot),
+    Some(if unchecked {
+        Held::Read(slot)
+    } else {
+        Held::Pinned(slot)
     })
 }
 
@@ -164,9 +165,10 @@ impl NeuronStore {
             ..Found::default()
         };
         let shared = (cluster as usize) < self.device.holds(bank);
-        let hot = match found.needed > 0 && !rules.mapped && !shared {
-            true => self.residency.hot.get_pin(bank, cluster),
-            false => None,
+        let hot = if found.needed > 0 && !rules.mapped && !shared {
+            self.residency.hot.get_pin(bank, cluster)
+        } else {
+            None
         };
         found.hot = hot.is_some() || shared;
         if found.needed > 0 && !found.hot {
@@ -281,9 +283,10 @@ impl NeuronStore {
             };
             let whole = self.layout.cover(bank, neuron, content.start, part);
             let apart = !self.policy.ablation.bundles() && step == Step::Sums;
-            let (part, half) = match apart {
-                true => (self.layout.halves(whole)[0], Half::First),
-                false => (whole, Half::Whole),
+            let (part, half) = if apart {
+                (self.layout.halves(whole)[0], Half::First)
+            } else {
+                (whole, Half::Whole)
             };
             let (item, place) = (item as u32, place as u32);
             let tag = Tag::Neuron { item, place, half };

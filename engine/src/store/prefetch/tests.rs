@@ -78,10 +78,7 @@ impl Model {
         for ahead in 1..self.clusters.len() {
             let of = (self.layer + ahead) % self.clusters.len();
             if !self.certain(ahead) {
-                match partly {
-                    true => continue,
-                    false => return None,
-                }
+                if partly { continue } else { return None }
             }
             // What lies before a proposal was considered.
             let after = self.proposed.last().copied().filter(|last| last.0 >= ahead);
@@ -95,9 +92,10 @@ impl Model {
                 return Some(Want {
                     bank: of as u32,
                     cluster: first as u32,
-                    priority: match ahead > 1 && partly {
-                        true => Priority::Prefetch,
-                        false => Priority::Now,
+                    priority: if ahead > 1 && partly {
+                        Priority::Prefetch
+                    } else {
+                        Priority::Now
                     },
                     guessed: false,
                 });

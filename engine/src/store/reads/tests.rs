@@ -86,9 +86,10 @@ impl Bench {
         if self.reads.is_underway(bank, cluster) {
             return;
         }
-        let priority = match chance(&mut self.random, 0.5) {
-            true => Priority::Now,
-            false => Priority::Prefetch,
+        let priority = if chance(&mut self.random, 0.5) {
+            Priority::Now
+        } else {
+            Priority::Prefetch
         };
         let free = self.reads.free_buffers() > 0;
         let sent = self.reads.cluster(bank, cluster, priority).unwrap();
@@ -134,9 +135,10 @@ impl Bench {
     }
 
     fn take(&mut self, wait: bool) {
-        match wait && self.reads.outstanding() > 0 {
-            true => self.reads.wait(0).unwrap(),
-            false => self.reads.poll().unwrap(),
+        if wait && self.reads.outstanding() > 0 {
+            self.reads.wait(0).unwrap()
+        } else {
+            self.reads.poll().unwrap()
         }
         while let Some(arrival) = self.reads.next() {
             self.took(arrival);

@@ -91,9 +91,10 @@ impl Banks {
     /// Neurons of the banks that stream while others have resident Gate rows.
     pub fn streamed(&self) -> u64 {
         let banks = self.layout.sizes().get(self.with_gates..).unwrap_or(&[]);
-        match self.gates_partly() {
-            true => banks.iter().map(|&neurons| u64::from(neurons)).sum(),
-            false => 0,
+        if self.gates_partly() {
+            banks.iter().map(|&neurons| u64::from(neurons)).sum()
+        } else {
+            0
         }
     }
 }

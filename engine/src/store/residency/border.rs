@@ -23,9 +23,10 @@ impl Goal {
     pub fn step(&self, now: u64, unit: u64, slot: u64) -> [u64; 2] {
         let step = (STEP / unit).max(1);
         let hot = self.hot.clamp(now.saturating_sub(step), now + step);
-        let cold = match hot == self.hot {
-            true => self.cold,
-            false => (self.bytes - (hot * unit).min(self.bytes)) / slot,
+        let cold = if hot == self.hot {
+            self.cold
+        } else {
+            (self.bytes - (hot * unit).min(self.bytes)) / slot
         };
         [hot, cold]
     }

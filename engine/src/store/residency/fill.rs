@@ -50,9 +50,10 @@ impl Residency {
             if self.banks.gates_resident(bank) {
                 return clusters;
             }
-            let behind = match self.has_cold(bank) {
-                true => cold_per_bank.div_ceil(CLUSTER) as u32,
-                false => 0,
+            let behind = if self.has_cold(bank) {
+                cold_per_bank.div_ceil(CLUSTER) as u32
+            } else {
+                0
             };
             (self.hot.prefix(bank) + behind).min(clusters)
         };

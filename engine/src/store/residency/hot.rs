@@ -45,9 +45,10 @@ impl HotClusters {
         let arena =
             Arena::with_limit(0, units, len, 1, memory).map_err(emberflow_storage::Error::from)?;
         // Which experts a token visits changes; of a scan, the first clusters stay.
-        let eviction = match layout.has_experts() {
-            true => Eviction::Lrfu,
-            false => Eviction::Lru,
+        let eviction = if layout.has_experts() {
+            Eviction::Lrfu
+        } else {
+            Eviction::Lru
         };
         Ok(Self {
             cache: SlotCache::with_eviction(arena, &layout.clusters_of_each(), eviction)

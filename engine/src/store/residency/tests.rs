@@ -156,9 +156,10 @@ impl Model {
             assert_eq!([up, down], [&wanted[1][..], &wanted[2]]);
         }
         self.found += 1;
-        match chance(&mut self.random, 0.5) {
-            true => self.of.hot.unpin(key.0, key.1),
-            false => self.of.hot.unpin_unused(key.0, key.1),
+        if chance(&mut self.random, 0.5) {
+            self.of.hot.unpin(key.0, key.1)
+        } else {
+            self.of.hot.unpin_unused(key.0, key.1)
         }
     }
 
