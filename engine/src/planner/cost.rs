@@ -34,7 +34,7 @@ struct MatrixSize {
 pub struct ResidentLayer {
     /// Layer index.
     pub layer: usize,
-    /// MatrixSize of the pass.
+    /// Rows of the pass.
     pub rows: usize,
 }
 
@@ -160,7 +160,7 @@ impl CostModel<'_> {
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
-    /// MatrixSize computed by the CPU; the device computes the others.
+    /// Rows computed by the CPU; the device computes the others.
     fn own(&self, rows: usize) -> usize {
         rows.saturating_sub(self.beside.rows)
     }

@@ -25,7 +25,7 @@ pub struct Shape {
     pub layers: usize,
     /// Width of the residual stream.
     pub d: usize,
-    /// MatrixSize of the head.
+    /// Rows of the head.
     pub vocab: usize,
     /// Neurons per layer that a token visits: with experts, those of the chosen ones.
     pub neurons: usize,
@@ -39,7 +39,7 @@ pub struct Shape {
     pub attention: DType,
     /// Format of the head.
     pub head: DType,
-    /// MatrixSize of a layer's attention matrices, and their bytes.
+    /// Rows of a layer's attention matrices, and their bytes.
     pub attention_rows: f64,
     /// See `attention_rows`.
     pub attention_bytes: f64,
@@ -70,10 +70,10 @@ pub enum Limit {
     /// Arithmetic and bookkeeping.
     #[serde(rename = "compute")]
     Compute,
-    /// LayerReads of single neurons.
+    /// Reads of single neurons.
     #[serde(rename = "random reads")]
     RandomReads,
-    /// LayerReads of whole clusters.
+    /// Reads of whole clusters.
     #[serde(rename = "sequential reads")]
     SequentialReads,
 }
@@ -148,7 +148,7 @@ pub struct Beside {
     pub neurons: usize,
     /// Nanoseconds that it takes for them, or for the rows.
     pub ns: f64,
-    /// MatrixSize of the pass that it computes with all neurons instead.
+    /// Rows of the pass that it computes with all neurons instead.
     pub rows: usize,
     /// Nanoseconds that the threads take to hand over neurons that it does not hold, and wait for those that it
     /// alone has.

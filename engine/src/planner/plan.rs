@@ -30,7 +30,7 @@ pub struct Plan {
     pub gates_resident: bool,
     /// See `gates_resident`.
     pub gates_resident_share: f64,
-    /// LayerReads per missing neuron: 1, or 2 with two-phase loading.
+    /// Reads per missing neuron: 1, or 2 with two-phase loading.
     pub reads_per_bundle: u32,
     /// By batch size.
     pub hot_cut: Vec<HotCut>,

@@ -209,7 +209,7 @@ impl CostModel<'_> {
         }
     }
 
-    /// LayerReads of every cluster from neuron `first` on. Experts are known only after the router has
+    /// Reads of every cluster from neuron `first` on. Experts are known only after the router has
     /// run, so the latency of their first read is not hidden.
     pub(super) fn scan(&self, first: usize) -> LayerReads {
         let behind = (self.shape.neurons - first) as f64;

@@ -65,7 +65,7 @@ fn persistence(stats: &ActivationStats) -> Option<f64> {
 }
 
 impl Temperature {
-    /// LayerReads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
+    /// Reads the statistics section, for up to `batch` sequences. Without it, no cluster is hot.
     pub fn read(layout: &Layout, c: &ModelConfig, batch: usize) -> Result<Self, Error> {
         let banks = layout.banks();
         let none = || Self {

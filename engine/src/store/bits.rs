@@ -1,11 +1,11 @@
-//! One bit for each neuron of a model.
+//! A bit set with one bit per neuron of a model.
 
 use emberflow_storage::cache::Key;
 
-/// One bit for each neuron of the model, none set.
+/// One bit per neuron of the model, initially clear.
 pub(super) struct Bits {
     words: Vec<u64>,
-    /// First word of each bank, and the end.
+    /// First word of each bank, plus the end.
     first: Vec<usize>,
 }
 

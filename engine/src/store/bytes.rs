@@ -1,4 +1,4 @@
-//! The bytes of ready clusters, as compute threads see them, and their checksums.
+//! Views of the bytes of ready clusters for compute threads, and checksum verification.
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
@@ -16,7 +16,7 @@ use crate::error::Error;
 /// The bytes of one neuron.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NeuronBytes<'a> {
-    /// Gate part; empty when Gate rows are resident.
+    /// Gate row; empty when Gate rows are resident.
     pub gate: &'a [u8],
     /// Up row.
     pub up: &'a [u8],
@@ -32,9 +32,10 @@ pub(super) enum Place<'a> {
     Nowhere,
     /// A slot of the hot region.
     Hot(&'a [u8]),
-    /// A device's part of the bank, of so many neurons: rows matrix by matrix.
+    /// Rows of a device's part of the bank, which has this many neurons; one matrix after the
+    /// other.
     Shared(&'a [u8], usize),
-    /// A stream buffer, laid out as on flash, from the first bundle on.
+    /// A stream buffer with bundles as on flash.
     Stream {
         bundles: &'a [u8],
         unchecked: bool,
@@ -44,7 +45,7 @@ pub(super) enum Place<'a> {
     Mapped,
 }
 
-/// What the bytes are in.
+/// The memory that clusters are in.
 #[derive(Clone, Copy)]
 pub(super) struct Memory<'a> {
     pub layout: &'a Layout,
@@ -65,23 +66,23 @@ pub(crate) struct ClusterBytes<'a> {
     pub(super) ids: &'a [u32],
     pub(super) content: &'a SlotContent,
     pub(super) place: Place<'a>,
-    /// Its gates are computed before its sums.
+    /// Gates are computed before the sums.
     pub gates_known: bool,
 }
 
 impl<'a> ClusterBytes<'a> {
-    /// Its index in the bank.
+    /// Cluster index in the bank.
     pub fn cluster(&self) -> u32 {
         self.cluster
     }
 
-    /// Packed ids of its needed neurons, ascending.
+    /// Packed ids of the needed neurons, ascending.
     pub fn ids(&self) -> &'a [u32] {
         self.ids
     }
 
-    /// The bytes of the `i`-th needed neuron. `None` if [`resolve`](super::NeuronStore::resolve) dropped
-    /// it, or if it is damaged, which [`intact`](super::NeuronStore::intact) reports.
+    /// The bytes of the `i`-th needed neuron. `None` if [`resolve`](super::NeuronStore::resolve)
+    /// dropped it or if it is damaged; [`intact`](super::NeuronStore::intact) reports damage.
     #[inline]
     pub fn neuron(&self, i: usize) -> Option<NeuronBytes<'a>> {
         let (neuron, content) = (self.ids[i], self.content);
@@ -132,7 +133,7 @@ impl<'a> ClusterBytes<'a> {
         })
     }
 
-    /// A neuron of a device's part of `neurons`. Each row has its scales behind it.
+    /// A neuron in the device's part of the bank. Each row is followed by its scales.
     fn of_part(
         &self,
         part: &'a [u8],
@@ -198,7 +199,7 @@ impl<'a> ClusterBytes<'a> {
         std::hint::black_box(held.iter().filter(resident).count());
     }
 
-    /// Copies a streamed cluster to its slot of the hot region.
+    /// Copies a streamed cluster to `slot` of the hot region.
     pub fn keep(&self, slot: &mut Slot) {
         let Place::Stream { bundles, .. } = self.place else {
             return;
@@ -209,14 +210,14 @@ impl<'a> ClusterBytes<'a> {
         write(self.content, slot, bundles);
     }
 
-    /// Opens a trace span for the cluster on the calling thread.
+    /// Opens a trace span for this cluster on the calling thread.
     pub fn trace(&self, kind: &'static Kind) -> Option<Open<'a>> {
         let values = [self.layer as u64, u64::from(self.cluster)];
         self.memory.tracer.open(kind, values)
     }
 }
 
-/// Verifies the checksums of a neuron read into `slot`: of its Gate part, or of all of it.
+/// Verifies the checksums of a neuron read into `slot`: of its Gate row, or of the whole bundle.
 pub(super) fn check(
     layout: &Layout,
     content: &SlotContent,
@@ -251,7 +252,7 @@ pub(super) fn check_cluster(
     Ok(())
 }
 
-/// Verifies the checksums of a bundle as on flash.
+/// Verifies the checksums of a bundle in flash layout.
 fn check_bundle(
     layout: &Layout,
     content: &SlotContent,

@@ -1,10 +1,10 @@
-//! Contents of a cold slot: which bytes of a bundle.
+//! Layout of a cold slot: the part of a bundle that it holds.
 
 use emberflow_storage::container::BundleGeometry;
 
 use crate::bundle::NeuronFormat;
 
-/// Alignment of direct I/O in bytes; 1 for buffered reads.
+/// Alignment of direct I/O in bytes; 1 for buffered I/O.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Align {
     /// Of file offsets and lengths.
@@ -13,24 +13,24 @@ pub(crate) struct Align {
     pub memory: usize,
 }
 
-/// The bytes `[start, start + len)` of a bundle: the whole, or Up and Down where Gate rows are
+/// Bytes `[start, start + len)` of a bundle: the whole bundle, or only Up and Down if Gate rows are
 /// resident.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotContent {
-    /// Whether the Gate part is valid. Without it, Gate bytes may still be in the slot as sector
+    /// Whether the Gate row is valid. If not, the slot may still contain Gate bytes as sector
     /// padding.
     pub has_gate: bool,
     pub start: usize,
     pub len: usize,
     /// Bytes of a bundle on flash.
     pub stride: usize,
-    /// Bytes reserved for the Gate part, and its length without padding.
+    /// Bytes reserved for the Gate row, including padding; `gate_len` without.
     pub gate_span: usize,
     pub gate_len: usize,
-    /// Bytes of Up and Down, and of Up alone.
+    /// Bytes of Up and Down together; of Up.
     pub rest_len: usize,
     pub up_len: usize,
-    /// Offset where a read of Up and Down alone begins.
+    /// Offset at which a read of Up and Down alone begins.
     pub rest_read: usize,
     /// Bytes of a slot.
     pub slot_len: usize,
@@ -57,7 +57,7 @@ impl SlotContent {
         }
     }
 
-    /// Gate (empty where resident elsewhere), Up and Down of `count` bundles as on flash.
+    /// Gate (empty if resident elsewhere), Up and Down of `count` bundles in flash layout.
     pub fn bundles<'a>(
         &self,
         bytes: &'a [u8],
@@ -72,7 +72,7 @@ impl SlotContent {
         })
     }
 
-    /// Bytes of Gate (0 where resident elsewhere), Up and Down, without padding.
+    /// Bytes of [Gate (0 if resident elsewhere), Up, Down], without padding.
     pub fn vectors(&self) -> [usize; 3] {
         let gate = if self.has_gate { self.gate_len } else { 0 };
         [gate, self.up_len, self.rest_len - self.up_len]

@@ -1,8 +1,8 @@
-//! The current layer: what is needed of it, and what each cluster still waits for.
+//! The current layer: which neurons it needs, and which reads each cluster still waits for.
 //!
-//! A layer has one *unit* of work per visited bank. The clusters of all units in sequence are the
-//! layer's *items*; the needed neurons of all items are its *places*. Bookkeeping over indices:
-//! nothing here looks up, reads or evicts.
+//! A layer has one *unit* per visited bank. The clusters of all units in sequence are the layer's
+//! *items*; the needed neurons of all items are its *places*. This module only keeps indices; it
+//! neither looks up, reads nor evicts.
 
 #[cfg(test)]
 mod tests;
@@ -15,19 +15,19 @@ use emberflow_storage::cache::SlotId;
 use super::rules::Rules;
 use crate::cluster::CLUSTER;
 
-/// Batch size from which nearly every neuron of a layer is needed by some token (PowerInfer-2 §3.1:
-/// 75 % at 32), so that layers are read whole.
+/// Batch size from which nearly every neuron of a layer is needed by some token (75 % at 32,
+/// PowerInfer-2 §3.1), so layers are read whole.
 pub(super) const MANY: usize = 32;
 
-/// Where a needed neuron of a cluster is that is served neuron by neuron.
+/// State of a needed neuron in a cluster that is served neuron by neuron.
 #[derive(Debug)]
 pub(super) enum Held {
     Nothing,
     /// Resident and pinned.
     Pinned(SlotId),
-    /// Resident, pinned and unverified: the thread that computes it checks its checksums.
+    /// Resident and pinned, not verified: the thread that computes it verifies its checksums.
     Read(SlotId),
-    /// Only its Gate part has arrived.
+    /// Only the Gate row has arrived.
     Gate(Slot),
     /// Prefetched, still in flight.
     Coming,
@@ -35,26 +35,26 @@ pub(super) enum Held {
 
 /// Source of a cluster's bytes.
 #[derive(Debug)]
-pub(super) enum Source {
-    /// Nothing of it is needed, or it was released.
+pub(super) enum ByteSource {
+    /// No neuron is needed, or the cluster was released.
     Unused,
     Hot(SlotId),
-    /// A device's memory, which is the machine's.
+    /// Device memory that the CPU can read.
     Shared,
-    /// A stream buffer; `None` until the read completes.
+    /// A stream buffer; `None` until its read completes.
     Stream(Option<Slot>),
     /// Cold slots, neuron by neuron.
     Cold,
     /// The mapped file.
     Mapped,
-    /// A device, which computes it.
+    /// A device, which computes the cluster.
     Device,
 }
 
-/// The step that a cluster is ready for.
+/// The step for which a cluster is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Gate parts have arrived; [`super::NeuronStore::resolve`] follows.
+    /// Gate rows have arrived; [`super::NeuronStore::resolve`] follows.
     Gates,
     /// All needed bytes have arrived.
     Sums,
@@ -64,7 +64,7 @@ pub(crate) enum Step {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnitWork {
     pub bank: u32,
-    /// Item of its first cluster.
+    /// Item index of its first cluster.
     pub first: usize,
     pub rules: Rules,
 }
@@ -74,24 +74,24 @@ pub(super) struct UnitWork {
 pub(super) struct Item {
     pub bank: u32,
     pub cluster: u32,
-    /// Places of its needed neurons: first, and one past the last.
+    /// Place of its first needed neuron; one past the last (`end`).
     pub first: usize,
     pub end: usize,
-    pub source: Source,
+    pub source: ByteSource,
     pub step: Step,
-    /// Two-phase: its gates are computed from Gate parts before its sums.
+    /// Two-phase: gates are computed from the Gate rows before the sums.
     pub gates_first: bool,
-    /// The threads that compute a whole cluster check its bytes.
+    /// The threads that compute the cluster verify its checksums.
     pub unchecked: bool,
     /// Reads in flight.
     pub waiting: usize,
-    /// Places before this one are held or requested.
+    /// All places before this one are held or requested.
     pub issued: usize,
 }
 
 impl Item {
-    /// A cluster whose needed neurons are at `places`; none of them is requested.
-    pub fn new(bank: u32, cluster: u32, places: Range<usize>, source: Source) -> Self {
+    /// A cluster with its needed neurons at `places`, none of them requested.
+    pub fn new(bank: u32, cluster: u32, places: Range<usize>, source: ByteSource) -> Self {
         Self {
             bank,
             cluster,
@@ -111,28 +111,28 @@ impl Item {
         self.first..self.end
     }
 
-    /// Whether it waits for a whole cluster.
+    /// Whether the item waits for the read of a whole cluster.
     fn awaits_whole(&self) -> bool {
-        matches!(self.source, Source::Stream(None))
+        matches!(self.source, ByteSource::Stream(None))
     }
 }
 
 /// The current layer.
 pub(crate) struct Job {
-    /// Its index in the model.
+    /// Index of the layer in the model.
     layer: usize,
     /// Whether the pass has at least [`MANY`] tokens.
     pub(super) many: bool,
     units: Vec<UnitWork>,
-    /// By bank of the model: its unit, if visited.
+    /// By bank of the model: index of its unit, if visited.
     unit_of: Vec<Option<u32>>,
-    /// Clusters of all units.
+    /// Number of clusters in all units.
     total: usize,
     pub(super) items: Vec<Item>,
-    /// By place: packed id and residency.
+    /// By place: packed id, and where the neuron is.
     pub(super) ids: Vec<u32>,
     pub(super) held: Vec<Held>,
-    /// All reads of items before this one are requested.
+    /// All reads of items before this one have been requested.
     next: usize,
     ready: Vec<u32>,
     /// Whether a cluster is being read into the hot region.
@@ -140,8 +140,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// For layers of a model of `banks` banks, of which up to so many neurons and clusters are
-    /// visited at once.
+    /// For a model with `banks` banks, of which one layer visits at most `neurons` neurons in
+    /// `clusters` clusters at once.
     pub(super) fn new(banks: usize, neurons: usize, clusters: usize) -> Self {
         Self {
             layer: 0,
@@ -158,7 +158,7 @@ impl Job {
         }
     }
 
-    /// Begins a layer of a pass of so many `rows`.
+    /// Begins a layer of a pass with `rows` rows.
     pub(super) fn begin(&mut self, layer: usize, rows: usize) {
         self.close();
         self.ready.clear();
@@ -166,7 +166,7 @@ impl Job {
         self.promoting = false;
     }
 
-    /// Adds a visited bank of so many clusters.
+    /// Adds a visited bank with `clusters` clusters.
     pub(super) fn add_unit(&mut self, bank: u32, clusters: usize, rules: Rules) {
         self.unit_of[bank as usize] = Some(self.units.len() as u32);
         self.units.push(UnitWork {
@@ -187,12 +187,12 @@ impl Job {
         self.unit_of[bank as usize].is_some()
     }
 
-    /// The next cluster of a unit.
+    /// Index of the next cluster of a unit.
     pub(super) fn next_cluster(&self, unit: usize) -> u32 {
         (self.items.len() - self.units[unit].first) as u32
     }
 
-    /// Adds the needed neurons of the next cluster; their places.
+    /// Adds the needed neurons of the next cluster; returns their places.
     pub(super) fn add_places(&mut self, ids: &[u32]) -> Range<usize> {
         let places = self.ids.len()..self.ids.len() + ids.len();
         self.ids.extend_from_slice(ids);
@@ -200,24 +200,24 @@ impl Job {
         places
     }
 
-    /// Leaves the next cluster of unit `unit` to a device.
+    /// Assigns the next cluster of a unit to the device.
     pub fn leave_to_device(&mut self, unit: usize) {
         let (bank, cluster) = (self.units[unit].bank, self.next_cluster(unit));
         let none = self.ids.len()..self.ids.len();
-        (self.items).push(Item::new(bank, cluster, none, Source::Device));
+        (self.items).push(Item::new(bank, cluster, none, ByteSource::Device));
     }
 
-    /// The next item to request, if its neurons are known.
+    /// The next item to request, if its needed neurons are known.
     pub(super) fn next_item(&self) -> Option<usize> {
         Some(self.next).filter(|&next| next < self.items.len())
     }
 
-    /// All reads of items before this one are requested.
+    /// All reads of items before this one have been requested.
     pub(super) fn next(&self) -> usize {
         self.next
     }
 
-    /// All of the next item is requested.
+    /// The next item is completely requested.
     pub(super) fn requested(&mut self) {
         self.next += 1;
         self.mark_if_ready(self.next - 1);
@@ -228,19 +228,19 @@ impl Job {
         self.next == self.total
     }
 
-    /// The item of a cluster of a visited bank, once its neurons are known.
+    /// The item of a cluster of a visited bank, if its needed neurons are known.
     fn item_of(&self, bank: u32, cluster: u32) -> Option<usize> {
         let unit = self.units.get(self.unit_of[bank as usize]? as usize)?;
         Some(unit.first + cluster as usize).filter(|&item| item < self.items.len())
     }
 
-    /// The item that waits for a whole cluster.
+    /// The item that waits for the read of this whole cluster.
     pub(super) fn awaits_cluster(&self, bank: u32, cluster: u32) -> Option<usize> {
         let item = self.item_of(bank, cluster)?;
         (item < self.next && self.items[item].awaits_whole()).then_some(item)
     }
 
-    /// The item and place that wait for a neuron that was read ahead.
+    /// The (item, place) that waits for a prefetched neuron.
     pub(super) fn awaits_neuron(&self, bank: u32, neuron: u32) -> Option<(usize, usize)> {
         let item = self.item_of(bank, neuron / CLUSTER as u32)?;
         let it = &self.items[item];
@@ -249,28 +249,31 @@ impl Job {
         matches!(self.held[place], Held::Coming).then_some((item, place))
     }
 
-    /// A neuron of an item has arrived.
+    /// Records the arrival of one neuron of an item.
     pub(super) fn arrived(&mut self, item: usize, place: usize, held: Held) {
         self.held[place] = held;
         self.items[item].waiting -= 1;
         self.mark_if_ready(item);
     }
 
-    /// The whole cluster of an item is in `buffer`. Where it is unchecked, the threads that compute
-    /// it check it.
+    /// Attaches the buffer that holds an item's whole cluster. `unchecked`: the threads that
+    /// compute the cluster verify it.
     pub(super) fn attach(&mut self, item: usize, buffer: Slot, unchecked: bool) {
         let it = &mut self.items[item];
-        (it.source, it.unchecked) = (Source::Stream(Some(buffer)), unchecked);
+        (it.source, it.unchecked) = (ByteSource::Stream(Some(buffer)), unchecked);
         it.waiting = 0;
     }
 
-    /// Marks an item ready once it is fully requested and nothing is in flight.
+    /// Marks an item ready once it is completely requested and no read is in flight.
     pub(super) fn mark_if_ready(&mut self, item: usize) {
         let it = &self.items[item];
         let requested = match it.source {
-            Source::Unused | Source::Device => false,
-            Source::Hot(_) | Source::Shared | Source::Stream(_) | Source::Mapped => true,
-            Source::Cold => it.issued == it.end,
+            ByteSource::Unused | ByteSource::Device => false,
+            ByteSource::Hot(_)
+            | ByteSource::Shared
+            | ByteSource::Stream(_)
+            | ByteSource::Mapped => true,
+            ByteSource::Cold => it.issued == it.end,
         };
         if requested && it.waiting == 0 {
             self.ready.push(item as u32);
@@ -282,8 +285,8 @@ impl Job {
         !self.ready.is_empty()
     }
 
-    /// Moves up to `most` of the ready items below `end` to `out`: first those in stream buffers,
-    /// which are wanted for further reads. Up to `longer` if none of them is.
+    /// Moves up to `most` ready items below `end` to `out`. Items in stream buffers come first,
+    /// because further reads need the buffers; if there are none, up to `longer` items are moved.
     pub fn take_ready(
         &mut self,
         end: usize,
@@ -296,7 +299,7 @@ impl Job {
         let mut take = |read: bool, most: usize, out: &mut Vec<(u32, Step)>| {
             self.ready.retain(|&item| {
                 let it = &items[item as usize];
-                let is_read = matches!(it.source, Source::Stream(_));
+                let is_read = matches!(it.source, ByteSource::Stream(_));
                 let takes = (item as usize) < end && is_read == read && out.len() < most;
                 if takes {
                     out.push((item, it.step));
@@ -309,14 +312,14 @@ impl Job {
         take(false, most, out);
     }
 
-    /// Whether the layer is a scan whose missing clusters pass through stream buffers, and any is
-    /// missing.
+    /// Whether the layer is a scan with at least one missing cluster that passes through a stream
+    /// buffer.
     pub fn streams(&self) -> bool {
-        let misses = |item: &Item| matches!(item.source, Source::Stream(_));
+        let misses = |item: &Item| matches!(item.source, ByteSource::Stream(_));
         self.units.iter().any(|unit| unit.rules.streams()) && self.items.iter().any(misses)
     }
 
-    /// Whether clusters wait for slots that others hold.
+    /// Whether clusters wait for slots held by others.
     pub fn is_short_of_memory(&self) -> bool {
         self.next < self.items.len()
     }
@@ -341,31 +344,31 @@ impl Job {
     /// Whether a device computes an item.
     #[inline]
     pub fn is_on_device(&self, item: usize) -> bool {
-        matches!(self.items[item].source, Source::Device)
+        matches!(self.items[item].source, ByteSource::Device)
     }
 
-    /// Whether any neuron of an item is needed.
+    /// Whether at least one neuron of an item is needed.
     #[inline]
     pub fn is_needed(&self, item: usize) -> bool {
         let it = &self.items[item];
         it.first < it.end || self.is_on_device(item)
     }
 
-    /// Whether an item's gates are computed before its sums, whose Gate rows are resident or not.
+    /// Whether an item's gates are computed before its sums, from resident or from read Gate rows.
     #[inline]
     pub fn gates_known(&self, item: usize) -> bool {
         let it = &self.items[item];
         let unit = self.unit_of[it.bank as usize].map(|unit| &self.units[unit as usize]);
         unit.is_some_and(|unit| unit.rules.gates_resident)
-            || it.gates_first && matches!(it.source, Source::Cold)
+            || it.gates_first && matches!(it.source, ByteSource::Cold)
     }
 
-    /// Drops what is ready, after an error.
+    /// Drops the list of ready items after an error.
     pub(super) fn forget_ready(&mut self) {
         self.ready.clear();
     }
 
-    /// Clears the items: between layers no place is valid.
+    /// Clears the items. Places are invalid between layers.
     pub(super) fn close(&mut self) {
         self.items.clear();
         self.held.clear();

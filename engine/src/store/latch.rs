@@ -1,11 +1,11 @@
-//! The first failure of a store: residency may be inconsistent afterwards, so it refuses further
-//! work. And the first damage that a compute thread found.
+//! The first failure of a store, after which residency may be inconsistent and the store refuses
+//! further work; and the first damage found by a compute thread.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::Error;
 
-/// Shared by the parts of a store that can fail.
+/// Shared by all parts of a store that can fail.
 #[derive(Debug, Default)]
 pub(super) struct Latch {
     first: OnceLock<String>,
@@ -13,7 +13,7 @@ pub(super) struct Latch {
 }
 
 impl Latch {
-    /// Fails after the first failure.
+    /// Returns an error after the first failure.
     pub fn check(&self) -> Result<(), Error> {
         match self.first.get() {
             None => Ok(()),
@@ -23,7 +23,7 @@ impl Latch {
         }
     }
 
-    /// Records a failure if it is the first one.
+    /// Records a failure, if it is the first.
     pub fn keep<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(e) = &result {
             self.first.get_or_init(|| e.to_string());
@@ -31,7 +31,7 @@ impl Latch {
         result
     }
 
-    /// The value, if intact; else records the damage if it is the first one.
+    /// The value if intact; otherwise records the damage, if it is the first.
     pub fn intact<T>(&self, checked: Result<T, impl Into<Error>>) -> Option<T> {
         let damage = |error: Error| {
             let mut first = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,13 +40,13 @@ impl Latch {
         checked.map_err(|e| damage(e.into())).ok()
     }
 
-    /// Whether a compute thread found damage.
+    /// Whether a compute thread has found damage.
     pub fn is_damaged(&self) -> bool {
         let damage = self.damage.lock();
         damage.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Takes the first damage.
+    /// Takes the first recorded damage.
     pub fn take_damage(&self) -> Option<Error> {
         let damage = self.damage.lock();
         damage.unwrap_or_else(PoisonError::into_inner).take()

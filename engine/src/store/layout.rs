@@ -1,5 +1,4 @@
-//! The container's banks as byte ranges: banks of a layer, and aligned reads that cover parts of
-//! bundles.
+//! The banks of a container as byte ranges, and the aligned reads that cover parts of bundles.
 
 use std::ops::Range;
 
@@ -16,7 +15,7 @@ use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 
-/// Bytes of the container, aligned for a read.
+/// An aligned byte range of the container.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cover {
     pub offset: u64,
@@ -34,14 +33,14 @@ pub(crate) struct Layout {
     layers: Vec<Range<u32>>,
     /// Neurons of each bank.
     neurons: Vec<u32>,
-    /// Most clusters that are visited at once, and neurons.
+    /// Most clusters visited at once; most neurons visited by a row.
     at_once: usize,
     neurons_visited: usize,
     align: Align,
 }
 
 impl Layout {
-    /// Groups the banks of `container` by layer and opens its file for reads.
+    /// Groups the banks of `container` by layer, and opens its file for reading.
     ///
     /// # Errors
     /// Banks out of order, or a file that cannot be reopened.
@@ -92,8 +91,8 @@ impl Layout {
         Ok((layout, source))
     }
 
-    /// Bounds what a layer visits at once to what a row does: the `chosen` largest experts of a
-    /// layer of several banks, and its last one, if that is `shared`.
+    /// Limits what a layer visits at once to what one row visits: the `chosen` largest experts of a
+    /// layer with several banks, plus its last bank if `shared`.
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
         let of_layer = |banks: &Range<u32>, of: &dyn Fn(u32) -> usize| {
             let experts = banks.len() - usize::from(shared && banks.len() > 1);
@@ -109,22 +108,22 @@ impl Layout {
         self.neurons_visited = most(&|bank| self.neurons(bank)).min(self.most_in_layer());
     }
 
-    /// Whether any layer has several banks, of which a row visits some.
+    /// Whether any layer has several banks, of which a row visits only some.
     pub fn has_experts(&self) -> bool {
         self.neurons.len() > self.layers.len()
     }
 
-    /// Most clusters that are visited at once: those that a row visits in a layer.
+    /// Most clusters that a row visits in a layer.
     pub fn clusters_at_once(&self) -> usize {
         self.at_once
     }
 
-    /// Neurons of these clusters.
+    /// Neurons in these clusters.
     pub fn neurons_at_once(&self) -> usize {
         (self.at_once * CLUSTER).min(self.most_in_layer())
     }
 
-    /// Neurons that a row visits in a layer, at most.
+    /// Most neurons that a row visits in a layer.
     pub fn neurons_visited(&self) -> usize {
         self.neurons_visited
     }
@@ -144,7 +143,7 @@ impl Layout {
         self.layers.len()
     }
 
-    /// The banks of a layer; none beyond the last layer.
+    /// The banks of a layer; empty beyond the last layer.
     pub fn banks_of(&self, layer: usize) -> Range<u32> {
         self.layers.get(layer).cloned().unwrap_or(0..0)
     }
@@ -230,7 +229,7 @@ impl Layout {
         len.next_multiple_of(4096)
     }
 
-    /// Queue depth while `buffers` stream buffers are being filled.
+    /// Queue depth while `buffers` stream buffers are filled.
     pub fn stream_depth(&self, buffers: u32) -> u32 {
         let commands = self
             .stream_len()
@@ -238,7 +237,7 @@ impl Layout {
         buffers * u32::try_from(commands).unwrap_or(1)
     }
 
-    /// The error for a model with more units than a cache can index.
+    /// The error for a model with more neurons than a cache can index.
     pub fn too_many(&self) -> Error {
         Error::Bundles {
             path: self.container.path().to_path_buf(),
@@ -255,17 +254,17 @@ impl Layout {
         self.align.memory
     }
 
-    /// Bytes by which alignment can enlarge a range.
+    /// Largest number of bytes by which alignment extends a range.
     pub fn slack(&self) -> usize {
         self.align.offset.max(self.align.memory)
     }
 
-    /// The aligned read that covers `len` bytes of a bundle from byte `start` on.
+    /// The aligned read covering `len` bytes of a bundle from byte `start` on.
     pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> Cover {
         self.cover_of(self.offset(bank, neuron) + start as u64, len)
     }
 
-    /// The aligned read that covers `len` bytes from offset `from` on.
+    /// The aligned read covering `len` bytes from file offset `from` on.
     pub fn cover_of(&self, from: u64, len: usize) -> Cover {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
@@ -275,14 +274,14 @@ impl Layout {
         }
     }
 
-    /// The aligned read that covers a whole cluster.
+    /// The aligned read covering a whole cluster.
     pub fn cover_cluster(&self, bank: u32, cluster: u32) -> Cover {
         let neurons = self.cluster_neurons(bank, cluster);
         let stride = self.container.geometry().stride as usize;
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
-    /// The two reads that replace one.
+    /// Two reads in place of one, for the ablation without bundles.
     pub fn halves(&self, whole: Cover) -> [Cover; 2] {
         let unit = self.slack() as u32;
         let first = (whole.len / 2).next_multiple_of(unit).min(whole.len);
@@ -299,31 +298,31 @@ impl Layout {
         ]
     }
 
-    /// Offset of the wanted bytes in a read by [`cover`](Self::cover).
+    /// Offset of the requested bytes within a read made by [`cover`](Self::cover).
     #[inline]
     pub fn shift(&self, bank: u32, neuron: u32, start: usize) -> usize {
         self.shift_of(self.offset(bank, neuron) + start as u64)
     }
 
-    /// The same for bytes from offset `from` on.
+    /// The same for bytes from file offset `from` on.
     #[inline]
     pub fn shift_of(&self, from: u64) -> usize {
         (from & (self.align.offset as u64 - 1)) as usize
     }
 
-    /// Container offset of a bundle.
+    /// File offset of a bundle.
     #[inline]
     pub fn offset(&self, bank: u32, neuron: u32) -> u64 {
         self.container.neuron_offset(bank as usize, neuron)
     }
 
-    /// Length and alignment of a slot for `len` bytes at any offset.
+    /// (Length, alignment) of a slot for `len` bytes at any file offset.
     pub fn piece(&self, len: usize) -> (usize, usize) {
         let cover = len.next_multiple_of(self.align.offset) + self.align.offset;
         (cover.next_multiple_of(self.align.memory), self.align.memory)
     }
 
-    /// Slot contents with or without resident Gate rows.
+    /// Slot layout with or without resident Gate rows.
     pub fn content(&self, gates_resident: bool) -> SlotContent {
         let up_len = self.format.up_len();
         SlotContent::new(
@@ -334,19 +333,19 @@ impl Layout {
         )
     }
 
-    /// Bytes of a slot and its bookkeeping.
+    /// Bytes of a slot including bookkeeping.
     pub fn slot_charge(&self, gates_resident: bool, eviction: Eviction) -> u64 {
         let overhead = |slots| SlotCache::overhead(eviction, slots, 0);
         self.content(gates_resident).slot_len as u64 + overhead(1) - overhead(0)
     }
 
-    /// Read cost model of this container's device with an I/O engine.
+    /// Read cost model of the device that holds this container, for one I/O engine and queue depth.
     pub fn read_cost(&self, io: IoChoice, depth: u32) -> ReadCost {
         let (file, path) = (self.container.file(), self.container.path());
         ReadCost::for_file(file, path, io, depth)
     }
 
-    /// Costs of reading its parts on a device.
+    /// Costs of reading the parts of this container's bundles.
     pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
         let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
@@ -360,8 +359,8 @@ impl Layout {
     }
 }
 
-/// Opens the container's file for reads. Uses the page cache if bundles do not fill the device's
-/// direct I/O unit, which would otherwise waste memory per bundle.
+/// Opens the container's file for reading. Uses the page cache if bundles do not fill the device's
+/// direct I/O unit: direct I/O would then waste memory per bundle.
 fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
     let again = || {
         container.file().try_clone().map_err(|e| Error::Bundles {

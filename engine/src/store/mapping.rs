@@ -1,4 +1,4 @@
-//! A mapped container within the budget: what its pages may hold of the process's memory.
+//! A memory-mapped container within the budget: which pages may stay resident.
 
 use std::collections::VecDeque;
 
@@ -8,16 +8,16 @@ use super::layout::Layout;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 
-/// A mapped container, and its banks whose pages may be resident.
+/// A mapped container, and the banks whose pages may be resident.
 pub(super) struct Mapping {
     pub bundles: MappedBundles,
-    /// Uses, the oldest first, each with its number; of a bank's uses only the last one counts.
+    /// (bank, use number), oldest first. Only the last use of a bank counts.
     uses: VecDeque<(u32, u64)>,
-    /// By bank: number of its last use; 0 where its pages are released.
+    /// By bank: number of its last use; 0 if its pages were released.
     last: Vec<u64>,
     /// Number of the next use.
     next: u64,
-    /// Bytes that may be resident, and the most that are.
+    /// Bytes that may be resident; upper bound of those that are (`held`).
     limit: u64,
     held: u64,
 }
@@ -40,8 +40,8 @@ impl Mapping {
         4 * layout.banks()
     }
 
-    /// Bytes of the pages that one part of a layer needs, and of this bookkeeping: the least that a
-    /// mapped container takes.
+    /// Bytes of the pages that one part of a layer needs, plus bookkeeping: the minimum for a
+    /// mapped container.
     pub fn least_bytes(layout: &Layout) -> u64 {
         let of_layer = |layer| {
             let (mut clusters, mut bytes) = (0, Vec::new());
@@ -49,7 +49,7 @@ impl Mapping {
                 bytes.push(resident(layout, bank));
                 clusters = clusters.max(layout.clusters(bank));
             }
-            // Largest first: a part has as many banks as a row visits.
+            // Largest first: a part has as many banks as one row visits.
             bytes.sort_unstable_by(|a, b| b.cmp(a));
             let banks = layout.clusters_at_once().div_ceil(clusters.max(1)).max(1);
             bytes.into_iter().take(banks).sum::<u64>()
@@ -58,14 +58,14 @@ impl Mapping {
         pages + (Self::uses_for(layout) * size_of::<(u32, u64)>() + 8 * layout.banks()) as u64
     }
 
-    /// What a plan leaves may be resident, beside what was set aside for that.
+    /// Adds the memory left over by the plan to the minimum.
     pub fn set_plan(&mut self, layout: &Layout, plan: &MemoryPlan) -> Result<(), Error> {
         self.limit = plan.ledger.left() + Self::least_bytes(layout);
         self.shrink(layout, self.next)
     }
 
-    /// Begins a part of a layer that uses `banks`: releases those used least recently until these
-    /// fit.
+    /// Begins a part of a layer that uses `banks`. Releases the least recently used banks until
+    /// these fit.
     pub fn begin(
         &mut self,
         layout: &Layout,
@@ -88,7 +88,7 @@ impl Mapping {
         self.shrink(layout, first)
     }
 
-    /// Releases banks last used before `until`, the oldest first, down to the limit.
+    /// Releases banks last used before `until`, oldest first, down to the limit.
     fn shrink(&mut self, layout: &Layout, until: u64) -> Result<(), Error> {
         while self.held > self.limit {
             let Some(&(bank, use_)) = self.uses.front().filter(|(_, use_)| *use_ < until) else {

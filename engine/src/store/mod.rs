@@ -1,8 +1,8 @@
-//! Where the neurons are: resident Gate rows, the hot region, the cold region, and reads for what is
-//! missing.
+//! Neurons in memory and on flash: resident Gate rows, the hot region, the cold region, and reads
+//! of missing neurons.
 //!
 //! The FFN works layer by layer and requests clusters of needed neurons from [`NeuronStore`], which
-//! owns the parts and lets them meet:
+//! owns four parts and connects them:
 //!
 //! ```text
 //!                 NeuronStore
@@ -11,9 +11,9 @@
 //! in memory   on the way  what next    needed now
 //! ```
 //!
-//! None of them knows another one or its owner. [`rules`] decide where a cluster's bytes come from,
-//! [`bytes`] exposes them to compute threads. Every byte from flash is verified against its checksum
-//! before it is used.
+//! No part knows another one or its owner. [`rules`] decide where a cluster's bytes come from,
+//! [`bytes`] exposes them to compute threads. Every byte from flash is verified against its
+//! checksum before it is used.
 
 mod bits;
 mod bytes;

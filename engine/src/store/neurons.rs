@@ -1,7 +1,6 @@
-//! [`NeuronStore`]: serves the FFN's neurons from memory or flash. It owns the parts and lets them
-//! meet: what a layer needs is looked up in [`Residency`], what is missing is requested from
-//! [`Reads`], [`Job`] knows what each cluster waits for, and while nothing is missing [`Prefetch`]
-//! proposes what to read next.
+//! [`NeuronStore`]: serves the FFN's neurons from memory or flash. Needed neurons are looked up in
+//! [`Residency`], misses are requested from [`Reads`], [`Job`] tracks what each cluster waits for,
+//! and [`Prefetch`] proposes further reads when no needed neuron is missing.
 
 mod ahead;
 mod arrivals;
@@ -34,8 +33,8 @@ use crate::matrix::Sharing;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 
-/// Regions use huge pages: reads of 64 KiB and more are up to 2× as fast, random bundles 1.1 to
-/// 1.3× (benches/README.md). Huge pages end at the arena's limit, so the budget holds.
+/// The regions use huge pages: reads of 64 KiB and more are up to 2 times as fast, random bundles
+/// 1.1 to 1.3 times (benches/README.md). Huge pages end at the arena's limit, so the budget holds.
 fn region_memory(lock: bool) -> ArenaOptions {
     ArenaOptions {
         huge_pages: true,
@@ -52,17 +51,16 @@ pub(crate) struct StoreSetup<'a> {
     pub naming: Naming,
     /// Most stream buffers of any plan.
     pub buffers: u32,
-    /// Hot clusters of each bank by the statistics.
+    /// Hot clusters of each bank, by the statistics.
     pub hot_wanted: Vec<u32>,
     /// Activation statistics.
     pub known: &'a Known,
     pub costs: ReadCosts,
-    /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
+    /// Two-phase loading where Gate rows are not resident: Gate rows are read before Up and Down.
     pub gates_first: bool,
-    /// By layer: whether every token needs all of its neurons, although those of others are told
-    /// apart.
+    /// By layer: every token needs all neurons, while other layers are sparse.
     pub always: Vec<bool>,
-    /// The device, if there is one.
+    /// The device, if any.
     pub tier: Option<TierSetup>,
     pub options: &'a Options,
     pub tracer: Tracer,
@@ -76,11 +74,11 @@ pub(crate) struct NeuronStore {
     pub reads: Reads,
     pub prefetch: Prefetch,
     pub job: Job,
-    /// A device, which holds clusters instead of these regions.
+    /// The device that holds clusters instead of these regions.
     pub device: Tier,
-    /// The mapped file, for the mmap ablation.
+    /// The mapped file of the mmap ablation.
     mapped: Option<Mapping>,
-    /// Compute threads, which have nothing to do while memory is filled.
+    /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
     counters: Counters,
     latch: Arc<Latch>,
@@ -88,7 +86,7 @@ pub(crate) struct NeuronStore {
 }
 
 impl NeuronStore {
-    /// Starts the I/O thread, allocates the regions and warms them from the front of every bank:
+    /// Starts the I/O thread, allocates the regions and fills them from the front of every bank:
     /// the hottest neurons, if the container is sorted by temperature.
     pub fn open(setup: StoreSetup<'_>) -> Result<Self, Error> {
         let StoreSetup {
@@ -148,7 +146,7 @@ impl NeuronStore {
         Ok(store)
     }
 
-    /// Switches to another plan between two passes. Results do not depend on the plan.
+    /// Switches to another plan between two passes. Texts do not depend on the plan.
     pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.latch.check()?;
         let changed = self.change(plan);
@@ -156,7 +154,7 @@ impl NeuronStore {
     }
 
     fn change(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
-        // Prefetched clusters: none of them is kept.
+        // Prefetched clusters are dropped.
         while self.reads.outstanding() > 0 {
             self.wait()?;
         }
@@ -165,7 +163,7 @@ impl NeuronStore {
         if let Some(mapped) = &mut self.mapped {
             mapped.set_plan(&self.layout, plan)?;
         }
-        // Free first, then allocate.
+        // Frees memory before allocating.
         let buffers = plan.stream_buffers.min(self.reads.most_buffers());
         self.reads.set_buffers(buffers);
         let before = self.residency.banks.with_gates;
@@ -183,7 +181,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Has a device compute some of the resident gates, where all of a layer's are needed.
+    /// Lets a device compute part of the resident gates, if all gates of a layer are needed.
     pub fn share_gates(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
         if self.residency.banks.names_by_gates() {
             let gates = self.residency.gates_mut().try_on(sharing)?;
@@ -192,7 +190,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Begins a pass over all layers, of one token or several.
+    /// Begins a pass over all layers. `single`: it has one token.
     pub fn begin_pass(&mut self, single: bool) {
         self.residency.begin_pass();
         self.prefetch.begin_pass(single);
@@ -227,7 +225,7 @@ impl NeuronStore {
     }
 }
 
-/// The rules of banks in the current layer.
+/// The rules of a bank in the current layer.
 fn rules<'a>(
     policy: Policy,
     residency: &'a Residency,
@@ -238,7 +236,7 @@ fn rules<'a>(
     move |bank| policy.rules(residency.bank(bank), many, whole)
 }
 
-/// Bytes of queues, tables and `buffers` stream buffers of a store.
+/// Bytes of the queues, tables and `buffers` stream buffers of a store.
 pub(crate) fn io_bytes(layout: &Layout, buffers: u32, ablation: Ablation) -> u64 {
     let per_neuron = size_of::<Read>() + 2 * size_of::<Completion>() + 40;
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);

@@ -1,9 +1,10 @@
-//! What to read when nothing that is needed is missing: whole clusters of the layers to come where
-//! they are certain to be read, experts that a router has chosen or is likely to choose, and single
-//! neurons that a predictor names. The reads overlap with the rest of this layer, with attention
-//! and, beyond the last layer, with the head.
+//! What to read when no needed neuron is missing: whole clusters of later layers that are certain
+//! to be read, experts that a router has chosen or is likely to choose, and single neurons named by
+//! a predictor. These reads overlap with the rest of the layer, with attention and, after the last
+//! layer, with the head.
 //!
-//! Proposes only: whoever asks knows what is resident, and nothing is evicted for a proposal.
+//! This module only proposes. The caller knows which neurons are resident, and evicts nothing for a
+//! proposal.
 
 pub(crate) mod foresight;
 mod precision;
@@ -19,21 +20,21 @@ use super::rules::Rules;
 use foresight::{Foreseen, Foresight};
 pub(super) use precision::Guesses;
 
-/// A place in the order in which a scan needs clusters: layer after layer, and from the last layer
-/// on to the first one of the next pass.
+/// A position in the order in which scans need clusters: layer by layer, and after the last layer
+/// the first one of the next pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Ahead {
-    /// Layers after the current one.
+    /// Layers after the current one; 0 is the current layer.
     layers: usize,
     /// Cluster of that layer.
     cluster: usize,
 }
 
-/// The clusters of some banks, one after the other.
+/// Iterator over the clusters of several banks.
 #[derive(Debug, Default)]
 struct Series {
     banks: Vec<u32>,
-    /// The next one: number of its bank, and its cluster.
+    /// Index of the next cluster's bank in `banks`; the cluster.
     at: usize,
     cluster: usize,
 }
@@ -45,7 +46,7 @@ impl Series {
         (self.at, self.cluster) = (0, 0);
     }
 
-    /// The next cluster, unless its bank is not to be read.
+    /// The next cluster, skipping banks for which `reads` is false.
     fn next(&mut self, layout: &Layout, reads: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         loop {
             let bank = *self.banks.get(self.at)?;
@@ -61,18 +62,18 @@ impl Series {
     }
 }
 
-/// A whole cluster that is worth reading, if it is missing.
+/// A whole cluster to read, if it is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Want {
     pub bank: u32,
     pub cluster: u32,
     pub priority: Priority,
-    /// It may turn out not to be needed.
+    /// The cluster may turn out not to be needed.
     pub guessed: bool,
 }
 
 impl Want {
-    /// One that is certain to be needed.
+    /// A cluster that is certain to be needed.
     pub fn now(bank: u32, cluster: u32) -> Self {
         Self {
             bank,
@@ -88,22 +89,22 @@ pub(crate) struct Prefetch {
     layout: Arc<Layout>,
     /// The current layer.
     layer: usize,
-    /// The next cluster to consider of the layers to come.
+    /// Next cluster of later layers to consider.
     ahead: Ahead,
-    /// Banks of the same layer that are certain to be visited next.
+    /// Banks of the current layer that are certain to be visited next.
     after: Series,
-    /// Banks of the next layer that a guess names, the likeliest first.
+    /// Guessed banks of the next layer, most likely first.
     guessed: Series,
-    /// Whether these are no guess: the layer's router has chosen them.
+    /// Whether the layer's router has chosen `guessed`, so that they are certain.
     certain: bool,
     /// Whether experts are guessed.
     experts: Foresight,
-    /// Single neurons that are guessed.
+    /// Guessed single neurons.
     pub(super) neurons: Guesses,
 }
 
 impl Prefetch {
-    /// `guesses`: whether experts may be guessed.
+    /// `guesses`: experts may be guessed.
     pub(super) fn new(layout: Arc<Layout>, guesses: bool) -> Self {
         Self {
             layer: 0,
@@ -117,13 +118,13 @@ impl Prefetch {
         }
     }
 
-    /// Begins a pass over all layers, of one token or several.
+    /// Begins a pass over all layers. `single`: it has one token.
     pub(super) fn begin_pass(&mut self, single: bool) {
         self.neurons.begin_pass(single);
         self.experts.begin_pass(single);
     }
 
-    /// Moves on to a layer, or a part of it that `after` follows.
+    /// Moves on to a layer, or to a part of it that is followed by the banks `after`.
     pub(super) fn begin_layer(&mut self, layer: usize, after: impl Iterator<Item = u32>) {
         let layers = self.layout.layers();
         let moved = (layer + layers - self.layer) % layers;
@@ -140,10 +141,10 @@ impl Prefetch {
         self.neurons.begin_layer(&self.layout, layer);
     }
 
-    /// The next whole cluster to read, once all of the current layer is requested. In a scan every
-    /// cluster of every layer is needed, so what is next is always known, beyond the end of the pass
-    /// too. With many tokens that holds for the next layer only. `partly`: some banks have resident
-    /// Gate rows and others scan.
+    /// The next whole cluster to read, once all of the current layer is requested. Scans need every
+    /// cluster of every layer, so the next one is always known, even beyond the end of the pass.
+    /// With many tokens this holds for the next layer only. `partly`: some banks have resident Gate
+    /// rows and others scan.
     pub(super) fn next(&mut self, rules: impl Fn(u32) -> Rules, partly: bool) -> Option<Want> {
         if self.after.banks.is_empty() {
             return self.next_of_layers(rules, partly);
@@ -158,7 +159,7 @@ impl Prefetch {
 
     fn next_of_layers(&mut self, rules: impl Fn(u32) -> Rules, partly: bool) -> Option<Want> {
         let layers = self.layout.layers();
-        // All of the current layer is requested.
+        // The current layer is completely requested.
         let next = Ahead {
             layers: 1,
             cluster: 0,
@@ -173,7 +174,7 @@ impl Prefetch {
             };
             let rules = rules(bank);
             let certain = rules.scans || rules.many && self.ahead.layers == 1;
-            // Behind layers whose Gate rows are resident others may stream.
+            // Streaming layers may follow layers with resident Gate rows.
             if !(certain || partly) {
                 return None;
             }
@@ -186,7 +187,7 @@ impl Prefetch {
             }
             let cluster = self.ahead.cluster as u32;
             self.ahead.cluster += 1;
-            // What layers before it miss goes first.
+            // Misses of the layers in between go first.
             let priority = if self.ahead.layers > 1 && partly {
                 Priority::Prefetch
             } else {
@@ -200,7 +201,7 @@ impl Prefetch {
         None
     }
 
-    /// The next cluster of the experts that were guessed or chosen.
+    /// The next cluster of a guessed or chosen expert.
     pub(super) fn next_guessed(&mut self) -> Option<Want> {
         let (bank, cluster) = self.guessed.next(&self.layout, |_| true)?;
         let priority = if self.certain {
@@ -216,26 +217,26 @@ impl Prefetch {
         })
     }
 
-    /// A proposal is read.
+    /// Records that a proposal is being read.
     pub(super) fn accepted(&mut self, want: Want) {
         self.experts.seen.clusters += u64::from(want.guessed);
     }
 
-    /// Takes a guess at the banks of the next layer, the likeliest first.
+    /// Sets the guessed banks of the next layer, most likely first.
     pub(super) fn guess(&mut self, banks: impl Iterator<Item = u32>) {
         self.guessed.set(banks);
     }
 
-    /// The next layer's router has chosen its banks.
+    /// Sets the banks that the next layer's router has chosen.
     pub(super) fn choose(&mut self, banks: impl Iterator<Item = u32>) {
         self.guessed.set(banks);
         self.certain = true;
     }
 
-    /// Compares the guess for a layer with the `banks` that it visits, and forgets it. `underway`
-    /// counts the clusters of a bank that are in flight or have arrived. Whether there was a guess,
-    /// so that what was not begun to be read for it need not be: what is needed is asked for again,
-    /// without waiting behind the rest.
+    /// Compares the guess for a layer with the visited `banks`, and clears it. `underway`: number
+    /// of a bank's clusters in flight or arrived. Returns whether there was a guess, in which case
+    /// the caller cancels guessed reads that have not begun; needed clusters are then requested
+    /// again with normal priority.
     pub(super) fn judge(
         &mut self,
         layer: usize,
@@ -258,7 +259,7 @@ impl Prefetch {
         any
     }
 
-    /// Whether a cluster was read for what comes next. `visited`: the current layer visits its bank.
+    /// Whether a cluster was read for a later layer, or for this one if `visited`.
     pub(super) fn follows(&self, bank: u32, cluster: u32, visited: bool) -> bool {
         let (layers, of) = (self.layout.layers(), self.layout.layer_of(bank));
         let place = Ahead {
@@ -272,17 +273,17 @@ impl Prefetch {
         }
     }
 
-    /// Forgets what was proposed of the layers to come: nothing of it is kept.
+    /// Forgets the proposals for later layers; their clusters have been dropped.
     pub(super) fn forget(&mut self) {
         self.ahead = Ahead::default();
     }
 
-    /// Whether guesses at experts are worth reading in this pass.
+    /// Whether guessing experts pays off in this pass.
     pub(super) fn guesses_experts(&self) -> bool {
         self.experts.pays()
     }
 
-    /// What reading experts ahead has done; `None` without experts.
+    /// Counts of expert prefetches; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
         self.layout.has_experts().then_some(self.experts.seen)
     }

@@ -1,5 +1,5 @@
-//! Reads on their way: batched submissions, their completions, and the buffers of whole clusters.
-//! Knows neither what a neuron is worth nor where its bytes go.
+//! Reads in flight: batched submission, completions, and the buffers of whole clusters. This module
+//! does not interpret the bytes.
 //!
 //! ```text
 //! cluster, part, row ──► batch ──► I/O ──► next ──► Arrival
@@ -29,25 +29,25 @@ use crate::trace::WAIT;
 
 pub(super) use tag::{Half, Tag};
 
-/// Reads per submission: the first ones are in flight while later ones are looked up.
+/// Reads per submission: the first reads are in flight while later ones are looked up.
 const BATCH: usize = 256;
 
-/// Bytes of a layer's neurons up to which the thread that computes reads them itself. Measured with
-/// layers of 1 MB, where it is up to 1.9 times as fast, and of 19 MB, where it makes no difference.
+/// Up to this many bytes of neurons per layer, the compute thread reads them itself. With layers of
+/// 1 MB this is up to 1.9 times as fast; with 19 MB it makes no difference.
 const SMALL: usize = 4 << 20;
 
-/// Who reads.
+/// Who submits reads.
 enum Io {
-    /// A thread of its own.
+    /// A dedicated I/O thread.
     Thread(IoThread),
-    /// The thread that computes.
+    /// The compute thread.
     Caller(Box<CallerIo>),
 }
 
 impl Io {
-    /// Chooses who reads. Where a layer's reads are few and short, as in small models, handing them to
-    /// a thread and back takes longer than the device. Long reads need a thread that keeps the
-    /// device busy beside the computation, and so do reads beside a device that computes.
+    /// Chooses who reads. In small models a layer's reads are few and short, and handing them to a
+    /// thread takes longer than the device. Long reads need a thread that keeps the device busy
+    /// during computation; so do reads next to a device that computes.
     fn open(
         layout: &Layout,
         source: FileSource,
@@ -65,7 +65,7 @@ impl Io {
         }
     }
 
-    /// Takes completions, at least `min` unless nothing is outstanding.
+    /// Takes completions: at least `min`, unless nothing is outstanding.
     fn take(&mut self, out: &mut Vec<Completion>, min: usize) -> Result<(), Error> {
         match self {
             Self::Thread(io) => io.wait(out, min).map(|_| ()),
@@ -78,11 +78,11 @@ impl Io {
 /// A completed read.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// What it was for.
+    /// The purpose of the read.
     pub tag: Tag,
     pub slot: Slot,
     pub result: Result<(), Error>,
-    /// Cancelled before it began; `result` says so too.
+    /// Cancelled before it began; `result` is an error then.
     pub cancelled: bool,
 }
 
@@ -94,15 +94,15 @@ pub(crate) struct Reads {
     buffers: Arena,
     /// Reads not yet submitted.
     batch: Vec<Read>,
-    /// Completions not yet handled, the first one last.
+    /// Completions not yet handled, in reverse order.
     done: Vec<Completion>,
     /// Whole clusters in flight.
     coming: Vec<(u32, u32)>,
-    /// Whole clusters that have arrived and are not claimed.
+    /// Whole clusters that have arrived and are not yet claimed.
     kept: Vec<(u32, u32, Slot)>,
-    /// Rows of tensors that have arrived: position in the request, row, bytes.
+    /// Rows of tensors that have arrived: (position in the request, row, bytes).
     pub(super) rows: Vec<(u32, u32, Slot)>,
-    /// Time that computation stalled on reads.
+    /// Time that computation was stalled on reads.
     waited: Duration,
     latch: Arc<Latch>,
     tracer: Tracer,
@@ -113,7 +113,7 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reads {
-    /// Opens the file, with room for up to `buffers` stream buffers, none of them yet.
+    /// Opens the file, with room for up to `buffers` stream buffers; none is allocated yet.
     pub(super) fn start(
         layout: Arc<Layout>,
         source: FileSource,
@@ -146,32 +146,32 @@ impl Reads {
         })
     }
 
-    /// How many stream buffers there may be.
+    /// Sets the number of stream buffers.
     pub(super) fn set_buffers(&mut self, count: u32) {
         self.buffers.set_limit(count);
     }
 
-    /// How many there may be at once.
+    /// Number of stream buffers.
     pub(super) fn most_buffers(&self) -> u32 {
         self.buffers.limit()
     }
 
-    /// Stream buffers that are free.
+    /// Number of free stream buffers.
     pub(super) fn free_buffers(&self) -> usize {
         self.buffers.free()
     }
 
-    /// A free stream buffer; [`Reads::put`] takes it back.
+    /// Takes a free stream buffer; return it with [`Reads::put`].
     pub(super) fn take_buffer(&mut self) -> Option<Slot> {
         self.buffers.take()
     }
 
-    /// Takes back a stream buffer.
+    /// Returns a stream buffer.
     pub(super) fn put(&mut self, buffer: Slot) {
         self.buffers.put(buffer);
     }
 
-    /// Queues a read; [`Reads::submit`] sends it at the latest.
+    /// Queues a read. A full batch is submitted at once, others by [`Reads::submit`].
     fn request(&mut self, read: Read) -> Result<(), Error> {
         if self.batch.len() == BATCH {
             self.submit()?;
@@ -180,7 +180,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Requests a whole cluster. False if no buffer is free.
+    /// Requests a whole cluster. Returns false if no buffer is free.
     pub(super) fn cluster(
         &mut self,
         bank: u32,
@@ -194,7 +194,7 @@ impl Reads {
         Ok(true)
     }
 
-    /// Requests a whole cluster into a stream buffer: again, after it was cancelled.
+    /// Requests a whole cluster into `buffer`, after an earlier read was cancelled.
     pub(super) fn cluster_into(
         &mut self,
         bank: u32,
@@ -210,7 +210,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Requests bytes of the file into a slot from byte `at` on.
+    /// Requests a byte range of the file into a slot from byte `at` on.
     pub(super) fn part(
         &mut self,
         tag: Tag,
@@ -225,7 +225,7 @@ impl Reads {
         })
     }
 
-    /// Cancels the prefetches that have not begun, if whole clusters are in flight.
+    /// Cancels prefetches that have not begun, if whole clusters are in flight.
     pub(super) fn cancel_prefetches(&mut self) -> Result<(), Error> {
         if self.coming.is_empty() {
             return Ok(());
@@ -255,7 +255,7 @@ impl Reads {
         self.latch.keep(sent.map_err(error))
     }
 
-    /// The same if nothing is in flight.
+    /// Submits the queued reads if nothing is in flight.
     pub(super) fn submit_if_idle(&mut self) -> Result<(), Error> {
         match self.outstanding() {
             0 => self.submit(),
@@ -263,7 +263,7 @@ impl Reads {
         }
     }
 
-    /// Reads in flight.
+    /// Number of reads in flight.
     pub fn outstanding(&self) -> usize {
         match &self.io {
             Io::Thread(io) => io.outstanding(),
@@ -271,19 +271,19 @@ impl Reads {
         }
     }
 
-    /// Reads in flight or queued.
+    /// Number of reads in flight or queued.
     pub(super) fn pending(&self) -> usize {
         self.outstanding() + self.batch.len()
     }
 
-    /// Takes completions in, for [`Reads::next`], without waiting.
+    /// Takes completions without waiting; [`Reads::next`] returns them.
     pub(super) fn poll(&mut self) -> Result<(), Error> {
         let taken = self.io.take(&mut self.done, 0);
         self.done.reverse();
         self.latch.keep(taken)
     }
 
-    /// The same; blocks until there is one. `layer` is for traces.
+    /// Takes completions; blocks until there is one. `layer` is for traces.
     pub(super) fn wait(&mut self, layer: usize) -> Result<(), Error> {
         let start = Instant::now();
         let span = self.tracer.open(&WAIT, [layer as u64, 0]);
@@ -294,7 +294,7 @@ impl Reads {
         self.latch.keep(taken)
     }
 
-    /// The next of the completions that were taken in.
+    /// The next of the taken completions.
     pub(super) fn next(&mut self) -> Option<Arrival> {
         let Completion { tag, slot, result } = self.done.pop()?;
         let tag = Tag::from_bits(tag);
@@ -314,31 +314,31 @@ impl Reads {
         self.coming.contains(&(bank, cluster))
     }
 
-    /// Whether a whole cluster is in flight or kept.
+    /// Whether a whole cluster is in flight or has arrived unclaimed.
     pub(super) fn is_underway(&self, bank: u32, cluster: u32) -> bool {
         let key = (bank, cluster);
         self.coming.contains(&key) || self.kept.iter().any(|a| (a.0, a.1) == key)
     }
 
-    /// The whole clusters that are in flight or kept.
+    /// The whole clusters in flight or unclaimed.
     pub(super) fn underway(&self) -> impl Iterator<Item = (u32, u32)> {
         let kept = self.kept.iter().map(|a| (a.0, a.1));
         self.coming.iter().copied().chain(kept)
     }
 
-    /// Keeps a whole cluster that has arrived until it is claimed.
+    /// Holds a whole cluster that has arrived until it is claimed.
     pub(super) fn keep(&mut self, bank: u32, cluster: u32, buffer: Slot) {
         self.kept.push((bank, cluster, buffer));
     }
 
-    /// The buffer of a whole cluster that is kept.
+    /// Takes the buffer of an unclaimed whole cluster.
     pub(super) fn claim(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
         let mut kept = self.kept.iter();
         let i = kept.position(|a| (a.0, a.1) == (bank, cluster))?;
         Some(self.kept.swap_remove(i).2)
     }
 
-    /// Drops those of the kept clusters that do not follow.
+    /// Frees the buffers of unclaimed clusters for which `follows` is false.
     pub(super) fn drop_kept(&mut self, follows: impl Fn(u32, u32) -> bool) {
         let mut i = 0;
         while let Some(&(bank, cluster, _)) = self.kept.get(i) {
@@ -350,7 +350,7 @@ impl Reads {
         }
     }
 
-    /// Time that computation stalled on reads.
+    /// Time that computation was stalled on reads.
     pub(super) fn waited(&self) -> Duration {
         self.waited
     }

@@ -1,5 +1,5 @@
-//! What is in memory: resident Gate rows, hot clusters, cold neurons, and the border between the
-//! regions. Looks up, pins, keeps and evicts; never reads.
+//! Neurons in memory: resident Gate rows, hot clusters, cold neurons, and the border between the
+//! regions. Looks up, pins, admits and evicts; never reads.
 //!
 //! ```text
 //! a bank   │ on a device │ hot: whole clusters │ cold: single neurons … │
@@ -54,13 +54,12 @@ impl Known {
     }
 }
 
-/// What decides which neurons stay, whatever the memory.
+/// Inputs that decide which neurons stay, independent of the amount of memory.
 pub(super) struct Preferences<'a> {
     pub naming: Naming,
-    /// By layer: whether every token needs all of its neurons, although those of others are told
-    /// apart.
+    /// By layer: every token needs all neurons, while other layers are sparse.
     pub always: Vec<bool>,
-    /// Hot clusters of each bank by the statistics.
+    /// Hot clusters of each bank, by the statistics.
     pub hot_wanted: Vec<u32>,
     pub known: &'a Known,
     pub ablation: Ablation,
@@ -72,11 +71,11 @@ pub(super) struct Preferences<'a> {
 pub struct LayerResidency {
     /// All neurons.
     pub neurons: u64,
-    /// Those on a device.
+    /// Neurons on a device.
     pub device: u64,
-    /// Those in the hot region.
+    /// Neurons in the hot region.
     pub hot: u64,
-    /// Those in the cold region.
+    /// Neurons in the cold region.
     pub cold: u64,
 }
 
@@ -84,28 +83,28 @@ pub struct LayerResidency {
 pub(crate) struct Residency {
     layout: Arc<Layout>,
     pub banks: Banks,
-    /// Shared with threads while an active set is determined; exclusive between layers.
+    /// Shared with compute threads while the active set is determined; exclusive between layers.
     gates: Arc<Resident>,
     pub(super) hot: HotClusters,
     pub(super) cold: Cold,
-    /// Hot clusters of each bank by the statistics.
+    /// Hot clusters of each bank, by the statistics.
     hot_wanted: Vec<u32>,
     /// By bank: share of the tokens that visit it; empty without routing statistics.
     visits: Vec<f32>,
-    /// By bank: the first clusters, which a device holds instead of these regions.
+    /// By bank: number of leading clusters held by a device.
     on_device: Vec<u32>,
-    /// Target of the border between the two regions, while it moves.
+    /// Target of the border between the regions, while it moves.
     goal: Option<Goal>,
-    /// By bank: the unit in which predictor margins are reported.
+    /// By bank: scale of the predictor margins.
     spreads: Vec<Spread>,
     ablation: Ablation,
     memory: ArenaOptions,
-    /// Evictions of replaced regions.
+    /// Evictions of regions that have been replaced.
     past_evictions: u64,
 }
 
 impl Residency {
-    /// Empty regions for plans that hold Gate rows as `plan` does.
+    /// Empty regions for plans whose Gate rows are resident as in `plan`.
     pub(super) fn new(
         layout: Arc<Layout>,
         plan: &MemoryPlan,
@@ -139,7 +138,7 @@ impl Residency {
         })
     }
 
-    /// Leaves the first clusters of each bank to a device.
+    /// Sets the number of leading clusters of each bank that a device holds.
     pub(super) fn begin_behind(&mut self, on_device: &[u32]) {
         self.on_device.copy_from_slice(on_device);
         self.hot.begin_behind(on_device);
@@ -153,8 +152,8 @@ impl Residency {
         exclusive(&mut self.gates).hold_gates(&self.layout, self.banks.with_gates)
     }
 
-    /// Switches to another plan between two passes. Frees first, then allocates. Returns the first
-    /// bank from which on memory is to be filled, if any is.
+    /// Switches to another plan between two passes. Frees memory before allocating. Returns the
+    /// first bank from which memory must be filled, if any.
     pub(super) fn set_plan(&mut self, plan: &MemoryPlan) -> Result<Option<usize>, Error> {
         self.goal = None;
         let (before, after) = (self.banks.with_gates, plan.gate_banks as usize);
@@ -163,7 +162,7 @@ impl Residency {
             self.adopt(plan)?;
             return Ok(Some(0));
         }
-        // Slots have the same contents: banks gain or lose their Gate rows, and the neurons of the
+        // Slots keep their layout: some banks gain or lose their Gate rows, and the neurons of the
         // others stay.
         self.banks.with_gates = after;
         if after < before {
@@ -182,7 +181,7 @@ impl Residency {
         Ok(Some(before))
     }
 
-    /// Replaces the regions by empty ones for slots with the contents of `plan`.
+    /// Replaces the regions by empty ones with the slot layout of `plan`.
     fn clear(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.cold.cache.resize(0);
         self.hot.set_border(0, &vec![0; self.layout.banks()]);
@@ -210,13 +209,13 @@ impl Residency {
         self.hot.begin_layer(last);
     }
 
-    /// Whether a bank's neurons can be in the cold region. Where any bank has resident Gate rows,
-    /// cold slots hold Up and Down alone.
+    /// Whether a bank's neurons can be in the cold region. If any bank has resident Gate rows, cold
+    /// slots hold only Up and Down.
     pub(super) fn has_cold(&self, bank: u32) -> bool {
         self.cold.cache.slots() > 0 && self.banks.suits_cold(bank)
     }
 
-    /// What the rules depend on.
+    /// Inputs of the rules of a bank.
     pub(super) fn bank(&self, bank: u32) -> BankState {
         BankState {
             scans: self.banks.scans(bank),
@@ -225,8 +224,8 @@ impl Residency {
         }
     }
 
-    /// Whether any of a bank's clusters may become hot: in models with experts, where whole clusters
-    /// of those banks are read which the router chooses.
+    /// Whether any cluster of a bank may become hot: in models with experts, if the clusters of
+    /// chosen experts are read whole.
     fn roams(&self, bank: u32) -> bool {
         self.layout.has_experts() && self.banks.scans(bank) && self.hot.units() > 0
     }
@@ -236,8 +235,8 @@ impl Residency {
         self.hot.wants(bank, cluster) || self.roams(bank)
     }
 
-    /// Whether what was read of a bank does not stay: an expert that only others of the pass's rows
-    /// visited than those that count, with no room left for it.
+    /// Whether a bank's clusters are not cached: the hot region is full, and the next token is unlikely
+    /// to visit the expert (`again` is false).
     fn is_passing(&self, bank: u32, again: bool) -> bool {
         self.roams(bank) && !again && !self.hot.has_room()
     }
@@ -247,13 +246,13 @@ impl Residency {
         Arc::clone(&self.gates)
     }
 
-    /// Gate rows and scales, as threads see them.
+    /// Gate rows and scales, for reading.
     #[inline]
     pub(super) fn gates(&self) -> &Resident {
         &self.gates
     }
 
-    /// Exclusive access between two layers.
+    /// Exclusive access to Gate rows and scales, between two layers.
     pub(super) fn gates_mut(&mut self) -> &mut Resident {
         exclusive(&mut self.gates)
     }
@@ -263,15 +262,15 @@ impl Residency {
         self.hot.units() >= self.layout.total_clusters()
     }
 
-    /// Whether the cold region is smaller than the model and may evict.
+    /// Whether the cold region is smaller than the model, so that it may evict.
     pub fn evicts(&self) -> bool {
         u64::from(self.cold.cache.slots()) < self.layout.total()
     }
 
-    /// Reports the predictor `margins` of `bank`'s neurons from `first` on, in order: eviction
-    /// spares neurons close to their threshold. Recency and frequency give a neuron's average value;
-    /// its margin says more about the next tokens, because the predictor's input changes slowly.
-    /// `consecutive`: the last report was for the previous token.
+    /// Reports the predictor `margins` of `bank`'s neurons from `first` on, in order. Eviction
+    /// spares neurons close to their threshold: recency and frequency give a neuron's average
+    /// value, while its margin says more about the next tokens, since the predictor's input changes
+    /// slowly. `consecutive`: the last report was for the previous token.
     pub fn set_margins(
         &mut self,
         cpu: Cpu,
@@ -292,7 +291,7 @@ impl Residency {
         self.hot.resident(&self.layout.clusters_of_each())
     }
 
-    /// Most neurons that can be resident at once.
+    /// Largest number of neurons that can be resident at once.
     pub fn capacity(&self) -> u64 {
         let total = self.layout.total();
         let hot = self.hot.units() * CLUSTER as u64;
@@ -302,7 +301,7 @@ impl Residency {
         }
     }
 
-    /// Looks up every neuron: milliseconds for a large model.
+    /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn by_layer(&self, on_device: impl Fn(u32) -> usize) -> Vec<LayerResidency> {
         let of_layer = |layer| {
             let mut found = LayerResidency::default();
@@ -325,19 +324,19 @@ impl Residency {
         (0..self.layout.layers()).map(of_layer).collect()
     }
 
-    /// Evictions so far.
+    /// Number of evictions so far.
     pub(super) fn evictions(&self) -> u64 {
         self.past_evictions + self.cold.cache.stats().evictions + self.hot.evictions()
     }
 
     /// Moves the border to the plan's position. Nothing is pinned between layers, so both regions
-    /// can resize. New hot clusters are loaded on first use.
+    /// can be resized. New hot clusters are loaded on first use.
     fn set_border(&mut self, plan: &MemoryPlan) {
         let prefix = self.prefixes(plan.hot_clusters);
         self.resize(plan.hot_clusters, plan.slots, &prefix);
     }
 
-    /// Hot clusters of each bank, for a hot region of `units` clusters.
+    /// Hot clusters of each bank for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         if !self.visits.is_empty() && self.banks.scans(0) {
@@ -347,7 +346,7 @@ impl Residency {
         }
     }
 
-    /// How many clusters of each bank are to be hot.
+    /// Target number of hot clusters of each bank.
     pub(super) fn wanted(&self) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         (0..)
@@ -356,7 +355,7 @@ impl Residency {
             .collect()
     }
 
-    /// Shrinks one region before it grows the other, so that their sum never exceeds the budget.
+    /// Shrinks one region before growing the other, so that their sum never exceeds the budget.
     fn resize(&mut self, hot: u64, cold: u64, prefix: &[u32]) {
         let cold = u32::try_from(cold.min(self.layout.total())).unwrap_or(u32::MAX);
         if cold < self.cold.cache.slots() {
@@ -368,14 +367,14 @@ impl Residency {
         }
     }
 
-    /// Bytes of a cold slot and its bookkeeping.
+    /// Bytes of a cold slot including bookkeeping.
     fn slot_charge(&self) -> u64 {
         let (resident, eviction) = (self.banks.with_gates > 0, self.ablation.eviction());
         self.layout.slot_charge(resident, eviction).max(1)
     }
 
-    /// Sets the target of the border: that of `plan`, made for the same budget, with `wanted` hot
-    /// clusters per bank.
+    /// Sets the target of the border to that of `plan`, which has the same budget, with `wanted`
+    /// hot clusters per bank.
     pub fn aim_border(&mut self, plan: &MemoryPlan, wanted: &[u32]) {
         self.hot_wanted.copy_from_slice(wanted);
         self.goal = Some(Goal {
@@ -391,8 +390,8 @@ impl Residency {
     }
 
     /// Moves the border one step towards its target, between two passes. Evicted clusters are
-    /// demoted one at a time, coldest first over all banks, so that both regions and the `buffer`
-    /// they are copied through stay within the budget.
+    /// demoted one at a time, coldest first over all banks, so that both regions and the copy
+    /// `buffer` stay within the budget.
     pub(super) fn step_border(&mut self, mut buffer: Option<&mut Slot>) {
         let Some(goal) = self.goal else { return };
         let (now, unit) = (self.hot.units(), self.hot.unit_len().max(1));
@@ -412,7 +411,8 @@ impl Residency {
         self.resize(hot, cold, &prefix);
     }
 
-    /// Demotes a hot cluster: copies its neurons to the cold region, which may grow to `cold` slots.
+    /// Demotes a hot cluster: copies its neurons to the cold region, which may grow to `cold`
+    /// slots.
     fn demote(&mut self, bank: u32, cluster: u32, cold: u64, mut buffer: Option<&mut Slot>) {
         if cluster as usize >= self.layout.clusters(bank) {
             return;
@@ -439,9 +439,9 @@ impl Residency {
         }
     }
 
-    /// Keeps what stays of a whole cluster that was read into `buffer`: in the hot region if it
-    /// belongs there, else those of its needed neurons `ids` for which `keeps` holds, in the cold
-    /// region. `again`: the next token may well visit its bank.
+    /// Caches what stays of a whole cluster in `buffer`: in the hot region if it belongs there,
+    /// otherwise in the cold region those of its needed neurons `ids` for which `keeps` returns
+    /// true. `again`: the next token is likely to visit its bank.
     pub(super) fn keep_read(
         &mut self,
         [bank, cluster]: [u32; 2],
@@ -451,7 +451,7 @@ impl Residency {
         buffer: &[u8],
     ) {
         if self.hot.contains(bank, cluster) || self.is_passing(bank, again) {
-            // The thread that computed it has copied it, or it does not stay.
+            // Already copied by the thread that computed it, or not to be cached.
         } else if self.belongs_hot(bank, cluster) {
             self.keep_cluster(bank, cluster, buffer);
             self.forget_neurons(bank, cluster);
@@ -477,8 +477,8 @@ impl Residency {
         self.hot.admit(bank, cluster, &content, bundles);
     }
 
-    /// A slot of the hot region for a cluster that [`Residency::keep_read`] would copy there, so
-    /// that the thread that computes it copies it, with its bytes at hand.
+    /// A slot of the hot region for a cluster that [`Residency::keep_read`] would copy there. The
+    /// thread that computes the cluster copies it, since its bytes are in the CPU's cache.
     pub(super) fn reserve_hot(&mut self, bank: u32, cluster: u32, again: bool) -> Option<Slot> {
         if self.belongs_hot(bank, cluster) && !self.is_passing(bank, again) {
             self.hot.reserve(bank, cluster)
@@ -487,7 +487,7 @@ impl Residency {
         }
     }
 
-    /// Makes a cluster resident that was copied to `slot`; takes the slot back if it is not intact.
+    /// Makes the cluster copied to `slot` resident; takes the slot back if it is damaged.
     pub(super) fn settle_hot(&mut self, bank: u32, cluster: u32, slot: Slot, intact: bool) {
         if !intact {
             return self.hot.abandon(bank, cluster, slot);
@@ -504,7 +504,7 @@ impl Residency {
         }
     }
 
-    /// Removes a hot cluster's neurons from the cold region: one copy is enough.
+    /// Removes a hot cluster's neurons from the cold region, so that there is one copy.
     fn forget_neurons(&mut self, bank: u32, cluster: u32) {
         for neuron in self.layout.cluster_neurons(bank, cluster) {
             self.cold.cache.remove(Key { bank, neuron });
@@ -512,7 +512,7 @@ impl Residency {
     }
 }
 
-/// Exclusive access between two layers.
+/// Exclusive access to Gate rows and scales, between two layers.
 fn exclusive(gates: &mut Arc<Resident>) -> &mut Resident {
     match Arc::get_mut(gates) {
         Some(gates) => gates,

@@ -1,6 +1,6 @@
-//! Source of a cluster's bytes: pure decisions, without clock, I/O or cache.
+//! Where a cluster's bytes come from: pure decisions without clock, I/O or cache.
 //!
-//! [`Rules`] are fixed per bank and layer, [`Found`] is the residency of one cluster, [`Way`] the
+//! [`Rules`] are fixed per bank and layer, [`ClusterState`] is the residency of one cluster, [`Way`] the
 //! decision. [`super::NeuronStore`] executes it.
 //!
 //! ```text
@@ -16,39 +16,39 @@
 use super::costs::ReadCosts;
 use crate::ablation::{Ablation, Overlap};
 
-/// What a bank's rules depend on in memory.
+/// State of a bank in memory: the input of its rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BankState {
-    /// Every token needs every neuron, or its Gate part from flash.
+    /// Every token needs every neuron, or its Gate row from flash.
     pub scans: bool,
-    /// Its neurons can be in the cold region.
+    /// Neurons of the bank may be in the cold region.
     pub cold: bool,
-    /// Its Gate rows are resident.
+    /// Gate rows of the bank are resident.
     pub gates_resident: bool,
 }
 
-/// What is the same for all banks.
+/// Settings shared by all banks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
     pub(super) ablation: Ablation,
     pub(super) costs: ReadCosts,
-    /// Two-phase: read Gate parts before Up and Down where Gate rows are not resident.
+    /// Two-phase loading where Gate rows are not resident: Gate rows are read before Up and Down.
     pub(super) gates_first: bool,
 }
 
 impl Policy {
-    /// Which overlap the ablation allows.
+    /// Overlap of computation and reads that the ablation allows.
     pub fn overlap(&self) -> Overlap {
         self.ablation.overlap()
     }
 
-    /// Whether a bank's neurons are read in two phases, Gate part first.
+    /// Whether a bank's neurons are read in two phases, Gate row first.
     pub(super) fn reads_gates_first(&self, bank: BankState) -> bool {
         self.gates_first && !bank.gates_resident && bank.cold
     }
 
-    /// A bank's rules in a pass of `many` tokens or few. `whole`: all of a neuron is needed, for a
-    /// device.
+    /// A bank's rules in a pass. `many`: it has at least [`MANY`](super::job::MANY) tokens.
+    /// `whole`: a device needs all vectors of a neuron.
     pub(super) fn rules(&self, bank: BankState, many: bool, whole: bool) -> Rules {
         Rules {
             mapped: self.ablation == Ablation::Mmap,
@@ -63,18 +63,18 @@ impl Policy {
     }
 }
 
-/// Fixed per bank and layer.
+/// Inputs of the decision that are fixed per bank and layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// The file is mapped; no reads are submitted.
     pub mapped: bool,
-    /// Every token needs every neuron, or its Gate part from flash.
+    /// Every token needs every neuron, or its Gate row from flash.
     pub scans: bool,
     /// The pass has so many tokens that nearly every neuron is needed.
     pub many: bool,
-    /// There is a cold region.
+    /// A cold region exists.
     pub cold: bool,
-    /// Two-phase: Gate parts are on flash and read before Up and Down.
+    /// Two-phase loading: Gate rows are on flash and read before Up and Down.
     pub gates_first: bool,
     /// The bank's Gate rows are resident.
     pub gates_resident: bool,
@@ -85,7 +85,7 @@ pub(super) struct Rules {
 
 /// One cluster and its residency.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Found {
+pub(super) struct ClusterState {
     /// Number of needed neurons.
     pub needed: usize,
     /// Resident in the hot region.
@@ -108,18 +108,18 @@ pub(super) enum Way {
     Unused,
     Mapped,
     Hot,
-    /// A stream buffer, with one read.
+    /// A stream buffer, filled by one read.
     Whole,
     /// The cold region, neuron by neuron.
     Neurons {
-        /// Two-phase: Gate parts first, then Up and Down of the neurons that fire.
+        /// Two-phase loading: Gate rows first, then Up and Down of the neurons that fire.
         gates_first: bool,
     },
 }
 
 impl Rules {
-    /// The decision before the cold lookup; `None` where it depends on the lookup.
-    pub fn before_lookup(&self, found: &Found) -> Option<Way> {
+    /// The decision before the lookup in the cold region; `None` if it depends on the lookup.
+    pub fn before_lookup(&self, found: &ClusterState) -> Option<Way> {
         match () {
             () if found.needed == 0 => Some(Way::Unused),
             () if self.mapped => Some(Way::Mapped),
@@ -131,15 +131,17 @@ impl Rules {
     }
 
     /// The decision after a lookup with `found.absent` misses.
-    pub fn after_lookup(&self, found: &Found) -> Way {
+    pub fn after_lookup(&self, found: &ClusterState) -> Way {
         let whole = if self.gates_resident {
             self.costs.whole_cluster(found.absent)
         } else {
             self.costs.cluster_over_bundles(found.absent)
         };
-        match self.gates_first {
-            false if self.bundles && whole => Way::Whole,
-            gates_first => Way::Neurons { gates_first },
+        let gates_first = self.gates_first;
+        if !gates_first && self.bundles && whole {
+            Way::Whole
+        } else {
+            Way::Neurons { gates_first }
         }
     }
 
@@ -148,19 +150,19 @@ impl Rules {
         self.scans && !self.cold && !self.mapped
     }
 
-    /// Whether a missing cluster is read whole regardless of its active set.
+    /// Whether a missing cluster is read whole whatever its active set.
     fn always_whole(&self, belongs_hot: bool, promoting: bool) -> bool {
-        // Without a cold region nothing else can be read: a scan, or what a device held that failed.
+        // Without a cold region nothing else can be read: in a scan, or after a device failed.
         !self.cold || belongs_hot && !promoting
     }
 
-    /// Whether a missing cluster of the next layer will certainly be read whole: in a scan, or with
-    /// many tokens. `absent`: number of its neurons not in the cold region.
+    /// Whether a missing cluster of the next layer is certain to be read whole: in a scan, or with
+    /// many tokens. `absent`: number of its neurons outside the cold region.
     pub fn read_ahead(&self, belongs_hot: bool, absent: impl FnOnce() -> usize) -> bool {
         if self.scans || !self.many || belongs_hot {
             return self.always_whole(belongs_hot, false);
         }
-        // Some of them may not be needed.
+        // Half of them may not be needed.
         self.bundles && self.costs.whole_cluster(absent() / 2)
     }
 }
@@ -186,7 +188,7 @@ mod tests {
         },
     };
 
-    fn way(rules: Rules, found: Found) -> Way {
+    fn way(rules: Rules, found: ClusterState) -> Way {
         let before = rules.before_lookup(&found);
         before.unwrap_or_else(|| rules.after_lookup(&found))
     }
@@ -195,28 +197,31 @@ mod tests {
 
     #[test]
     fn residency_decides_before_reads() {
-        let found = Found {
+        let found = ClusterState {
             needed: 3,
             absent: 3,
-            ..Found::default()
+            ..ClusterState::default()
         };
-        assert_eq!(way(RULES, Found::default()), Way::Unused);
-        assert_eq!(way(RULES, Found { hot: true, ..found }), Way::Hot);
+        assert_eq!(way(RULES, ClusterState::default()), Way::Unused);
+        assert_eq!(way(RULES, ClusterState { hot: true, ..found }), Way::Hot);
         assert_eq!(way(RULES, found), SINGLE);
         let mapped = Rules {
             mapped: true,
             ..RULES
         };
-        assert_eq!(way(mapped, Found { hot: true, ..found }), Way::Mapped);
-        assert_eq!(way(mapped, Found::default()), Way::Unused);
+        assert_eq!(
+            way(mapped, ClusterState { hot: true, ..found }),
+            Way::Mapped
+        );
+        assert_eq!(way(mapped, ClusterState::default()), Way::Unused);
     }
 
     #[test]
     fn a_cluster_is_read_whole_if_single_reads_cost_more() {
-        let absent = |absent| Found {
+        let absent = |absent| ClusterState {
             needed: 40,
             absent,
-            ..Found::default()
+            ..ClusterState::default()
         };
         // 20 reads of Up and Down cost as much as the cluster; 12.5 reads of bundles do.
         assert_eq!(way(RULES, absent(20)), SINGLE);
@@ -233,7 +238,7 @@ mod tests {
             ..RULES
         };
         assert_eq!(way(apart, absent(40)), SINGLE);
-        // Two-phase: the set of misses is not known yet.
+        // Two-phase: the misses are not known yet.
         let two = Rules {
             gates_first: true,
             ..bundles
@@ -243,18 +248,18 @@ mod tests {
 
     #[test]
     fn a_cluster_that_becomes_hot_is_read_whole() {
-        let found = Found {
+        let found = ClusterState {
             needed: 1,
             absent: 1,
-            ..Found::default()
+            ..ClusterState::default()
         };
-        let belongs = Found {
+        let belongs = ClusterState {
             belongs_hot: true,
             ..found
         };
         assert_eq!(way(RULES, belongs), Way::Whole);
-        // One at a time, while a cold region can hold the others' neurons.
-        let second = Found {
+        // One at a time, if a cold region can hold the neurons of the others.
+        let second = ClusterState {
             promoting: true,
             ..belongs
         };
@@ -265,7 +270,7 @@ mod tests {
         };
         assert_eq!(way(no_cold, second), Way::Whole);
         // A prefetched cluster is not read again.
-        let underway = Found {
+        let underway = ClusterState {
             underway: true,
             promoting: true,
             ..found
@@ -275,10 +280,10 @@ mod tests {
 
     #[test]
     fn a_scan_without_a_cold_region_streams() {
-        let found = Found {
+        let found = ClusterState {
             needed: 128,
             absent: 128,
-            ..Found::default()
+            ..ClusterState::default()
         };
         let scan = Rules {
             scans: true,

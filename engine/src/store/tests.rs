@@ -1,5 +1,5 @@
-//! The store against a naive reference: under any residency, in-flight reads, damage or lack of
-//! slots, every needed neuron's bytes equal the file's, or there is an error.
+//! The store against a naive reference: with any residency, reads in flight, damage or lack of
+//! slots, every needed neuron has the bytes of the file, or there is an error.
 
 use emberflow_kernels::DType;
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
@@ -28,7 +28,7 @@ fn world() -> World {
     World::new(&banks, 24, DType::F32, 5)
 }
 
-/// Rows without a device.
+/// Rows of a pass without a device.
 fn rows(own: usize) -> PassRows {
     PassRows { own, streamed: 0 }
 }
@@ -179,7 +179,7 @@ fn partly(world: &World, random: &mut Rng) -> MemoryPlan {
     world.plan_partly(random.u64(1..5), 0, 256 + random.u64(..600))
 }
 
-/// Any plan that may be with such a way of naming neurons.
+/// A random plan that is valid for `ways`.
 fn any_plan(world: &World, ways: &Ways, random: &mut Rng) -> MemoryPlan {
     let slots = match random.usize(..4) {
         0 => 0,
@@ -200,8 +200,7 @@ fn any_plan(world: &World, ways: &Ways, random: &mut Rng) -> MemoryPlan {
     world.plan(resident, random.u64(..5), slots)
 }
 
-/// A random sequence of passes, budgets and border moves. Returns the numbers of neurons needed and
-/// seen.
+/// Runs a random sequence of passes, budgets and border moves. Returns [needed, seen] neurons.
 fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let world = world();
     let mut random = Rng::with_seed(seed);
@@ -292,10 +291,10 @@ proptest! {
     fn a_failing_device_gives_an_error_and_never_wrong_bytes(seed: u64, eio: bool) {
         // Rare enough that the regions often fill first.
         let faults = if eio {
-Faults { eio: 20, ..Faults::default() }
-} else {
-Faults { flip: 20, ..Faults::default() }
-};
+            Faults { eio: 20, ..Faults::default() }
+        } else {
+            Faults { flip: 20, ..Faults::default() }
+        };
         let ways = Ways { io: sim(seed, faults), ..Ways::default() };
         match live(&ways, seed, 40) {
             Ok([needed, seen]) => prop_assert_eq!(needed, seen),
@@ -339,8 +338,8 @@ fn after_a_failure_the_store_refuses_to_work() {
     assert!(failed > 5, "only {failed} stores met damage");
 }
 
-/// What may keep neurons keeps as many as there are slots, from the start and whatever the texts ask
-/// for: policies are compared at equal bytes.
+/// Every policy that caches neurons fills all its slots, from the start and for any text: policies
+/// are compared at equal bytes.
 #[test]
 fn every_policy_that_keeps_neurons_fills_its_slots() {
     for ablation in Ablation::ALL {
@@ -371,7 +370,7 @@ fn every_policy_that_keeps_neurons_fills_its_slots() {
     }
 }
 
-/// Four layers of three clusters, of which every token needs all.
+/// Four layers of three clusters in which every token needs every neuron.
 fn scan() -> (World, NeuronStore) {
     let banks: Vec<_> = (0..4).map(|layer| (layer, 0, 384)).collect();
     let world = World::new(&banks, 24, DType::F32, 3);
@@ -390,7 +389,7 @@ fn every_neuron(bank: u32) -> Vec<Needs> {
     vec![Needs { bank, clusters }]
 }
 
-/// Clusters that were read ahead for layers after the current one.
+/// Clusters prefetched for later layers.
 fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
     let mut all: Vec<_> = store.reads.underway().collect();
     all.retain(|a| a.0 as usize != store.job.layer());
@@ -398,7 +397,7 @@ fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
     all
 }
 
-/// Begins a layer of one bank that needs all its neurons.
+/// Begins a layer with one bank that needs all its neurons.
 fn begin_whole(store: &mut NeuronStore, layer: u32) {
     store
         .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), rows(1))
@@ -414,7 +413,7 @@ fn a_scan_reads_the_layers_to_come_while_buffers_are_free() {
     store.begin_pass(true);
     begin_whole(&mut store, 0);
     store.advance().unwrap();
-    // Eight buffers: this layer's three clusters, and five of the next two layers.
+    // Eight buffers: three clusters of this layer, and five of the next two layers.
     let next = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)];
     assert_eq!(underway(&store), next);
 }
@@ -456,7 +455,7 @@ fn a_scan_reads_every_cluster_once_a_pass() {
     assert!((20 * 12..=20 * 12 + 8).contains(&reads), "{reads} reads");
 }
 
-/// A pass that is set aside leaves buffers filled for its next layer; others may run meanwhile.
+/// A parked pass leaves buffers filled for its next layer; other passes may run meanwhile.
 #[test]
 fn a_scan_may_go_on_at_any_layer() {
     let (world, mut store) = scan();
@@ -471,7 +470,7 @@ fn a_scan_may_go_on_at_any_layer() {
     assert_eq!(store.reads.free_buffers(), 8);
 }
 
-/// At most one cluster is promoted per layer and pass; moving the border back reads nothing.
+/// At most one cluster is promoted per layer and pass. Moving the border back reads nothing.
 #[test]
 fn the_border_moves_without_a_burst_of_reads() {
     let world = World::new(&[(0, 0, 640)], 24, DType::F32, 9);

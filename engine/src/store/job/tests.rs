@@ -1,5 +1,5 @@
-//! The items of a layer against maps: whatever order reads arrive and clusters are taken in, each is
-//! ready once, when all it waits for is there.
+//! The items of a layer against maps: in any order of arrivals and of taking clusters, each cluster
+//! is ready exactly once, when everything it waits for has arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,17 +35,17 @@ fn rules(scans: bool) -> Rules {
     policy.rules(bank, false, false)
 }
 
-/// What is known of an item beside the job.
+/// The test's record of an item.
 #[derive(Debug)]
 struct Known {
     bank: u32,
     cluster: u32,
     ids: Vec<u32>,
-    /// Its bytes come as a whole; otherwise neuron by neuron, or it needs none.
+    /// The cluster is read whole; otherwise neuron by neuron, or it needs no neuron.
     whole: bool,
     serves: bool,
     requested: bool,
-    /// Places of the reads in flight; of one of a whole cluster, none.
+    /// Places of the reads in flight; `None` for the read of a whole cluster.
     reads: BTreeSet<Option<usize>>,
 }
 
@@ -89,13 +89,13 @@ impl World {
             .filter(|_| chance(random, 0.03))
             .collect();
         let source = match random.usize(..4) {
-            _ if known.ids.is_empty() => Source::Unused,
-            0 => Source::Mapped,
-            1 => Source::Stream(None),
-            _ => Source::Cold,
+            _ if known.ids.is_empty() => ByteSource::Unused,
+            0 => ByteSource::Mapped,
+            1 => ByteSource::Stream(None),
+            _ => ByteSource::Cold,
         };
         known.serves = !known.ids.is_empty();
-        known.whole = matches!(source, Source::Stream(None));
+        known.whole = matches!(source, ByteSource::Stream(None));
         let places = self.job.add_places(&known.ids);
         assert_eq!(self.job.ids[places.clone()], known.ids);
         (self.job.items).push(Item::new(bank, cluster, places, source));
@@ -119,7 +119,7 @@ impl World {
             assert_eq!(self.job.awaits_cluster(known.bank, known.cluster), None);
             self.job.items[item].waiting = 1;
             known.reads.insert(None);
-        } else if known.serves && matches!(it.source, Source::Cold) {
+        } else if known.serves && matches!(it.source, ByteSource::Cold) {
             for place in it.issued..it.end {
                 it.issued = place;
                 if chance(&mut self.random, 0.1) {
@@ -137,7 +137,7 @@ impl World {
         self.job.requested();
     }
 
-    /// One of the reads in flight arrives.
+    /// One read in flight arrives.
     fn arrive(&mut self) {
         let coming = |(&item, known): (&usize, &Known)| {
             let reads: Vec<_> = known.reads.iter().map(|&read| (item, read)).collect();
@@ -168,7 +168,7 @@ impl World {
         known.reads.remove(&read);
     }
 
-    /// Takes some of what is ready.
+    /// Takes some of the ready items.
     fn take(&mut self) {
         let end = 1 + self.random.usize(..self.items.len().max(1));
         let (most, longer) = (1 + self.random.usize(..3), 1 + self.random.usize(..5));
@@ -194,7 +194,8 @@ impl World {
             assert!(if n < first { &whole } else { &others }.contains(&item));
             assert!(self.taken.insert(item), "{item} twice");
             let source = &mut self.job.items[item].source;
-            if let Source::Stream(Some(buffer)) = std::mem::replace(source, Source::Unused) {
+            if let ByteSource::Stream(Some(buffer)) = std::mem::replace(source, ByteSource::Unused)
+            {
                 self.arena.put(buffer);
             }
         }
@@ -265,9 +266,9 @@ proptest! {
 #[test]
 fn a_scan_without_cold_neurons_streams_what_is_missing() {
     for (scans, source, streams) in [
-        (true, Source::Stream(None), true),
-        (true, Source::Mapped, false),
-        (false, Source::Stream(None), false),
+        (true, ByteSource::Stream(None), true),
+        (true, ByteSource::Mapped, false),
+        (false, ByteSource::Stream(None), false),
     ] {
         let mut job = Job::new(1, 8, 1);
         job.begin(0, 1);

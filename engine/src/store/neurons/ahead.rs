@@ -1,10 +1,9 @@
-//! Reads ahead: of what [`Prefetch`] proposes, whole clusters that
-//! are missing while buffers are free; and of single neurons that a predictor names before their
-//! layer's input is known. (PowerInfer-2 §4.3 leaves the device idle during attention; these reads
-//! use that time.)
+//! Prefetching: whole clusters that [`Prefetch`] proposes, while stream buffers are free; and
+//! single neurons that a predictor names before their layer's input is known. (PowerInfer-2 §4.3
+//! leaves storage idle during attention; these reads use that time.)
 //!
-//! On completion such a neuron becomes resident, unpinned and not counted as used. The thread that
-//! first computes it verifies its checksums. If its layer needs it while the read is in flight, its
+//! A prefetched neuron becomes resident, unpinned, and does not count as used. The first thread to
+//! compute it verifies its checksums. If its layer needs it while the read is in flight, its
 //! cluster waits for the completion as for any miss.
 
 use std::time::Duration;
@@ -18,16 +17,17 @@ use crate::store::job::Job;
 use crate::store::prefetch::{Prefetch, Want};
 use crate::store::reads::{Reads, Tag};
 
-/// Queue depth at which speculation stops: more reads would only wait in the queue.
+/// Queue depth at which prefetching stops: further reads would only wait in the queue.
 const MAX_DEPTH: usize = 768;
 
-/// Returns the buffers of clusters that are neither visited nor follow from here on.
+/// Frees the buffers of clusters that neither the current layer nor a later one needs.
 pub(super) fn drop_strays(reads: &mut Reads, prefetch: &Prefetch, job: &Job) {
     reads.drop_kept(|bank, cluster| prefetch.follows(bank, cluster, job.visits(bank)));
 }
 
 impl NeuronStore {
-    /// Reads what is proposed while stream buffers are free. Call once all of the layer is requested.
+    /// Reads proposed clusters while stream buffers are free. Call once the whole layer is
+    /// requested.
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
         let partly = self.residency.banks.gates_partly();
         while self.reads.free_buffers() > 0 {
@@ -40,8 +40,8 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Takes a guess at the banks of the next layer, the likeliest first, and reads what is missing
-    /// of them behind what this layer needs, while stream buffers are free.
+    /// Prefetches missing clusters of the next layer's `banks`, a guess ordered by likelihood,
+    /// after the reads of this layer and while stream buffers are free.
     pub fn read_guessed(&mut self, banks: &[u32]) -> Result<(), Error> {
         self.prefetch.guess(banks.iter().copied());
         if self.job.is_requested() {
@@ -50,8 +50,8 @@ impl NeuronStore {
         self.reads.submit()
     }
 
-    /// Reads what is missing of the `banks` that layer `number`, the next one, is going to visit: its
-    /// router has chosen before attention, which these reads overlap with. For passes of one token.
+    /// Prefetches missing clusters of `banks` in layer `number`, the next one, whose router has
+    /// already chosen. These reads overlap with attention. For passes of one token.
     pub fn read_chosen(
         &mut self,
         number: usize,
@@ -76,8 +76,8 @@ impl NeuronStore {
         self.reads.submit()
     }
 
-    /// Begins to read what is missing of the layer's `banks`, before its neurons are named: where all
-    /// of them are needed and pass through stream buffers, nothing else can come of it.
+    /// Starts to read missing clusters of the layer's `banks` before the active set is known: if
+    /// all neurons are needed and pass through stream buffers, the outcome is certain.
     pub(super) fn read_certain(&mut self, banks: impl Iterator<Item = u32>) -> Result<(), Error> {
         for bank in banks {
             if !rules(self.policy, &self.residency, &self.job, &self.device)(bank).streams() {
@@ -93,8 +93,8 @@ impl NeuronStore {
         self.reads.submit()
     }
 
-    /// Compares the guess for layer `number` with the `banks` that it visits, and cancels what has
-    /// not begun to be read for it.
+    /// Compares the guess for layer `number` with the visited `banks`, and cancels guessed reads
+    /// that have not begun.
     pub(super) fn judge(
         &mut self,
         number: usize,
@@ -109,7 +109,7 @@ impl NeuronStore {
         }
     }
 
-    /// Reads a cluster that is proposed, if it is missing and will be read whole.
+    /// Reads a proposed cluster, if it is missing and would be read whole.
     fn read_if_missing(&mut self, want: Want) -> Result<(), Error> {
         let Want { bank, cluster, .. } = want;
         let belongs_hot = self.residency.belongs_hot(bank, cluster);
@@ -127,7 +127,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Whether guesses at the experts of layer `next` are worth reading in this pass.
+    /// Whether guessing the experts of layer `next` pays off in this pass.
     pub fn foresees(&self, next: usize) -> bool {
         let mut banks = self.layout.banks_of(next);
         let several = banks.len() > 1;
@@ -140,8 +140,8 @@ impl NeuronStore {
                 .is_some_and(|bank| self.residency.banks.scans(bank))
     }
 
-    /// What the device takes for the reads that `layer` missed in the last pass: as much as guesses
-    /// for it could save. `None` if they do not pay.
+    /// Device time of the reads that `layer` missed in the last pass: an upper bound of what
+    /// prefetching saves. `None` if prefetching does not pay off.
     pub fn guesses_save(&self, layer: usize) -> Option<Duration> {
         let bank = self.layout.banks_of(layer).next();
         let reads = |bank| {
@@ -156,8 +156,8 @@ impl NeuronStore {
         pays.then(|| Duration::from_nanos((missed * self.policy.costs.rest) as u64))
     }
 
-    /// Requests the neurons `ids` of `bank` in the next layer, `layer`, that miss. Stops when the
-    /// cold region has no free slot.
+    /// Requests the missing neurons among `ids` of `bank` in the next layer, `layer`. Stops when
+    /// the cold region has no free slot.
     pub fn guess(&mut self, layer: usize, bank: u32, ids: &[u32]) -> Result<(), Error> {
         self.prefetch.neurons.age(layer);
         for &neuron in ids {

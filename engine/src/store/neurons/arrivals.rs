@@ -1,5 +1,5 @@
-//! Completions: each goes to whom it was requested for. And recovery of slots and reads: when slots
-//! run out, after an error, and before the regions change.
+//! Completed reads, and recovery of slots and reads: when slots run out, after an error, and before
+//! the regions change.
 
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Priority;
@@ -8,7 +8,7 @@ use super::NeuronStore;
 use super::layer::unpin;
 use crate::error::Error;
 use crate::store::bytes::{check, check_cluster};
-use crate::store::job::{Held, Item, Source, Step};
+use crate::store::job::{ByteSource, Held, Item, Step};
 use crate::store::reads::{Arrival, Half, Tag};
 use emberflow_storage::arena::Slot;
 
@@ -19,7 +19,7 @@ impl NeuronStore {
         self.take_arrived()
     }
 
-    /// Blocks until a completion and handles it, or frees slots if no read is in flight. Called when
+    /// Blocks until a read completes and handles it; frees slots if no read is in flight. Call when
     /// no cluster is ready.
     pub fn wait(&mut self) -> Result<(), Error> {
         self.reads.submit_if_idle()?;
@@ -30,7 +30,7 @@ impl NeuronStore {
         self.take_arrived()
     }
 
-    /// Handles completions. After an error the layer is aborted.
+    /// Handles completions. An error aborts the layer.
     fn take_arrived(&mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         while let Some(arrival) = self.reads.next() {
@@ -41,7 +41,7 @@ impl NeuronStore {
             self.abandon_layer();
         }
         self.latch.keep(outcome)?;
-        // Ablation without bundles: the reads of the second matrix follow those of the first.
+        // Ablation without bundles: reads of the second matrix follow those of the first.
         self.reads.submit_if_idle()
     }
 
@@ -52,7 +52,7 @@ impl NeuronStore {
         } = arrival;
         match tag {
             Tag::Cluster { bank, cluster } if arrival.cancelled => {
-                // It was guessed and has not been read: it is read now if an item waits for it.
+                // A cancelled guess is read now if an item waits for it.
                 if self.job.awaits_cluster(bank, cluster).is_none() {
                     self.reads.put(slot);
                     return Ok(());
@@ -67,7 +67,7 @@ impl NeuronStore {
                     self.residency.cold.cache.abandon(key, slot);
                     return Err(e);
                 }
-                // It becomes resident unless a cluster of the current layer waits for it.
+                // The neuron becomes resident, unless a cluster of the current layer waits for it.
                 let Some((item, place)) = self.job.awaits_neuron(bank, neuron) else {
                     self.residency.cold.admit_ahead(key, slot);
                     return Ok(());
@@ -81,7 +81,7 @@ impl NeuronStore {
                 result
             }
             Tag::Neuron { item, place, half } if half == Half::First && result.is_ok() => {
-                // Ablation without bundles: the second read, as if from another matrix.
+                // Ablation without bundles: the second read, as if from a separate matrix.
                 let bank = self.job.items[item as usize].bank;
                 let (neuron, content) = (
                     self.job.ids[place as usize],
@@ -99,7 +99,7 @@ impl NeuronStore {
         }
     }
 
-    /// A needed neuron, or its Gate part.
+    /// Handles a needed neuron or its Gate row.
     fn take_neuron(
         &mut self,
         item: usize,
@@ -129,7 +129,7 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// A whole cluster, of this layer or prefetched for the next one.
+    /// Handles a whole cluster, of this layer or prefetched for a later one.
     fn take_cluster(
         &mut self,
         bank: u32,
@@ -153,8 +153,8 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Gives an item its whole cluster. Where all its neurons are needed, the threads that compute
-    /// them check them; otherwise they are checked here.
+    /// Gives an item its whole cluster. If all neurons are needed, the threads that compute the
+    /// cluster verify it; otherwise it is verified here.
     pub(super) fn attach(&mut self, item: usize, slot: Slot) -> Result<(), Error> {
         let it = &self.job.items[item];
         let (bank, cluster) = (it.bank, it.cluster);
@@ -182,8 +182,8 @@ impl NeuronStore {
         self.latch.keep(Err(error))
     }
 
-    /// Breaks a deadlock in which every slot is held by an incomplete cluster: later clusters
-    /// release theirs so that the first one can complete.
+    /// Resolves a deadlock in which incomplete clusters hold all slots: later clusters release
+    /// their slots so that the first one can complete.
     fn make_room(&mut self) -> Result<(), Error> {
         let before = self.job.next();
         self.reads.drop_kept(|_, _| false);
@@ -195,7 +195,7 @@ impl NeuronStore {
             } else {
                 it.places()
             };
-            // Verify neurons not yet computed, so that their slots can be released.
+            // Verifies neurons not yet computed, so that their slots can be released.
             let content = self.residency.banks.content(bank);
             let cache = &self.residency.cold.cache;
             for place in places.clone() {
@@ -229,7 +229,7 @@ impl NeuronStore {
                 break;
             }
             while let Some(arrival) = self.reads.next() {
-                // Report the first error only.
+                // Reports only the first error.
                 let _ = self.take_one(arrival);
             }
             let _ = self.reads.submit_if_idle();
@@ -237,10 +237,10 @@ impl NeuronStore {
         for item in 0..self.job.items.len() {
             let it = &mut self.job.items[item];
             let bank = it.bank;
-            if let Source::Stream(slot) = &mut it.source
+            if let ByteSource::Stream(slot) = &mut it.source
                 && let Some(slot) = slot.take()
             {
-                // Perhaps not checked: nothing of it stays.
+                // The buffer may be unverified, so nothing of it is cached.
                 self.reads.put(slot);
             }
             for place in it.places() {

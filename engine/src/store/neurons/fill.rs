@@ -1,4 +1,4 @@
-//! Warms memory when a plan takes effect, with large sequential reads.
+//! Fills memory when a plan takes effect, with large sequential reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use crate::store::layout::Layout;
 use crate::store::reads::Tag;
 use crate::store::residency::Resident;
 
-/// Bytes of memory that are worth a thread.
-const LARGE: usize = 64 << 20;
+/// Bytes of memory per page-clearing thread: less is cleared faster than a thread starts.
+const BYTES_PER_THREAD: usize = 64 << 20;
 
-/// Bytes of that thread's stack.
+/// Stack size of such a thread in bytes.
 const STACK: usize = 64 << 10;
 
-/// Does some `work` while up to `threads` threads make `memory` resident, in order.
+/// Runs `work` while up to `threads` threads make `memory` resident, in order.
 fn populating<T>(memory: &[ArenaPages], threads: usize, work: impl FnOnce() -> T) -> T {
     let bytes: usize = memory.iter().map(ArenaPages::len).sum();
     let (next, done) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -33,8 +33,8 @@ fn populating<T>(memory: &[ArenaPages], threads: usize, work: impl FnOnce() -> T
         let _ = parts.all(ArenaPages::populate);
     };
     std::thread::scope(|scope| {
-        for _ in 0..threads.min(bytes / LARGE) {
-            // Without threads, pages are cleared when they are first used.
+        for _ in 0..threads.min(bytes / BYTES_PER_THREAD) {
+            // Without threads, pages are cleared on first use.
             let thread = Builder::new().name("ember-pages".into()).stack_size(STACK);
             let _ = thread.spawn_scoped(scope, clear);
         }
@@ -44,7 +44,7 @@ fn populating<T>(memory: &[ArenaPages], threads: usize, work: impl FnOnce() -> T
     })
 }
 
-/// The rows of a whole cluster's neurons.
+/// [Gate, Up, Down] rows of each neuron in a whole cluster.
 fn rows<'a>(
     layout: &'a Layout,
     content: SlotContent,
@@ -67,11 +67,11 @@ fn rows<'a>(
 }
 
 impl NeuronStore {
-    /// Reads the banks from `first` on cluster by cluster: all Gate rows where resident, the hot
+    /// Reads the banks from `first` on, cluster by cluster: all resident Gate rows, the hot
     /// clusters, then the next neurons by temperature until the cold region is full.
     ///
-    /// Other threads make the memory resident meanwhile, in the order in which it is filled:
-    /// clearing its pages takes longer than reading what they will hold.
+    /// Other threads make the memory resident ahead of the reads, since clearing pages takes longer
+    /// than reading their content.
     pub(super) fn fill(&mut self, first: usize) -> Result<(), Error> {
         let memory = self.residency.memory_to_fill(first);
         let (threads, layout) = (self.threads, Arc::clone(&self.layout));

@@ -1,4 +1,4 @@
-//! The current layer: each cluster is requested with its needed neurons in order, looked up or
+//! The current layer: each cluster is requested in order with its needed neurons, looked up or
 //! read, handed out when complete, and released.
 //!
 //! ```text
@@ -24,11 +24,11 @@ use crate::counters::Counters;
 use crate::device::NeuronRows;
 use crate::error::Error;
 use crate::store::bytes::{ClusterBytes, Memory, Place};
-use crate::store::job::{Held, Item, Job, Source, Step, UnitWork};
+use crate::store::job::{ByteSource, Held, Item, Job, Step, UnitWork};
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
 use crate::store::residency::{Cold, Leave};
-use crate::store::rules::{Found, Way};
+use crate::store::rules::{ClusterState, Way};
 use crate::store::tier::{PassRows, Tier};
 
 /// Looks up a neuron in the cold region and pins it on a hit.
@@ -42,8 +42,8 @@ fn pin(cold: &mut Cold, key: Key) -> Option<Held> {
     })
 }
 
-/// Pins the needed neurons of an item that hit in the cold region. Returns how many are neither
-/// resident nor in flight.
+/// Pins the needed neurons of an item that hit in the cold region. Returns the number that is
+/// neither resident nor in flight.
 fn look_up(
     job: &mut Job,
     item: &Item,
@@ -84,7 +84,7 @@ pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usi
     }
 }
 
-/// The bytes of an item, with what a `device` shares of it.
+/// The bytes of an item, including those in the memory of `device`.
 #[inline]
 fn bytes<'a>(
     job: &'a Job,
@@ -94,12 +94,12 @@ fn bytes<'a>(
 ) -> ClusterBytes<'a> {
     let it = &job.items[item];
     let place = match &it.source {
-        Source::Hot(slot) => Place::Hot(memory.residency.hot.bytes(*slot)),
-        Source::Shared => (device.and_then(|device| device.shared(it.bank, it.cluster)))
+        ByteSource::Hot(slot) => Place::Hot(memory.residency.hot.bytes(*slot)),
+        ByteSource::Shared => (device.and_then(|device| device.shared(it.bank, it.cluster)))
             .map_or(Place::Nowhere, |(part, neurons)| {
                 Place::Shared(part, neurons)
             }),
-        Source::Stream(Some(slot)) => {
+        ByteSource::Stream(Some(slot)) => {
             let first = it.cluster * CLUSTER as u32;
             let shift = memory.layout.shift(it.bank, first, 0);
             Place::Stream {
@@ -107,9 +107,9 @@ fn bytes<'a>(
                 unchecked: it.unchecked,
             }
         }
-        Source::Cold => Place::Cold(&job.held[it.places()]),
-        Source::Mapped => Place::Mapped,
-        Source::Unused | Source::Stream(None) | Source::Device => Place::Nowhere,
+        ByteSource::Cold => Place::Cold(&job.held[it.places()]),
+        ByteSource::Mapped => Place::Mapped,
+        ByteSource::Unused | ByteSource::Stream(None) | ByteSource::Device => Place::Nowhere,
     };
     ClusterBytes {
         memory,
@@ -124,8 +124,8 @@ fn bytes<'a>(
 }
 
 impl NeuronStore {
-    /// Begins layer `number` for `rows` rows, or a part of it. It visits `banks`, banks of that
-    /// layer, in this order, and then `after`: the banks of the layer's next part.
+    /// Begins layer `number`, or a part of it, for `rows` rows. It visits `banks` of that layer, in
+    /// this order. `after`: the banks of the layer's next part.
     pub fn begin_layer(
         &mut self,
         number: usize,
@@ -154,15 +154,15 @@ impl NeuronStore {
         self.read_certain(banks)
     }
 
-    /// Requests the next cluster of unit `unit` with its needed neurons, ascending. Units and their
-    /// clusters are requested in order, each once.
+    /// Requests the next cluster of `unit` with its needed neurons `ids`, ascending. Units and
+    /// their clusters are requested in order, each once.
     pub fn need(&mut self, unit: usize, ids: &[u32]) {
         let (UnitWork { bank, rules, .. }, needed) = (self.job.unit(unit), ids.len() as u64);
         let cluster = self.job.next_cluster(unit);
         let places = self.job.add_places(ids);
-        let mut found = Found {
+        let mut found = ClusterState {
             needed: ids.len(),
-            ..Found::default()
+            ..ClusterState::default()
         };
         let shared = (cluster as usize) < self.device.holds(bank);
         let hot = if found.needed > 0 && !rules.mapped && !shared {
@@ -176,7 +176,7 @@ impl NeuronStore {
             found.underway = self.reads.is_underway(bank, cluster);
             found.promoting = self.job.promoting;
         }
-        let mut item = Item::new(bank, cluster, places, Source::Unused);
+        let mut item = Item::new(bank, cluster, places, ByteSource::Unused);
         let way = rules.before_lookup(&found).unwrap_or_else(|| {
             let (cold, guesses) = (&mut self.residency.cold, &mut self.prefetch.neurons);
             let counters = &mut self.counters;
@@ -186,7 +186,7 @@ impl NeuronStore {
         item.source = match (way, hot) {
             (Way::Hot, hot) => {
                 self.counters.hot_hits += needed;
-                hot.map_or(Source::Shared, Source::Hot)
+                hot.map_or(ByteSource::Shared, ByteSource::Hot)
             }
             (Way::Whole, _) => {
                 if found.absent == 0 {
@@ -197,11 +197,11 @@ impl NeuronStore {
                     unpin(&mut self.job, cold, bank, item.places());
                 }
                 self.job.promoting |= found.belongs_hot;
-                Source::Stream(None)
+                ByteSource::Stream(None)
             }
-            (Way::Neurons { .. }, _) => Source::Cold,
-            (Way::Mapped, _) => Source::Mapped,
-            (Way::Unused, _) => Source::Unused,
+            (Way::Neurons { .. }, _) => ByteSource::Cold,
+            (Way::Mapped, _) => ByteSource::Mapped,
+            (Way::Unused, _) => ByteSource::Unused,
         };
         if way == (Way::Neurons { gates_first: true }) {
             (item.step, item.gates_first) = (Step::Gates, true);
@@ -209,7 +209,7 @@ impl NeuronStore {
         self.job.items.push(item);
     }
 
-    /// Requests the misses of the clusters so far, in order, as far as free slots allow.
+    /// Requests the misses of the clusters added so far, in order, as free slots allow.
     pub fn advance(&mut self) -> Result<(), Error> {
         while let Some(item) = self.job.next_item() {
             if !self.issue(item)? {
@@ -223,15 +223,17 @@ impl NeuronStore {
         self.reads.submit()
     }
 
-    /// Requests the misses of an item. False if no slot is available.
+    /// Requests the misses of an item. Returns false if no slot is available.
     fn issue(&mut self, item: usize) -> Result<bool, Error> {
         let Item { bank, cluster, .. } = self.job.items[item];
         match self.job.items[item].source {
-            Source::Unused | Source::Hot(_) | Source::Shared | Source::Mapped | Source::Device => {
-                Ok(true)
-            }
-            Source::Cold => self.issue_neurons(item),
-            Source::Stream(_) => {
+            ByteSource::Unused
+            | ByteSource::Hot(_)
+            | ByteSource::Shared
+            | ByteSource::Mapped
+            | ByteSource::Device => Ok(true),
+            ByteSource::Cold => self.issue_neurons(item),
+            ByteSource::Stream(_) => {
                 if let Some(slot) = self.reads.claim(bank, cluster) {
                     let attached = self.attach(item, slot);
                     if attached.is_err() {
@@ -249,7 +251,7 @@ impl NeuronStore {
         }
     }
 
-    /// Requests the misses of an item, continuing where it stopped.
+    /// Requests the misses of an item, from the place where it stopped before.
     fn issue_neurons(&mut self, item: usize) -> Result<bool, Error> {
         let Item {
             bank, end, issued, ..
@@ -262,7 +264,7 @@ impl NeuronStore {
             }
             let neuron = self.job.ids[place];
             let (key, cold) = (Key { bank, neuron }, &mut self.residency.cold);
-            // A pin may have been released to make room.
+            // The pin may have been released to free a slot.
             if let Some(found) = pin(cold, key) {
                 self.job.held[place] = found;
                 continue;
@@ -309,8 +311,8 @@ impl NeuronStore {
         bytes(&self.job, memory, Some(&self.device), item)
     }
 
-    /// Copies a complete item to the device's buffer `buffer`, as the `place`-th cluster there. False
-    /// if the device has failed.
+    /// Copies a complete item to buffer `buffer` of the device, as its `place`-th cluster. Returns
+    /// false if the device has failed.
     pub fn upload_streamed(
         &mut self,
         item: usize,
@@ -327,7 +329,7 @@ impl NeuronStore {
         let bytes = bytes(&self.job, memory, None, item);
         let (format, gates) = (self.layout.format, self.residency.gates());
         let mut rows = bytes.ids().iter().enumerate().filter_map(|(i, &neuron)| {
-            // What is damaged is reported below.
+            // Damage is reported below.
             let of = bytes.neuron(i)?;
             Some(NeuronRows {
                 gate: match of.gate {
@@ -344,8 +346,8 @@ impl NeuronStore {
         Ok(uploaded)
     }
 
-    /// After an item's gates are computed: requests Up and Down of the neurons that fire and drops
-    /// the rest.
+    /// Called after an item's gates are computed: requests Up and Down of the neurons that fire and
+    /// drops the others.
     pub fn resolve(&mut self, item: u32, fires: impl Fn(u32) -> bool) -> Result<(), Error> {
         let it = &mut self.job.items[item as usize];
         it.step = Step::Sums;
@@ -374,40 +376,40 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// A slot of the hot region for a streamed item that [`NeuronStore::release`] would copy there,
-    /// so that the thread that computes it copies it, with its bytes at hand.
+    /// A slot of the hot region for a streamed item that [`NeuronStore::release`] would copy there.
+    /// The thread that computes the item copies it, since its bytes are in the CPU's cache.
     pub fn reserve_hot(&mut self, item: usize, again: bool) -> Option<Slot> {
         let it = &self.job.items[item];
         match it.source {
-            Source::Stream(Some(_)) => self.residency.reserve_hot(it.bank, it.cluster, again),
+            ByteSource::Stream(Some(_)) => self.residency.reserve_hot(it.bank, it.cluster, again),
             _ => None,
         }
     }
 
-    /// Makes an item resident in the hot region whose cluster was copied to `slot`; takes the slot
-    /// back if a compute thread has found damage.
+    /// Makes the cluster copied to `slot` resident in the hot region; takes the slot back if a
+    /// compute thread found damage.
     pub fn settle_hot(&mut self, item: usize, slot: Slot) {
         let it = &self.job.items[item];
         let intact = !self.latch.is_damaged();
         (self.residency).settle_hot(it.bank, it.cluster, slot, intact);
     }
 
-    /// Ends the use of an item. A streamed cluster goes to the hot region if it belongs there.
-    /// Otherwise its needed neurons for which `keeps` holds go to the cold region, as if read
-    /// individually. `again`: the next token may well visit its bank.
+    /// Ends the use of an item. A streamed cluster that belongs in the hot region goes there.
+    /// Otherwise its needed neurons for which `keeps` returns true go to the cold region, as if
+    /// read individually. `again`: the next token is likely to visit its bank.
     pub fn release(&mut self, item: usize, again: bool, keeps: impl Fn(u32) -> bool) {
         let it = &mut self.job.items[item];
         let (bank, cluster, places) = (it.bank, it.cluster, it.places());
         let ids = &self.job.ids[places.clone()];
-        match std::mem::replace(&mut it.source, Source::Unused) {
-            Source::Hot(_) if again => self.residency.hot.unpin(bank, cluster),
-            Source::Hot(_) => self.residency.hot.unpin_unused(bank, cluster),
-            Source::Stream(Some(slot)) => {
+        match std::mem::replace(&mut it.source, ByteSource::Unused) {
+            ByteSource::Hot(_) if again => self.residency.hot.unpin(bank, cluster),
+            ByteSource::Hot(_) => self.residency.hot.unpin_unused(bank, cluster),
+            ByteSource::Stream(Some(slot)) => {
                 let (key, bytes) = ([bank, cluster], slot.as_slice());
                 self.residency.keep_read(key, ids, again, keeps, bytes);
                 self.reads.put(slot);
             }
-            Source::Cold => {
+            ByteSource::Cold => {
                 let cold = &mut self.residency.cold;
                 for (held, &neuron) in self.job.held[places].iter_mut().zip(ids) {
                     let key = Key { bank, neuron };
@@ -421,11 +423,11 @@ impl NeuronStore {
                     }
                 }
             }
-            Source::Shared
-            | Source::Mapped
-            | Source::Unused
-            | Source::Stream(None)
-            | Source::Device => {}
+            ByteSource::Shared
+            | ByteSource::Mapped
+            | ByteSource::Unused
+            | ByteSource::Stream(None)
+            | ByteSource::Device => {}
         }
     }
 

@@ -1,4 +1,4 @@
-//! Reads rows of dense tensors between two layers, through the same I/O thread as the neurons.
+//! Reads rows of dense tensors between layers, through the I/O thread of the neurons.
 
 use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::TensorRows;
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::store::layout::Layout;
 use crate::store::reads::Tag;
 
-/// Passes a row that was read on, once it is verified.
+/// Verifies a row that was read and passes it to `then`.
 fn take_row(
     layout: &Layout,
     rows: &TensorRows,
@@ -24,8 +24,8 @@ fn take_row(
 }
 
 impl NeuronStore {
-    /// Reads the `wanted` rows of a tensor into slots of `arena`, limited by its free slots, and
-    /// passes each verified row to `then` with its position in `wanted`.
+    /// Reads the `wanted` rows of a tensor into slots of `arena`, as many at a time as it has free
+    /// slots. Passes each verified row to `then` with its position in `wanted`.
     pub fn fetch(
         &mut self,
         rows: &TensorRows,
@@ -65,7 +65,7 @@ impl NeuronStore {
             }
             let slept = self.wait();
             if slept.is_err() {
-                // After an error no further reads complete.
+                // No further reads complete after an error.
                 coming = self.reads.rows.len();
             }
             outcome = outcome.and(slept);

@@ -1,41 +1,41 @@
-//! Guesses at the next layer's experts: whether they are made, and what became of them.
+//! Guesses of the next layer's experts: when they are made, and how many were right.
 //!
-//! A guess is a prefetch: it waits behind what this layer needs, takes a stream buffer that is free, evicts nothing, and is
-//! cancelled when the router has chosen other experts. Guesses that are mostly wrong take time of the disk from reads that
-//! are needed, so they pause for some passes.
+//! A guess is a prefetch: it follows the reads of this layer, uses a free stream buffer, evicts
+//! nothing, and is cancelled when the router chooses other experts. Wrong guesses take device time
+//! from needed reads, so guessing pauses while most are wrong.
 
-/// Experts that are guessed before their precision counts.
-const FEWEST: u64 = 64;
+/// Fewest guessed experts from which precision is computed.
+const MIN_GUESSES: u64 = 64;
 
-/// Passes without guesses after most of so many were wrong.
+/// Number of passes without guesses after most guesses were wrong.
 const PAUSE: u32 = 64;
 
-/// What reading ahead has done.
+/// Counts of expert prefetches.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Foreseen {
-    /// Passes of one token, and those with reading ahead.
+    /// Passes of one token; those with guesses (`ahead`).
     pub passes: u64,
     /// See `passes`.
     pub ahead: u64,
-    /// Experts guessed, and those that were visited.
+    /// Experts guessed; those that were visited (`right`).
     pub guessed: u64,
     /// See `guessed`.
     pub right: u64,
-    /// Clusters read ahead, and those that were used.
+    /// Clusters prefetched; those that were used (`used`).
     pub clusters: u64,
     /// See `clusters`.
     pub used: u64,
 }
 
-/// Whether experts are guessed.
+/// Decides whether experts are guessed.
 #[derive(Debug)]
 pub(crate) struct Foresight {
     wanted: bool,
     /// The pass has one token.
     single: bool,
-    /// Passes of one token that are left without guesses.
+    /// Remaining passes of one token without guesses.
     paused: u32,
-    /// Experts guessed, and visited, since their precision was last judged.
+    /// [guessed, visited] experts since precision was last computed.
     recent: [u64; 2],
     pub seen: Foreseen,
 }
@@ -51,7 +51,7 @@ impl Foresight {
         }
     }
 
-    /// Begins a pass, of one token or several.
+    /// Begins a pass. `single`: it has one token.
     pub fn begin_pass(&mut self, single: bool) {
         self.single = single;
         if single {
@@ -61,18 +61,18 @@ impl Foresight {
         }
     }
 
-    /// Whether this pass reads ahead.
+    /// Whether this pass guesses experts.
     pub fn pays(&self) -> bool {
         self.wanted && self.single && self.paused == 0
     }
 
-    /// Counts the experts that were guessed for a layer, and those of them that it visits.
+    /// Counts the experts guessed for a layer, and those of them that were visited.
     pub fn judge(&mut self, guessed: u64, right: u64) {
         self.seen.guessed += guessed;
         self.seen.right += right;
         let [all, good] = &mut self.recent;
         (*all, *good) = (*all + guessed, *good + right);
-        if *all >= FEWEST {
+        if *all >= MIN_GUESSES {
             if 2 * *good < *all {
                 self.paused = PAUSE;
             }
@@ -85,7 +85,7 @@ impl Foresight {
 mod tests {
     use super::*;
 
-    /// The share of 6400 passes with four guesses each that read ahead, so many of them right.
+    /// Share of 6400 passes that guess, with `right` of 4 guesses visited in each.
     fn share(wanted: bool, right: u64) -> f64 {
         let mut foresight = Foresight::new(wanted);
         for _ in 0..6400 {

@@ -1,53 +1,54 @@
-//! Bookkeeping of speculative reads and their precision.
+//! Prefetched neurons and the precision of prefetching.
 //!
-//! Precision is tracked per layer: speculation continues where at least half of the prefetched
-//! neurons are needed, and is retried now and then elsewhere.
+//! Precision is measured per layer. Prefetching continues where at least half of the prefetched
+//! neurons are needed, and is retried from time to time elsewhere.
 
 use emberflow_storage::cache::Key;
 
 use crate::store::bits::Bits;
 use crate::store::layout::Layout;
 
-/// Misses per pass of a layer below which speculation does not pay: so few reads overlap with the
-/// computation of the hits.
+/// Misses per pass of a layer below which prefetching does not pay off: so few reads overlap with
+/// the computation of the hits.
 const FEW_MISSING: u32 = 16;
 
-/// Neurons prefetched for a layer before its precision counts.
+/// Prefetched neurons of a layer from which its precision is used.
 const TRIAL: u32 = 64;
 
 /// Passes after which a layer with low precision is retried.
 const RETRY: u32 = 64;
 
-/// Precision of the speculation for a layer.
+/// Prefetch statistics of a layer.
 #[derive(Clone, Copy, Default)]
-struct Record {
+struct LayerPrecision {
     /// Passes over the layer.
     passes: u32,
     /// Neurons missing in the last pass, prefetched or not.
     missing: u32,
-    /// Neurons prefetched, and those of them that were needed, with exponential decay.
+    /// Neurons prefetched; those that were needed (`needed`). Both decay exponentially.
     asked: u32,
     needed: u32,
 }
 
-impl Record {
+impl LayerPrecision {
     /// Precision ≥ ½. A wrong guess costs a read, a slot, and the chance to merge reads.
     fn is_good(self) -> bool {
         self.asked < TRIAL || 2 * self.needed >= self.asked
     }
 
-    /// Restarts the trial.
+    /// Restarts the measurement.
     fn forget(&mut self) {
         (self.asked, self.needed) = (0, 0);
     }
 }
 
-/// State of speculative reads.
+/// State of neuron prefetching.
 pub(crate) struct Guesses {
     /// Neurons prefetched for this layer and the next.
     asked: Bits,
-    layers: Vec<Record>,
-    /// Whether the pass has one token. Precision differs for several, so the two are not mixed.
+    layers: Vec<LayerPrecision>,
+    /// Whether the pass has one token. Precision with several tokens differs, so the two are not
+    /// mixed.
     single: bool,
 }
 
@@ -59,21 +60,21 @@ impl Guesses {
     fn of(sizes: &[u32], layers: usize) -> Self {
         Self {
             asked: Bits::new(sizes),
-            layers: vec![Record::default(); layers],
+            layers: vec![LayerPrecision::default(); layers],
             single: false,
         }
     }
 
-    /// Bytes that [`Guesses::new`] allocates.
+    /// Bytes allocated by [`Guesses::new`].
     pub fn bytes_for(layout: &Layout) -> u64 {
-        Bits::bytes_for(layout.sizes()) + (size_of::<Record>() * layout.layers()) as u64
+        Bits::bytes_for(layout.sizes()) + (size_of::<LayerPrecision>() * layout.layers()) as u64
     }
 
-    /// Begins a pass, of one token or several.
+    /// Begins a pass. `single`: it has one token.
     pub fn begin_pass(&mut self, single: bool) {
         if single != self.single {
             self.single = single;
-            self.layers.iter_mut().for_each(Record::forget);
+            self.layers.iter_mut().for_each(LayerPrecision::forget);
         }
     }
 
@@ -93,20 +94,20 @@ impl Guesses {
         }
     }
 
-    /// Counts a layer's misses, and those of them that had been prefetched.
+    /// Counts a layer's misses, and the prefetched ones among them.
     pub fn count(&mut self, layer: usize, missing: usize, asked: usize) {
         let record = &mut self.layers[layer];
         record.missing += missing as u32;
         record.needed += asked as u32;
     }
 
-    /// Whether speculation pays for a layer.
+    /// Whether prefetching pays off for a layer.
     pub fn pays(&self, layer: usize) -> bool {
         let one = self.layers.get(layer);
         one.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
     }
 
-    /// Neurons that the layer missed in the last pass, prefetched or not.
+    /// Misses of the layer in the last pass, prefetched or not.
     pub fn missed(&self, layer: usize) -> u32 {
         self.layers.get(layer).map_or(0, |record| record.missing)
     }
@@ -135,8 +136,8 @@ impl Guesses {
 mod tests {
     use super::*;
 
-    /// A pass over two layers of one bank. `asked` neurons of the second are prefetched if
-    /// speculation pays, and `needed` of them are needed. Returns whether it paid.
+    /// A pass over two layers of one bank. If prefetching pays off, `asked` neurons of the second
+    /// layer are prefetched, of which `needed` are needed. Returns whether it paid off.
     fn pass(guesses: &mut Guesses, single: bool, asked: u32, needed: u32) -> bool {
         guesses.begin_pass(single);
         guesses.begin(0);
@@ -156,7 +157,7 @@ mod tests {
             .map(|_| pass(&mut guesses, true, 100, 40))
             .collect();
         assert_eq!(tried.iter().filter(|&&t| t).count(), 3);
-        // It resumes where precision is high.
+        // Prefetching resumes where precision is high.
         (0..RETRY).for_each(|_| _ = pass(&mut guesses, true, 100, 60));
         assert!((0..RETRY).all(|_| pass(&mut guesses, true, 100, 60)));
     }

@@ -1,5 +1,4 @@
-//! Proposals against a plain model: the order of all clusters to come, and the set of those that were
-//! proposed.
+//! Proposals against a plain model: the order of all later clusters, and the set of proposed ones.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +33,7 @@ fn rules(scans: bool, many: bool) -> Rules {
     policy.rules(bank, many, false)
 }
 
-/// Layers of so many clusters; those with several banks have experts.
+/// Layers with the given numbers of clusters per bank. Layers with several banks have experts.
 fn prefetch(layers: &[&[usize]]) -> Prefetch {
     let bank = |layer: usize, expert: usize, clusters: usize| {
         (layer as u32, expert as u32, (clusters * CLUSTER - 5) as u32)
@@ -72,7 +71,7 @@ impl Model {
         self.scans[of] || self.many && ahead == 1
     }
 
-    /// The first cluster to come that was not proposed.
+    /// The first later cluster that was not proposed.
     fn next(&mut self) -> Option<Want> {
         let partly = self.scans.contains(&false) && self.scans.contains(&true);
         for ahead in 1..self.clusters.len() {
@@ -80,7 +79,7 @@ impl Model {
             if !self.certain(ahead) {
                 if partly { continue } else { return None }
             }
-            // What lies before a proposal was considered.
+            // Clusters before a proposal have been considered.
             let after = self.proposed.last().copied().filter(|last| last.0 >= ahead);
             let first = match after {
                 Some(last) if last.0 > ahead => continue,
@@ -172,7 +171,7 @@ fn the_rest_of_a_layer_goes_before_the_next_one() {
     let all: Vec<_> = std::iter::from_fn(&mut next).collect();
     assert_eq!(all, [(1, 0), (1, 1), (2, 0)].map(|(b, c)| Want::now(b, c)));
     assert!(prefetch.follows(2, 0, false) && !prefetch.follows(0, 0, false));
-    // Neurons of few tokens are read one by one.
+    // Neurons of few tokens are read individually.
     prefetch.begin_layer(0, [1, 2].into_iter());
     assert_eq!(prefetch.next(|_| rules(false, false), false), None);
 }
@@ -195,13 +194,13 @@ fn experts_are_guessed_and_judged() {
         prefetch.accepted(want);
     }
     assert_eq!(prefetch.next(|_| rules(true, false), false), None);
-    // One of two is right; both of its clusters were read.
+    // One of two guesses is right; both of its clusters were read.
     assert!(prefetch.judge(1, [3, 4].into_iter(), |bank| if bank == 4 { 2 } else { 0 }));
     let seen = prefetch.foreseen().unwrap();
     assert_eq!([seen.guessed, seen.right], [2, 1]);
     assert_eq!([seen.clusters, seen.used], [3, 2]);
     assert!(!prefetch.follows(4, 0, false));
-    // What is chosen is no guess: neither judged nor cancelled.
+    // A chosen expert is no guess: it is neither judged nor cancelled.
     prefetch.choose([3].into_iter());
     assert_eq!(prefetch.next_guessed(), Some(Want::now(3, 0)));
     assert!(!prefetch.judge(1, [3].into_iter(), |_| 1));

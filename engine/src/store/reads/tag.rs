@@ -17,20 +17,20 @@ pub(crate) enum Tag {
     Row { number: u32, row: u32 },
 }
 
-/// Whether one read covers a neuron, or this is the first of two.
+/// Whether one read covers a neuron, or is the first of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
     Whole,
     First,
 }
 
-/// Largest value beside the kind.
+/// Largest value of the field above bit 32.
 const HIGH: u32 = (1 << 29) - 1;
 const HALF: u64 = 1 << 61;
 
 impl Tag {
-    /// Encodes a tag. Items, banks and row positions stay far below 2^29 in every container that a
-    /// 32-bit neuron count allows.
+    /// Encodes a tag. Items, banks and row positions stay far below 2^29 in every container with a
+    /// 32-bit neuron count.
     pub fn bits(self) -> u64 {
         let (kind, high, low, half) = match self {
             Self::Neuron { item, place, half } => (0, item, place, half == Half::First),

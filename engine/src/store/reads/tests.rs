@@ -1,4 +1,4 @@
-//! Reads against a map of what was requested: each arrives once with the bytes of the file, and no
+//! Reads against a map of requests: each arrives exactly once with the bytes of the file, and no
 //! buffer is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use crate::testing::{World, chance};
 /// Stream buffers.
 const BUFFERS: u32 = 5;
 
-/// Banks of several clusters, the last one of each partial.
+/// Banks of several clusters; the last cluster of each is partial.
 const BANKS: [(u32, u32, u32); 3] = [(0, 0, 300), (1, 0, 140), (2, 0, 129)];
 
 struct Bench {
@@ -26,13 +26,14 @@ struct Bench {
     random: Rng,
     /// Slots of single neurons.
     slots: Arena,
-    /// What was requested: the first bundle, and how many.
+    /// Requested bundles: (bank, first neuron, count).
     wanted: BTreeMap<u64, (u32, u32, usize)>,
-    /// Whole clusters in flight, those that may be cancelled, and those that are kept.
+    /// Whole clusters in flight; those that may be cancelled (`prefetched`); those held unclaimed
+    /// (`kept`).
     coming: BTreeSet<(u32, u32)>,
     prefetched: BTreeSet<(u32, u32)>,
     kept: BTreeSet<(u32, u32)>,
-    /// Buffers in the test's hands.
+    /// Buffers held by the test.
     buffers: Vec<Slot>,
 }
 
@@ -105,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// Requests a single neuron behind some bytes of its slot.
+    /// Requests a single neuron at a byte offset of its slot.
     fn neuron(&mut self) {
         let bank = self.random.u32(..BANKS.len() as u32);
         let neuron = self.random.u32(..self.layout.neurons(bank) as u32);
@@ -129,7 +130,7 @@ impl Bench {
         self.layout.container.geometry().stride as usize
     }
 
-    /// Where in its slot a single neuron goes.
+    /// Offset of a single neuron in its slot.
     fn at(&self) -> u32 {
         self.layout.memory_align() as u32
     }

@@ -1,5 +1,5 @@
-//! How the neurons of each bank are served: whether their Gate rows are resident, whether all of them
-//! are needed, and what a slot holds of them.
+//! How the neurons of each bank are served: whether Gate rows are resident, whether all neurons are
+//! needed, and what a slot holds.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::store::layout::Layout;
 pub(crate) enum Naming {
     /// Every token needs every neuron.
     All,
-    /// Neurons whose gate fires.
+    /// Neurons whose gate is nonzero.
     Gates,
-    /// Neurons that the predictor wants.
+    /// Neurons that the predictor selects.
     Predictor,
 }
 
@@ -21,17 +21,16 @@ pub(crate) enum Naming {
 pub(crate) struct Banks {
     layout: Arc<Layout>,
     naming: Naming,
-    /// By layer: whether every token needs all of its neurons, although those of others are told
-    /// apart.
+    /// By layer: every token needs all neurons, while other layers are sparse.
     always: Vec<bool>,
-    /// Slot contents without and with resident Gate rows.
+    /// Slot layouts without and with resident Gate rows.
     contents: [SlotContent; 2],
     /// Number of leading banks with resident Gate rows.
     pub(in crate::store) with_gates: usize,
 }
 
 impl Banks {
-    /// Without resident Gate rows.
+    /// All banks without resident Gate rows.
     pub fn new(layout: &Arc<Layout>, naming: Naming, always: Vec<bool>) -> Self {
         Self {
             naming,
@@ -42,39 +41,40 @@ impl Banks {
         }
     }
 
-    /// Contents of cold and hot slots; where any bank has resident Gate rows, Up and Down alone.
+    /// Layout of cold and hot slots. If any bank has resident Gate rows, they hold only Up and
+    /// Down.
     pub fn slots(&self, gates_resident: bool) -> &SlotContent {
         &self.contents[usize::from(gates_resident)]
     }
 
-    /// Slot contents for a bank's neurons.
+    /// Slot layout of a bank's neurons.
     #[inline]
     pub fn content(&self, bank: u32) -> &SlotContent {
         self.slots(self.gates_resident(bank))
     }
 
-    /// Whether a bank's Gate rows are resident; otherwise they are read with the bundle.
+    /// Whether a bank's Gate rows are resident. If not, they are read with the bundle.
     #[inline]
     pub fn gates_resident(&self, bank: u32) -> bool {
         (bank as usize) < self.with_gates
     }
 
-    /// Whether some banks have resident Gate rows and others have none.
+    /// Whether some banks have resident Gate rows and others do not.
     pub fn gates_partly(&self) -> bool {
         (1..self.layout.banks()).contains(&self.with_gates)
     }
 
-    /// Whether a cold slot can hold a bank's neurons, and they are not needed whole.
+    /// Whether a cold slot can hold a bank's neurons, and the bank is sparse.
     pub fn suits_cold(&self, bank: u32) -> bool {
         self.gates_resident(bank) == (self.with_gates > 0) && !self.is_always_needed(bank)
     }
 
-    /// Whether every token needs every neuron of a bank, although those of others are told apart.
+    /// Whether every token needs every neuron of a bank in a model with other, sparse layers.
     fn is_always_needed(&self, bank: u32) -> bool {
         self.always.get(self.layout.layer_of(bank)) == Some(&true)
     }
 
-    /// Whether every token needs every neuron of a bank, or its Gate part from flash.
+    /// Whether every token needs every neuron of a bank, or its Gate row from flash.
     pub fn scans(&self, bank: u32) -> bool {
         match self.naming {
             Naming::All => true,
@@ -83,12 +83,12 @@ impl Banks {
         }
     }
 
-    /// Whether gates tell which neurons are needed.
+    /// Whether gates determine the active set.
     pub fn names_by_gates(&self) -> bool {
         self.naming == Naming::Gates
     }
 
-    /// Neurons of the banks that stream while others have resident Gate rows.
+    /// Number of neurons in banks that stream while others have resident Gate rows.
     pub fn streamed(&self) -> u64 {
         let banks = self.layout.sizes().get(self.with_gates..).unwrap_or(&[]);
         if self.gates_partly() {

@@ -1,25 +1,25 @@
 //! The border between the hot and the cold region. It moves at once when the budget changes, and
-//! gradually, pass by pass, when the number of sequences changes, so that no token stalls on it.
+//! step by step, pass by pass, when the number of sequences changes, so that no token is delayed.
 
 use crate::cluster::prefixes;
 
 /// Bytes moved between the regions per pass: a few milliseconds of copying.
 const STEP: u64 = 4 << 20;
 
-/// Where the border is to be.
+/// Target position of the border.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Goal {
     /// Clusters of the hot region.
     pub hot: u64,
     /// Slots of the cold region.
     pub cold: u64,
-    /// Bytes of both together.
+    /// Bytes of both regions together.
     pub bytes: u64,
 }
 
 impl Goal {
-    /// The next step towards it from `now` hot clusters of `unit` bytes, with slots of `slot` bytes:
-    /// hot clusters and cold slots. The last one reaches it.
+    /// The next step towards the target: [hot clusters, cold slots], from `now` hot clusters of
+    /// `unit` bytes and with slots of `slot` bytes.
     pub fn step(&self, now: u64, unit: u64, slot: u64) -> [u64; 2] {
         let step = (STEP / unit).max(1);
         let hot = self.hot.clamp(now.saturating_sub(step), now + step);
@@ -32,8 +32,8 @@ impl Goal {
     }
 }
 
-/// How many of the first clusters of each bank are hot, out of `units`: those that are `wanted`, in
-/// proportion, behind the `first` ones, which are on a device.
+/// Ends of the hot prefixes of the banks for `units` hot clusters. They are in proportion to the
+/// `wanted` ones and start after the `first` clusters, which are on a device.
 pub(super) fn behind(units: u64, wanted: &[u32], clusters: &[u32], first: &[u32]) -> Vec<u32> {
     let beside = |of: &[u32]| -> Vec<u32> {
         let all = of.iter().zip(first);
@@ -43,8 +43,8 @@ pub(super) fn behind(units: u64, wanted: &[u32], clusters: &[u32], first: &[u32]
     first.iter().zip(behind).map(|(a, b)| a + b).collect()
 }
 
-/// The clusters of the banks that most tokens visit, as many as `units`. `visits`: by bank, the share
-/// of the tokens that do.
+/// Prefixes that cover the clusters of the most visited banks, `units` in total. `visits`: share of
+/// the tokens that visit each bank.
 pub(super) fn most_visited(units: u64, visits: &[f32], clusters: &[u32]) -> Vec<u32> {
     let mut banks: Vec<usize> = (0..clusters.len()).collect();
     banks.sort_by(|&a, &b| visits[b].total_cmp(&visits[a]));
@@ -77,7 +77,7 @@ mod tests {
         }
         assert_eq!(steps, [1; 7]);
         assert_eq!(goal.step(9, STEP, 1000), [9, 100]);
-        // Down, by as many small clusters as a step has bytes.
+        // Downwards: as many small clusters as fit in a step's bytes.
         let unit = STEP / 4;
         assert_eq!(goal.step(20, unit, 1000)[0], 16);
     }

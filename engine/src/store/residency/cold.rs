@@ -1,4 +1,4 @@
-//! The cold region: single neurons, evicted by how often and how recently they were used.
+//! The cold region: single neurons, evicted by frequency and recency of use (LRFU).
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{Eviction, Key, SlotCache, SlotId};
@@ -16,19 +16,19 @@ pub(crate) struct Cold {
     unchecked: Bits,
 }
 
-/// What becomes of a neuron in the order of eviction when its use ends.
+/// Effect on the eviction order when the use of a neuron ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Leave {
     /// The next token is likely to need it.
     Used,
-    /// As if it had not been used.
+    /// Counts as unused.
     Unused,
-    /// It goes first.
+    /// Is evicted first.
     First,
 }
 
 impl Cold {
-    /// An empty cache with capacity for every neuron; the plan limits its use.
+    /// An empty cache with capacity for every neuron; the plan limits the slots in use.
     pub fn new(
         layout: &Layout,
         content: &SlotContent,
@@ -45,12 +45,12 @@ impl Cold {
         })
     }
 
-    /// Bytes of its marks.
+    /// Bytes of the bits for unverified neurons.
     pub fn bytes_for(layout: &Layout) -> u64 {
         Bits::bytes_for(layout.sizes())
     }
 
-    /// Pins a resident neuron: its slot, and whether its checksums are still to be verified.
+    /// Pins a resident neuron. Returns (slot, whether its checksums must still be verified).
     #[inline]
     pub fn pin(&mut self, key: Key) -> Option<(SlotId, bool)> {
         let slot = self.cache.get_pin(key)?;
@@ -67,7 +67,7 @@ impl Cold {
         }
     }
 
-    /// Unpins a neuron that was not computed; `unchecked`: nor verified.
+    /// Unpins a neuron that was not computed. `unchecked`: its checksums were not verified.
     pub fn give_back(&mut self, key: Key, unchecked: bool) {
         if unchecked {
             self.unchecked.set(key);
@@ -75,14 +75,14 @@ impl Cold {
         self.cache.unpin(key);
     }
 
-    /// Makes a neuron resident that was read before it is needed, unpinned and not verified.
+    /// Makes a prefetched neuron resident, unpinned and not verified.
     pub fn admit_ahead(&mut self, key: Key, slot: Slot) {
         self.cache.admit_ahead(key, slot);
         self.unchecked.set(key);
     }
 
-    /// Copies a neuron's `bundle`, as on flash, to a slot, for which others may be evicted. False if
-    /// none is available.
+    /// Copies a neuron's `bundle`, in flash layout, to a slot, evicting another neuron if
+    /// necessary. Returns false if no slot is available.
     pub fn keep(
         &mut self,
         layout: &Layout,
@@ -104,7 +104,7 @@ impl Cold {
         true
     }
 
-    /// The same if a slot is free. False also if the neuron is resident or in flight.
+    /// Copies it only if a slot is free. Returns false also if the neuron is resident or in flight.
     pub fn keep_if_free(
         &mut self,
         layout: &Layout,
@@ -163,7 +163,7 @@ impl Cold {
         }
     }
 
-    /// Number of a cluster's neurons that are not resident.
+    /// Number of neurons of a cluster that are not resident.
     pub fn missing(&self, layout: &Layout, bank: u32, cluster: u32) -> usize {
         let missing = |&neuron: &u32| !self.cache.contains(Key { bank, neuron });
         layout

@@ -1,4 +1,4 @@
-//! What memory is filled with when a plan takes effect.
+//! What fills memory when a plan takes effect.
 
 use emberflow_storage::arena::ArenaPages;
 use emberflow_storage::cache::Key;
@@ -7,11 +7,11 @@ use super::{Residency, exclusive};
 use crate::ablation::Keep;
 use crate::cluster::CLUSTER;
 
-/// About the bytes that a thread clears at a time.
+/// Approximate bytes that a thread clears at a time.
 const PART: usize = 8 << 20;
 
 impl Residency {
-    /// The memory that the banks from `first` on fill, in this order and in parts of some megabytes.
+    /// Memory filled by the banks from `first` on, in this order, in parts of [`PART`] bytes.
     pub(in crate::store) fn memory_to_fill(&self, first: usize) -> Vec<ArenaPages> {
         if self.ablation.keep() != Keep::All {
             return Vec::new();
@@ -34,15 +34,15 @@ impl Residency {
         (0..steps).flat_map(parts).collect()
     }
 
-    /// The cold region's share of each bank that has one, in neurons.
+    /// Neurons of each bank that fill the cold region.
     pub(in crate::store) fn cold_per_bank(&self) -> usize {
         let all = 0..self.layout.banks() as u32;
         let with_cold = all.filter(|&bank| self.has_cold(bank)).count();
         (self.cold.cache.slots() as usize).div_ceil(with_cold.max(1))
     }
 
-    /// The clusters that fill memory: bank by bank from `first` on, all of them where Gate rows are
-    /// resident, else the hot ones and the next ones for the cold region.
+    /// Clusters that fill memory, bank by bank from `first` on: all clusters if Gate rows are
+    /// resident; otherwise the hot ones, then those for the cold region.
     pub(in crate::store) fn clusters_to_fill(&self, first: usize) -> Vec<(u32, u32)> {
         let cold_per_bank = self.cold_per_bank();
         let wanted = |bank: u32| {
@@ -62,7 +62,7 @@ impl Residency {
             .collect()
     }
 
-    /// Copies the Gate rows of a whole cluster, if its bank's are resident.
+    /// Copies the Gate rows of a whole cluster, if those of its bank are resident.
     pub(in crate::store) fn fill_gates(&mut self, bank: u32, cluster: u32, buffer: &[u8]) {
         let gate_len = self.layout.format.gate_len();
         let stride = self.banks.content(bank).stride;
@@ -76,8 +76,8 @@ impl Residency {
         }
     }
 
-    /// Copies a whole cluster to the hot region if it belongs there, else what is still free of the
-    /// bank's share of the cold one.
+    /// Copies a whole cluster to the hot region if it belongs there; otherwise to what is left of
+    /// the bank's share of the cold region.
     pub(in crate::store) fn fill(
         &mut self,
         bank: u32,

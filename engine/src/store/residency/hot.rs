@@ -2,8 +2,8 @@
 //!
 //! Neurons are sorted by temperature, so a bank's hot neurons are a prefix of its clusters. A slot
 //! holds the [`CLUSTER`] neurons of one cluster: one sequential read, and no lookup per neuron. In
-//! memory it is a structure of arrays: all Gate rows (unless resident elsewhere), then all Up rows,
-//! then all Down columns. Each kernel then streams contiguous rows, which suits the hardware
+//! memory a cluster is a structure of arrays: all Gate rows (unless resident elsewhere), all Up
+//! rows, all Down columns. Kernels then stream contiguous rows, which suits the hardware
 //! prefetcher. (Kernels alone, two threads: 20 to 25 GB/s contiguous, 16 to 17 with stride three. A
 //! whole dense layer shows no difference.)
 
@@ -21,8 +21,7 @@ use crate::store::layout::Layout;
 /// The hot region's cache.
 pub(crate) struct HotClusters {
     cache: SlotCache,
-    /// Hot clusters of each bank: from the first to the end of a prefix. Those before are on a
-    /// device.
+    /// Hot clusters of bank b: `first[b]..prefix[b]`. Those before `first` are on a device.
     first: Vec<u32>,
     prefix: Vec<u32>,
 }
@@ -33,8 +32,8 @@ fn key(bank: u32, cluster: u32) -> Key {
 }
 
 impl HotClusters {
-    /// An empty region with capacity for every cluster of slots with `content`;
-    /// [`HotClusters::set_border`] sets how many may be used.
+    /// An empty region with capacity for every cluster, in slots with layout `content`.
+    /// [`HotClusters::set_border`] sets the number in use.
     pub fn new(
         layout: &Layout,
         content: &SlotContent,
@@ -44,7 +43,7 @@ impl HotClusters {
         let len = unit_len(content);
         let arena =
             Arena::with_limit(0, units, len, 1, memory).map_err(emberflow_storage::Error::from)?;
-        // Which experts a token visits changes; of a scan, the first clusters stay.
+        // LRFU for experts, since the visited ones change. In a scan the first clusters must stay.
         let eviction = if layout.has_experts() {
             Eviction::Lrfu
         } else {
@@ -58,7 +57,8 @@ impl HotClusters {
         })
     }
 
-    /// Values the clusters of each bank at first as if `visits[b]` of the tokens had used them.
+    /// Initial value of each bank's clusters, as if a share `visits[b]` of the tokens had used
+    /// them.
     pub fn set_visits(&mut self, layout: &Layout, visits: &[f32]) {
         for (bank, &often) in (0..).zip(visits) {
             for cluster in 0..layout.clusters(bank) as u32 {
@@ -72,19 +72,19 @@ impl HotClusters {
         self.cache.arena().pages()
     }
 
-    /// Moves the border to the cold region: at most `units` resident clusters, and the first
+    /// Moves the border to the cold region: at most `units` resident clusters; the first
     /// `prefix[b]` clusters of bank `b` are hot.
     pub fn set_border(&mut self, units: u64, prefix: &[u32]) {
         self.prefix.copy_from_slice(prefix);
         self.cache.resize(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
-    /// Gives up the slots that are free.
+    /// Releases the free slots.
     pub fn shrink(&mut self) {
         self.cache.resize(self.cache.resident());
     }
 
-    /// Leaves the first clusters of each bank to a device.
+    /// Sets the number of leading clusters of each bank that a device holds.
     pub fn begin_behind(&mut self, first: &[u32]) {
         self.first.copy_from_slice(first);
     }
@@ -94,7 +94,7 @@ impl HotClusters {
         u64::from(self.cache.slots())
     }
 
-    /// Resident clusters.
+    /// Number of resident clusters.
     pub fn held(&self) -> u64 {
         u64::from(self.cache.resident())
     }
@@ -129,7 +129,7 @@ impl HotClusters {
         self.cache.unpin(key(bank, cluster));
     }
 
-    /// Unpins a cluster that the next token is not likely to need.
+    /// Unpins a cluster without counting the use: the next token is unlikely to need it.
     pub fn unpin_unused(&mut self, bank: u32, cluster: u32) {
         self.cache.unpin_unused(key(bank, cluster));
     }
@@ -160,8 +160,8 @@ impl HotClusters {
         self.cache.bytes(slot)
     }
 
-    /// Inserts a cluster: `neurons` yields Gate (empty where resident elsewhere), Up and Down of
-    /// each neuron in order. Does nothing if no slot is available.
+    /// Inserts a cluster. `neurons` yields [Gate (empty if resident elsewhere), Up, Down] of each
+    /// neuron in order. Does nothing if no slot is available.
     pub fn admit<'a>(
         &mut self,
         bank: u32,
@@ -175,19 +175,19 @@ impl HotClusters {
         }
     }
 
-    /// A slot for a cluster, for [`write`]; `None` if none is available. [`HotClusters::settle`] or
-    /// [`HotClusters::abandon`] takes it back.
+    /// Reserves a slot for a cluster, to be filled by [`write`]; `None` if no slot is available.
+    /// Ends with [`HotClusters::settle`] or [`HotClusters::abandon`].
     pub fn reserve(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
         self.cache.reserve(key(bank, cluster))
     }
 
-    /// Makes a cluster resident whose slot was written.
+    /// Makes a cluster resident whose slot has been written.
     pub fn settle(&mut self, bank: u32, cluster: u32, slot: Slot) {
         self.cache.admit(key(bank, cluster), slot);
         self.cache.unpin(key(bank, cluster));
     }
 
-    /// Takes back a reserved slot.
+    /// Returns a reserved slot.
     pub fn abandon(&mut self, bank: u32, cluster: u32, slot: Slot) {
         self.cache.abandon(key(bank, cluster), slot);
     }
@@ -206,18 +206,18 @@ impl HotClusters {
         slots.iter().map(|&slot| self.cache.bytes(slot)).collect()
     }
 
-    /// Clusters evicted for others.
+    /// Number of clusters evicted.
     pub fn evictions(&self) -> u64 {
         self.cache.stats().evictions
     }
 }
 
-/// Bytes of a cluster whose neurons have `content`.
+/// Bytes of a cluster whose neurons have layout `content`.
 fn unit_len(content: &SlotContent) -> usize {
     CLUSTER * content.vectors().iter().sum::<usize>()
 }
 
-/// Writes a cluster into its slot, as [`HotClusters::admit`] does. It is not read again soon.
+/// Writes a cluster into its slot, past the CPU caches: it is not read again soon.
 pub(in crate::store) fn write<'a>(
     content: &SlotContent,
     slot: &mut Slot,
@@ -233,7 +233,7 @@ pub(in crate::store) fn write<'a>(
     });
 }
 
-/// Range of vector `kind` of the `i`-th neuron in a cluster's bytes.
+/// Byte range of vector `kind` (Gate, Up, Down) of the `i`-th neuron of a cluster.
 #[inline]
 fn place(content: &SlotContent, kind: usize, i: usize) -> Range<usize> {
     let lens = content.vectors();
@@ -242,7 +242,7 @@ fn place(content: &SlotContent, kind: usize, i: usize) -> Range<usize> {
     start..start + lens[kind]
 }
 
-/// Gate (empty where resident elsewhere), Up and Down of the `i`-th neuron in a cluster's bytes.
+/// [Gate (empty if resident elsewhere), Up, Down] of the `i`-th neuron of a cluster.
 #[inline]
 pub(in crate::store) fn vectors<'a>(
     content: &SlotContent,

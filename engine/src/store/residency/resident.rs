@@ -1,7 +1,7 @@
-//! The always-resident part of the neurons: scales where the container stores them separately, and
-//! the Gate rows of the banks that the plan selects.
+//! The part of the neurons that is always resident: scales, if the container stores them
+//! separately, and the Gate rows of the banks that the plan selects.
 //!
-//! Immutable during a layer, so that threads read it while the store handles requests.
+//! Immutable during a layer, so that threads can read it while the store handles requests.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) struct Resident {
 /// The Gate rows of a bank.
 struct Gates {
     bytes: Arc<Slot>,
-    /// A device that computes some of them.
+    /// The device that computes some of them, if any.
     device: Option<OnDevice>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct GateRows<'a> {
 }
 
 impl Resident {
-    /// Reads the scales.
+    /// Reads the scales from the container.
     pub fn read(layout: &Layout) -> Result<Self, Error> {
         let per_neuron = layout.format.resident_scales();
         let scales = (0..layout.banks())
@@ -56,7 +56,7 @@ impl Resident {
         })
     }
 
-    /// Allocates Gate rows for the first `banks` banks and frees those of the others.
+    /// Allocates Gate rows for the first `banks` banks and frees those of all others.
     pub fn hold_gates(&mut self, layout: &Layout, banks: usize) -> Result<(), Error> {
         for (bank, gates) in self.gates.iter_mut().enumerate() {
             if bank >= banks {
@@ -72,7 +72,7 @@ impl Resident {
         Ok(())
     }
 
-    /// A Gate row; `None` where not resident.
+    /// A Gate row; `None` if not resident.
     #[inline]
     pub fn gate(&self, bank: u32, neuron: u32) -> Option<Row<'_>> {
         let len = self.format.gate_len();
@@ -81,7 +81,7 @@ impl Resident {
         Some(self.format.gate(bytes, self.scales(bank, neuron)))
     }
 
-    /// All Gate rows of a bank, where resident with inline scales.
+    /// All Gate rows of a bank, if resident with inline scales.
     pub fn gates(&self, bank: u32) -> Option<GateRows<'_>> {
         let bytes = self.gates[bank as usize].as_ref()?.bytes.as_slice();
         self.format.inline_scales.then(|| GateRows {
@@ -90,19 +90,19 @@ impl Resident {
         })
     }
 
-    /// The buffer of a bank's Gate rows, where resident and not shared with a device.
+    /// Mutable Gate rows of a bank, if resident and not shared with a device.
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
         let gates = self.gates[bank as usize].as_mut()?;
         Arc::get_mut(&mut gates.bytes).map(Slot::as_mut_slice)
     }
 
-    /// The memory of a bank's Gate rows, where resident.
+    /// Memory of a bank's Gate rows, if resident.
     pub fn gate_pages(&self, bank: u32) -> Option<ArenaPages> {
         let gates = self.gates[bank as usize].as_ref()?;
         Some(gates.bytes.pages())
     }
 
-    /// A bank's Gate rows as a matrix, where resident with inline scales.
+    /// A bank's Gate rows as a matrix, if resident with inline scales.
     fn gate_matrix(&self, bank: u32) -> Option<Matrix> {
         let gates = self.gates[bank as usize].as_ref()?;
         let format = &self.format;
@@ -111,7 +111,7 @@ impl Resident {
             .then(|| Matrix::new(format.dtype, rows, format.d, Arc::clone(&gates.bytes)))
     }
 
-    /// Has a device compute some of the gates, if it is worth it; what it does that with.
+    /// Lets a device compute part of the gates if that is faster. Returns its products, if so.
     pub fn try_on(&mut self, sharing: &mut Sharing<'_>) -> Result<Option<Arc<Products>>, Error> {
         let banks = 0..self.gates.len() as u32;
         let mut all: Vec<_> = banks.map(|bank| self.gate_matrix(bank)).collect();
@@ -127,7 +127,7 @@ impl Resident {
         Ok(products)
     }
 
-    /// Has a device that was tried compute gates that are resident again.
+    /// Lets a device compute part of the gates again after they became resident.
     pub fn share(&mut self, products: &Arc<Products>) {
         for bank in 0..self.gates.len() {
             let matrix = self.gate_matrix(bank as u32);
@@ -138,7 +138,7 @@ impl Resident {
         }
     }
 
-    /// Leaves all gates to the CPU.
+    /// Returns all gates to the CPU.
     pub fn unshare(&mut self) {
         let shared = self.gates.iter_mut().flatten();
         for device in shared.filter_map(|gates| gates.device.take()) {
@@ -151,7 +151,7 @@ impl Resident {
         self.gates[bank as usize].as_ref()?.device.as_ref()
     }
 
-    /// The scales of a neuron; empty where inline.
+    /// The scales of a neuron; empty if inline.
     #[inline]
     pub fn scales(&self, bank: u32, neuron: u32) -> &[u8] {
         let len = self.format.resident_scales();

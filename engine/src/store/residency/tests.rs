@@ -1,5 +1,5 @@
-//! The regions against sets: whatever is found has the bytes that were put there, only what was put
-//! is found, marks of what is not verified are kept, and no region exceeds its part of the memory.
+//! The regions against sets: every neuron found has the bytes that were put there, only neurons
+//! that were put are found, unverified neurons stay marked, and no region exceeds its memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +18,13 @@ struct Model {
     layout: Arc<Layout>,
     of: Residency,
     random: Rng,
-    /// Neurons and clusters that were put there; some of them were evicted.
+    /// Neurons and clusters that were put; some of them have been evicted.
     cold: BTreeSet<(u32, u32)>,
     hot: BTreeSet<(u32, u32)>,
-    /// How often they are pinned.
+    /// Number of pins of each neuron.
     pins: BTreeMap<(u32, u32), usize>,
     unchecked: BTreeSet<(u32, u32)>,
-    /// Neurons with bytes on their way, and their slots.
+    /// Neurons being read, and their slots.
     loading: BTreeMap<(u32, u32), Slot>,
     naming: Naming,
     found: usize,
@@ -80,7 +80,7 @@ impl Model {
         }
     }
 
-    /// A cluster or its neurons may be resident from here on.
+    /// From here on a cluster or its neurons may be resident.
     fn put(&mut self, bank: u32, cluster: u32) {
         self.hot.insert((bank, cluster));
         let neurons = self.layout.cluster_neurons(bank, cluster);
@@ -98,7 +98,7 @@ impl Model {
     }
 
     fn pin_neuron(&mut self) {
-        // One of some that may be there.
+        // Tries several neurons that may be resident.
         let found = (0..8).find_map(|_| {
             let key = self.any_neuron();
             Some((key, self.of.cold.pin(Key::new(key.0, key.1))?))
@@ -204,7 +204,7 @@ impl Model {
     fn keep(&mut self) {
         let (bank, cluster) = self.any_cluster();
         let neurons = self.layout.cluster_neurons(bank, cluster);
-        // It is computed: none of its neurons is in use.
+        // After computation none of its neurons is in use.
         for neuron in neurons.clone() {
             let (key, of) = ((bank, neuron), Key { bank, neuron });
             for _ in 0..self.pins.remove(&key).unwrap_or(0) {
@@ -247,7 +247,7 @@ impl Model {
             .extend(ids.into_iter().filter(|&n| keeps(n)).map(|n| (bank, n)));
     }
 
-    /// Between two passes nothing is pinned: plans change and the border moves.
+    /// Nothing is pinned between two passes: plans change and the border moves.
     fn between(&mut self) {
         while !self.pins.is_empty() {
             self.unpin_neuron();
@@ -261,7 +261,7 @@ impl Model {
             Naming::Predictor => self.random.u64(..2) * BANKS.len() as u64,
             Naming::Gates => self.random.u64(..=BANKS.len() as u64),
         };
-        // Where some banks have resident Gate rows, the others stream: nothing is hot.
+        // If only some banks have resident Gate rows, the others stream and nothing is hot.
         let no_hot = |gates: u64| (1..BANKS.len() as u64).contains(&gates);
         if chance(&mut self.random, 0.2) {
             let hot = if no_hot(gates) { 0 } else { hot };
@@ -298,7 +298,7 @@ impl Model {
             let slots = u64::from(self.of.cold.cache.slots());
             let bytes = self.of.hot.units() * unit + slots * self.of.slot_charge();
             assert!(bytes <= aim.bytes, "{bytes} of {}", aim.bytes);
-            // What was hot may be cold now.
+            // Hot neurons may have become cold.
             for (bank, cluster) in self.hot.clone() {
                 self.put(bank, cluster);
             }
