@@ -1,19 +1,20 @@
-//! Ablations: the full system, or fewer mechanisms, to measure the share of each.
+//! Ablations: the full system, or the system without some mechanisms, to measure what each one
+//! gains.
 //!
-//! The baselines are this program with mechanisms disabled; kernels, I/O and file are the same
-//! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a result. The command
-//! line calls it `--policy`.
+//! A baseline is this program with mechanisms disabled; kernels, I/O and file are the same
+//! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a text. The command
+//! line option is `--policy`.
 
 use emberflow_storage::cache::Eviction;
 
 /// The set of enabled mechanisms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ablation {
-    /// Everything.
+    /// All mechanisms.
     #[default]
     Full,
-    /// No neuron-cluster pipeline: computation overlaps with I/O matrix by matrix. Resident
-    /// clusters are computed while the others are read; then a barrier waits for the last read.
+    /// No neuron-cluster pipeline: computation and I/O overlap matrix by matrix. Resident clusters
+    /// are computed while others are read, then a barrier waits for the last read.
     NoPipeline,
     /// No cache: every needed neuron is read for every token.
     NoCache,
@@ -23,21 +24,20 @@ pub enum Ablation {
     Baseline,
     /// The baseline with bundles.
     BundleOnly,
-    /// LLM in a flash, as PowerInfer-2 §7.1 describes its re-implementation: bundles, a sliding
-    /// window of the neurons of as many last tokens as the memory holds, and no overlap of reads
-    /// with computation.
+    /// LLM in a flash, as re-implemented in PowerInfer-2 §7.1: bundles, a sliding window of the
+    /// neurons of as many last tokens as fit in memory, and no overlap of reads and computation.
     LlmFlash,
-    /// The FFN section is memory-mapped and left to the page cache. A neuron is verified on its
-    /// first use, but not after the kernel drops and rereads it.
+    /// The FFN section is memory-mapped and left to the page cache. A neuron is verified on first
+    /// use only, not after the kernel drops and rereads its pages.
     Mmap,
 }
 
 /// What stays resident between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// As much as fits, by the eviction policy.
+    /// As many neurons as fit, by the eviction policy.
     All,
-    /// The neurons of the last tokens: as much as fits, the least recently used out first.
+    /// As many neurons of the last tokens as fit; the least recently used are evicted first.
     Window,
     /// Nothing.
     Nothing,
@@ -48,14 +48,14 @@ pub(crate) enum Keep {
 pub(crate) enum Overlap {
     /// Every cluster whose bytes have arrived.
     Clusters,
-    /// Only what was resident before.
+    /// Only clusters that were resident before.
     Matrix,
     /// Nothing.
     Nothing,
 }
 
 impl Ablation {
-    /// All of them.
+    /// All ablations.
     pub const ALL: [Self; 8] = [
         Self::Full,
         Self::NoPipeline,
@@ -67,7 +67,7 @@ impl Ablation {
         Self::Mmap,
     ];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -89,10 +89,10 @@ impl Ablation {
         }
     }
 
-    /// Who leaves the cold region first.
+    /// Eviction policy of the cold region.
     pub(crate) fn eviction(self) -> Eviction {
         match self.keep() {
-            // What was used least recently was used by the oldest token only.
+            // The least recently used neurons were used only by the oldest token of the window.
             Keep::Window => Eviction::Lru,
             Keep::All | Keep::Nothing => Eviction::Lrfu,
         }
@@ -106,7 +106,7 @@ impl Ablation {
         }
     }
 
-    /// Whether speculative reads for the next layer are enabled.
+    /// Whether prefetches for the next layer are enabled.
     pub(crate) fn looks_ahead(self) -> bool {
         self == Self::Full
     }

@@ -9,15 +9,15 @@ pub(crate) struct Gating {
     pub activation: Activation,
     /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
-    /// Multiple of the deviation of Gaussian top-k, by which gates are activated once their rows'
-    /// cutoffs are known (`top.rs`).
+    /// Gaussian top-k: the cutoff is the mean plus this multiple of the deviation of a row's gates.
+    /// Gates are activated once the cutoffs are known (`top.rs`).
     pub top: Option<f32>,
 }
 
 impl Gating {
-    /// Applies function and threshold in place to `values [neurons × rows]`: with Gaussian top-k to
-    /// what is above the rows' `cutoffs`, and not yet where these are not known. Exactly zero means
-    /// that the neuron does not fire.
+    /// Applies function and threshold in place to `values [neurons × rows]`. With Gaussian top-k,
+    /// only to values above the rows' `cutoffs`; if these are not known yet, nothing happens. Zero
+    /// means that the neuron does not fire.
     pub fn apply(self, cpu: Cpu, cutoffs: &[f32], values: &mut [f32]) {
         match self.top {
             None => self.activate(cpu, values),
@@ -26,8 +26,8 @@ impl Gating {
         }
     }
 
-    /// Activates what of `gates`, `[neurons × rows]`, is above the rows' `cutoffs`; the others become
-    /// zero.
+    /// Activates those of `gates [neurons × rows]` that are above the rows' `cutoffs`; sets the
+    /// others to zero.
     fn activate_above(self, cpu: Cpu, cutoffs: &[f32], gates: &mut [f32]) {
         for gates in gates.chunks_exact_mut(cutoffs.len().max(1)) {
             for (gate, &cutoff) in gates.iter_mut().zip(cutoffs) {
@@ -80,8 +80,8 @@ pub(crate) fn activate(activation: Activation, cpu: Cpu, values: &mut [f32]) {
     gating.activate(cpu, values);
 }
 
-/// Hidden values of an FFN with Up in place of its gates' products, given those of its Ups: what Down
-/// reads. For those that compute parts of a model by themselves.
+/// Hidden values of an FFN, the input of Down: in place of `gates` (products of Gate), with `ups`
+/// (products of Up). For callers that compute parts of a model themselves.
 pub fn hidden(kind: FfnKind, cpu: Cpu, gates: &mut [f32], ups: &[f32]) {
     activate(kind.activation, cpu, gates);
     for (gate, up) in gates.iter_mut().zip(ups) {
@@ -89,7 +89,7 @@ pub fn hidden(kind: FfnKind, cpu: Cpu, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
-/// The factor of a gate that an Up product gives.
+/// The factor that an Up product applies to its gate.
 pub(crate) fn of_up(kind: FfnKind, up: f32) -> f32 {
     match kind.activation {
         Activation::ClampedSwiglu { limit, .. } => up.clamp(-limit, limit) + 1.0,

@@ -6,9 +6,10 @@
 //!                   and, in the SCALES section:         [ gate scales | up scales | down scales ] per neuron
 //! ```
 //!
-//! The Gate part comes first so that two-phase loading (PowerInfer-2 §4.4) can read it alone.
-//! Without a gate projection (`FfnKind::ungated`) there is no Up: its place is empty, and the matrix
-//! that the activation is on is Gate. Offsets and padding belong to `storage`; this file defines their meaning for packer and engine.
+//! The Gate row comes first so that two-phase loading (PowerInfer-2 §4.4) can read it alone.
+//! Without a gate projection (`FfnKind::ungated`) Up is empty, and Gate is the matrix whose output
+//! is activated. Offsets and padding belong to `storage`; this file defines their meaning for
+//! packer and engine.
 
 pub mod across;
 
@@ -77,12 +78,12 @@ impl NeuronFormat {
         Ok(format)
     }
 
-    /// Whether the blocks of Down lie [`across`] neurons.
+    /// Whether Down's blocks lie [`across`] neurons.
     pub fn is_across(self) -> bool {
         self.dtype == DType::Mxfp4
     }
 
-    /// Why a model cannot have such blocks, if it has them.
+    /// Why the model cannot use blocks across neurons, if it has them and cannot.
     fn without_blocks(self, container: &Container, meta: &ContainerMeta) -> Option<String> {
         let whole = |n: usize| n.is_multiple_of(GROUP);
         let banks = container.banks();
@@ -115,7 +116,7 @@ impl NeuronFormat {
         self.quants() + if self.inline_scales { self.scales() } else { 0 }
     }
 
-    /// Payload bytes of the Gate part.
+    /// Payload bytes of the Gate row.
     pub fn gate_len(self) -> usize {
         self.vector()
     }
@@ -125,7 +126,7 @@ impl NeuronFormat {
         if self.ungated { 0 } else { self.vector() }
     }
 
-    /// Payload bytes of the Up and Down part.
+    /// Payload bytes of Up and Down.
     pub fn rest_len(self) -> usize {
         self.up_len() + self.vector()
     }
@@ -160,19 +161,20 @@ impl NeuronFormat {
         }
     }
 
-    /// Gate row from the Gate part; `scales` are the neuron's resident scales (empty if inline).
+    /// Gate row from the Gate part of a bundle. `scales`: the neuron's resident scales (empty if
+    /// inline).
     #[inline(always)]
     pub fn gate<'a>(self, gate_part: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(&gate_part[..self.gate_len()], scales, 0)
     }
 
-    /// Up row from its half of the rest part.
+    /// Up row from its part of the bundle.
     #[inline(always)]
     pub fn up<'a>(self, up: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(up, scales, 1)
     }
 
-    /// Down column from its half of the rest part.
+    /// Down column from its part of the bundle.
     #[inline(always)]
     pub fn down<'a>(self, down: &'a [u8], scales: &'a [u8]) -> Row<'a> {
         self.row(down, scales, 1 + self.ups())

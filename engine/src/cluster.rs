@@ -1,21 +1,21 @@
-//! Division of memory between hot clusters and cold neurons. Pure arithmetic, shared with
+//! Division of memory between hot clusters and cold neurons: pure arithmetic, also used by
 //! simulations.
 
-/// Neurons per cluster: one sequential read of about a megabyte for a 7B model, yet small enough
-/// that one miss delays little.
+/// Neurons per cluster: about a megabyte for a 7B model, enough for one efficient sequential read,
+/// yet small enough that one miss delays little.
 pub const CLUSTER: usize = 128;
 
-/// Fewest stream buffers for whole clusters: some in flight while one is computed.
+/// Fewest stream buffers for whole clusters: some are in flight while one is computed.
 pub const LEAST_BUFFERS: u32 = 4;
 
-/// Share of tokens for which a hot cluster's neurons fire, at least. An LRU cache would keep such
-/// neurons anyway; as a cluster they need no lookup each, and a miss costs one sequential read
+/// Smallest share of tokens for which a hot cluster's neurons fire. An LRU cache would keep such
+/// neurons anyway; in a cluster they need no lookup each, and a miss costs one sequential read
 /// instead of many.
 pub(crate) const HOT: f64 = 0.5;
 
-/// The longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥ ½`: the average
-/// neuron fires in at least half of the passes of `times` times the tokens. Tokens of a batch
-/// belong to different sequences and count as independent.
+/// Length of the longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥`
+/// [`HOT`]: the average neuron fires in at least half of the passes with `times` times as many
+/// tokens. Tokens of a batch belong to different sequences and count as independent.
 pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
     let is_hot = |cluster: &&[u64]| {
@@ -25,8 +25,8 @@ pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     counts.chunks(CLUSTER).take_while(is_hot).count() as u32
 }
 
-/// Divides `units` clusters over the banks in proportion to `wanted`, out of `clusters` each. With
-/// room for all clusters, every bank gets all of its own.
+/// Divides `units` hot clusters among the banks in proportion to `wanted`, limited to `clusters` of
+/// each bank. With room for all clusters, every bank gets all of its own.
 pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
     let sum = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum::<u64>();
     if units >= sum(clusters) {
@@ -52,7 +52,7 @@ pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
 
 /// Divides `left` bytes into at most `hot_clusters` hot clusters of `unit` bytes and at least
 /// `min_slots` cold slots of `slot` bytes. The cold region adapts to the text, so it gets at least
-/// half, or what is left beside `always` clusters, which every token needs.
+/// half of the bytes, or what `always` clusters, needed by every token, leave.
 pub fn split(
     left: u64,
     [unit, slot]: [u64; 2],
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(split(1000, [9, 0], 0), (5, 50));
         assert_eq!(split(1000, [9, 0], 80), (2, 80));
         assert_eq!(split(90, [9, 0], 9), (0, 9));
-        // What every token needs is worth more.
+        // Clusters needed by every token go first.
         assert_eq!(split(1000, [9, 7], 0), (7, 30));
         assert_eq!(split(1000, [9, 7], 50), (5, 50));
     }

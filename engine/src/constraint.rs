@@ -1,29 +1,29 @@
-//! What may follow: rules that a text is held to, token by token.
+//! Constraints on generated text, token by token.
 
 use std::fmt::Debug;
 
-/// Holds one text to rules, a grammar for example. The stepper asks before each token of the text
-/// and tells which one was drawn, in order; nothing else changes what the rules allow, so a text
+/// Restricts one text, for example to a grammar. Before each token the stepper asks which tokens
+/// may follow, and then reports the one that was drawn. Nothing else changes the state, so a text
 /// depends neither on others nor on preemption.
 pub trait Constraint: Debug + Send {
-    /// Finds out which tokens may follow; [`allows`](Self::allows) answers then.
+    /// Computes the set of tokens that may follow, for [`allows`](Self::allows).
     ///
     /// # Errors
-    /// Why that cannot be said; the text ends with it.
+    /// The reason why it cannot be computed; the text ends with it.
     fn prepare(&mut self) -> Result<(), String>;
 
-    /// Whether `token` may follow. At least one token may.
+    /// Whether `token` may follow. At least one token must.
     fn allows(&self, token: u32) -> bool;
 
-    /// Takes the token that follows.
+    /// Advances by the token that was drawn.
     ///
     /// # Errors
-    /// Why the rules end here; the text ends with it.
+    /// The reason why the token is not valid; the text ends with it.
     fn accept(&mut self, token: u32) -> Result<(), String>;
 
-    /// Whether nothing may follow any more.
+    /// Whether no token may follow.
     fn is_complete(&self) -> bool;
 
-    /// The same rules in the same state, for another continuation.
+    /// A copy in the same state, for another continuation.
     fn fork(&self) -> Box<dyn Constraint>;
 }

@@ -5,7 +5,7 @@
 pub struct Counters {
     /// (neuron, token) pairs whose gate fired.
     pub fired: u64,
-    /// (neuron, token) pairs whose gate was computed: all of them without predictors.
+    /// (neuron, token) pairs whose gate was computed; all of them without predictors.
     pub looked_at: u64,
     /// All (neuron, token) pairs.
     pub possible: u64,
@@ -15,9 +15,9 @@ pub struct Counters {
     pub hits: u64,
     /// Needed neurons that missed.
     pub misses: u64,
-    /// Neurons read speculatively, before their layer began.
+    /// Neurons prefetched before their layer began.
     pub guessed: u64,
-    /// Those of them that were needed; they count as misses.
+    /// Prefetched neurons that were needed; they count as misses.
     pub guessed_needed: u64,
     /// Neurons evicted for others.
     pub evictions: u64,
@@ -25,19 +25,19 @@ pub struct Counters {
     pub reads: u64,
     /// Read commands after merging.
     pub commands: u64,
-    /// Bytes read from the device, including gaps between merged reads.
+    /// Bytes read from storage, including gaps between merged reads.
     pub bytes_read: u64,
     /// Time stalled on reads.
     pub wait_ns: u64,
-    /// Time the device was busy.
+    /// Time the storage device was busy.
     pub busy_ns: u64,
-    /// Bytes of FFN weights used, predictors included, each once per pass.
+    /// Bytes of FFN weights used, including predictors, each once per pass.
     pub ffn_bytes: u64,
-    /// Time in the FFNs, stalls included.
+    /// Time in the FFNs, including stalls.
     pub ffn_ns: u64,
-    /// The part of it spent predicting, for this layer and the next.
+    /// The part of `ffn_ns` spent in predictors, for this layer and the next.
     pub predict_ns: u64,
-    /// Time in attention, projections included.
+    /// Time in attention, including projections.
     pub attention_ns: u64,
     /// Time in the head: final norm and logits.
     pub head_ns: u64,

@@ -1,7 +1,7 @@
-//! The token embedding. A token needs a single row, so rows stay on flash and are read on demand.
-//! The embedding is resident only where everything else is: the same memory holds thousands of
-//! neurons, each of which saves as many reads as a row. (A tied embedding is needed whole as the
-//! head and stays resident.)
+//! The token embedding. A token needs one row, so rows stay on flash and are read on demand. The
+//! embedding is resident only if everything else is: the same memory holds thousands of neurons,
+//! each of which saves as many reads as a row. A tied embedding is also the head and always
+//! resident.
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
@@ -19,7 +19,7 @@ const ROWS: u32 = 32;
 /// Sizes of an embedding in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct EmbeddingBytes {
-    /// Held by [`Embedding::open`]: checksums and row buffers.
+    /// Always resident: checksums and row buffers of [`Embedding::open`].
     pub kept: u64,
     /// All rows.
     pub all: u64,
@@ -33,12 +33,12 @@ pub(crate) struct Embedding {
     rows: TensorRows,
     /// Buffers for rows in flight.
     arrivals: Arena,
-    /// All rows, where resident.
+    /// All rows, if resident.
     held: Option<Slot>,
 }
 
 impl Embedding {
-    /// Validates the table. `None` where tied to the head.
+    /// Validates the table. `None` if it is tied to the head.
     pub fn open(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
         if c.tied_head {
             return Ok(None);
@@ -46,7 +46,7 @@ impl Embedding {
         Self::table(layout, Role::Embed, c.vocab as usize, c.d_model as usize).map(Some)
     }
 
-    /// The table of inputs by layer, where the model has it.
+    /// The table of per-layer inputs, if the model has one.
     pub fn of_layers(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
         let Some(streams) = c.form.streams else {
             return Ok(None);
@@ -72,7 +72,7 @@ impl Embedding {
         })
     }
 
-    /// Sizes of the embedding, 0 where tied to the head, and of the inputs by layer.
+    /// Sizes of the embedding (0 if tied to the head) plus the per-layer inputs.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
         let embedding = if c.tied_head {
             EmbeddingBytes::default()
@@ -105,7 +105,7 @@ impl Embedding {
         self.held.is_some()
     }
 
-    /// Makes all rows resident, or frees them.
+    /// Loads all rows, or frees them.
     pub fn hold(&mut self, container: &Container, hold: bool) -> Result<(), Error> {
         if !hold {
             self.held = None;
@@ -117,7 +117,7 @@ impl Embedding {
         Ok(())
     }
 
-    /// Dequantizes the rows of `tokens` into `out`, one after the other.
+    /// Dequantises the rows of `tokens` into `out`, one after the other.
     pub fn rows(
         &mut self,
         cpu: Cpu,

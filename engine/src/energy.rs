@@ -1,10 +1,10 @@
-//! Energy meters of the machine, where available.
+//! Energy meters of the machine, if available.
 //!
-//! RAPL counts energy per CPU package: `class/powercap/intel-rapl:N/energy_uj` below `/sys` (the
-//! same name on AMD). Only packages are summed: cores and graphics are subdomains, `psys` includes
-//! the packages, and `intel-rapl-mmio` repeats them. Memory outside a package is not counted. Most
-//! systems restrict the counters to root. Otherwise a discharging battery gives the power of the
-//! whole machine, which is integrated over time. Both include all other processes.
+//! RAPL counts energy per CPU package: `/sys/class/powercap/intel-rapl:N/energy_uj` (the same name
+//! on AMD). Only packages are summed: cores and graphics are subdomains, `psys` includes the
+//! packages, and `intel-rapl-mmio` repeats them. Memory outside a package is not counted. Most
+//! systems restrict the counters to root. Without RAPL, a discharging battery reports the power of
+//! the whole machine, which is integrated over time. Both include all other processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 /// seconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Accumulates energy from one kind of source.
+/// Accumulates energy from one source.
 #[derive(Debug)]
 pub struct Meter {
-    source: Source,
+    source: MeterSource,
     name: String,
     joules: f64,
     seen: Instant,
@@ -26,7 +26,7 @@ pub struct Meter {
 }
 
 #[derive(Debug)]
-enum Source {
+enum MeterSource {
     Packages(Vec<Package>),
     Batteries { folders: Vec<PathBuf>, watts: f64 },
 }
@@ -45,7 +45,7 @@ impl Meter {
         Self::packages(sysfs).or_else(|| Self::batteries(sysfs))
     }
 
-    /// Packages with readable counters. All or none, because a partial sum would be wrong.
+    /// Packages with readable counters. All or none, since a partial sum would be wrong.
     fn packages(sysfs: &Path) -> Option<Self> {
         let mut found = Vec::new();
         let mut names = Vec::new();
@@ -67,7 +67,7 @@ impl Meter {
             names.push(name);
         }
         let name = format!("rapl {}", names.join(", "));
-        (!found.is_empty()).then(|| Self::new(Source::Packages(found), name))
+        (!found.is_empty()).then(|| Self::new(MeterSource::Packages(found), name))
     }
 
     /// Discharging batteries of the machine, excluding peripherals.
@@ -81,10 +81,10 @@ impl Meter {
         let name = format!("battery {}", names.collect::<Vec<_>>().join(", "));
         let watts = folders.iter().filter_map(|f| power(f)).sum();
         let any = !folders.is_empty();
-        any.then(|| Self::new(Source::Batteries { folders, watts }, name))
+        any.then(|| Self::new(MeterSource::Batteries { folders, watts }, name))
     }
 
-    fn new(source: Source, name: String) -> Self {
+    fn new(source: MeterSource, name: String) -> Self {
         Self {
             source,
             name,
@@ -94,20 +94,20 @@ impl Meter {
         }
     }
 
-    /// The meter: `rapl` and the packages, or `battery` and their names.
+    /// The meter: `rapl` or `battery`, with the names of its parts.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Samples the source if the last sample is old enough.
+    /// Samples the source if the last sample is older than [`INTERVAL`].
     pub fn look(&mut self) {
         if self.seen.elapsed() >= INTERVAL {
             self.joules();
         }
     }
 
-    /// Joules since the meter was found; `None` once the source has failed, for example when a
-    /// charger was plugged in.
+    /// Joules since the meter was found. `None` once the source has failed, for example after a
+    /// charger was connected.
     pub fn joules(&mut self) -> Option<f64> {
         let time = self.seen.elapsed();
         self.seen = Instant::now();
@@ -118,17 +118,17 @@ impl Meter {
         (!self.lost).then_some(self.joules)
     }
 
-    /// Joules of the last `time`.
+    /// Joules during the last `time`.
     fn added(&mut self, time: Duration) -> Option<f64> {
         match &mut self.source {
-            Source::Packages(packages) => {
+            MeterSource::Packages(packages) => {
                 let mut sum = 0;
                 for package in packages {
                     sum += package.advance(number(&package.counter)?);
                 }
                 Some(sum as f64 / 1e6)
             }
-            Source::Batteries { folders, watts } => {
+            MeterSource::Batteries { folders, watts } => {
                 let before = *watts;
                 let now: Option<Vec<f64>> = folders.iter().map(|f| power(f)).collect();
                 *watts = now?.iter().sum();
@@ -188,7 +188,7 @@ fn number(path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A fake tree in the form of `/sys`.
+    /// A fake `/sys` tree.
     struct Tree(tempfile::TempDir);
 
     impl Tree {

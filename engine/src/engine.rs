@@ -1,4 +1,4 @@
-//! Opening a model under a budget, running passes, changing the budget.
+//! [`Engine`]: opens a model under a budget, runs passes, changes the budget.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sequence::{Sequence, Span};
-use crate::sparsity::Choice;
+use crate::sparsity::SparsityChoice;
 use crate::store::Foreseen;
 use crate::store::LayerResidency;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
@@ -35,7 +35,7 @@ use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
 
-/// Rows whose logits the caller wants. A pass has one row per token, span by span.
+/// Rows whose logits the caller wants. A pass has one row per token, span after span.
 pub enum Logits<'a> {
     /// None.
     None,
@@ -55,33 +55,33 @@ pub struct Engine {
     pub(crate) options: Options,
     planner: Planner,
     pub(crate) division: Division,
-    /// The division for decoding, while that of a prompt is in use.
+    /// The division for decode, while the one for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
-    /// A device had no memory for longer chunks of prompts.
+    /// A device had no memory for longer prompt chunks.
     pub(crate) short_prompts: bool,
     pub(crate) rooms: Rooms,
-    /// The longest chunk of a prompt that the memory was divided for.
+    /// The longest prompt chunk for which memory was divided.
     pub(crate) longest: Option<LongChunk>,
-    choice: Choice,
-    /// Recall of the predictors in use, on the text they were evaluated on.
+    choice: SparsityChoice,
+    /// Recall of the predictors in use, as measured when they were trained.
     recall: Option<f64>,
-    /// How the device compares with the CPU, if there is one.
+    /// Result of checking the device against the CPU, if there is a device.
     pub(crate) verdict: Option<Verdict>,
 }
 
 impl Engine {
-    /// Opens `model`: divides the budget, loads resident weights and warms the cold region with the
+    /// Opens `model`: divides the budget, loads resident weights and fills the regions with the
     /// hottest neurons.
     ///
     /// # Errors
     /// An inconsistent container, a failed read or checksum, or a budget below the smallest
-    /// feasible one (the error names it).
+    /// feasible one (which the error names).
     pub fn open(model: Model, options: Options) -> Result<Self, Error> {
         Self::open_watched(model, options, |_| Ok(()))
     }
 
-    /// As [`Engine::open`]. Before allocation, calls `planned` with the division of the memory, which
-    /// it may refuse.
+    /// As [`Engine::open`]. Before allocating, calls `planned` with the division of the memory,
+    /// which it may reject.
     ///
     /// # Errors
     /// As [`Engine::open`], and what `planned` returns.
@@ -148,20 +148,20 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with the options' context. The plan has memory for as many as the options
-    /// say.
+    /// An empty sequence with the options' context length. The plan has memory for
+    /// [`Options::batch`] of them.
     ///
     /// # Errors
-    /// [`Error::KvFull`] while that many are alive.
+    /// [`Error::KvFull`] while that many exist.
     pub fn new_sequence(&self) -> Result<Sequence, Error> {
         self.sequence(self.options.context)
     }
 
-    /// An empty sequence for `positions` tokens, at most the options' context. Shorter sequences
-    /// allow more of them.
+    /// An empty sequence for `positions` tokens, at most the options' context length. More of the
+    /// shorter sequences fit in memory.
     ///
     /// # Errors
-    /// [`Error::KvFull`] if live sequences leave no room.
+    /// [`Error::KvFull`] if existing sequences leave no room.
     pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
         let positions = positions.min(self.options.context);
         Ok(Sequence::new(self.pool.sequence(positions)?))
@@ -191,8 +191,9 @@ impl Engine {
         self.forward_batch(&mut [Span { sequence, tokens }], wanted)
     }
 
-    /// As [`Engine::forward`]; `observer` sees every FFN's input, the experts that each token visits
-    /// and, with [`Lab::observe`](crate::Lab::observe), gates and hidden values. Like the logits, these depend on weights and tokens only.
+    /// As [`Engine::forward`]. `observer` sees every FFN's input, the experts of each token and,
+    /// with [`Lab::observe`](crate::Lab::observe), gates and hidden values. Like logits, these
+    /// depend on weights and tokens only.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -210,15 +211,15 @@ impl Engine {
         self.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
     }
 
-    /// With [`Lab::count_fired`](crate::Lab::count_fired): by bank, in packed order, for how many tokens each neuron has
-    /// fired since this was called last; empty without.
+    /// With [`Lab::count_fired`](crate::Lab::count_fired): by bank in packed order, the number of
+    /// tokens for which each neuron has fired since the last call; empty otherwise.
     pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
         self.decoder.ffn.take_fired()
     }
 
-    /// Takes `rows` through the layers as the next rows of `sequence`: the residual streams before the
-    /// first layer go in, those after the last one come out. Up to [`Engine::chunk`] rows. The
-    /// observers see what the projections and FFNs read.
+    /// Passes `rows` through the layers as the next rows of `sequence`: on entry the residual
+    /// streams before the first layer, on return those after the last. Up to [`Engine::chunk`]
+    /// rows. Observers see the inputs of projections and FFNs.
     ///
     /// # Errors
     /// As [`Engine::forward_observed`].
@@ -242,9 +243,8 @@ impl Engine {
     }
 
     /// As [`Engine::forward`] for several sequences in one pass. The total number of tokens is at
-    /// most the larger of [`Engine::chunk`] and the options' number of sequences. A neuron is read
-    /// and computed once for all of them. Each sequence's result equals, bit for bit, that of
-    /// running it alone.
+    /// most the larger of [`Engine::chunk`] and [`Options::batch`]. A neuron is read once for all
+    /// of them. Each sequence's result equals, bit for bit, that of running it alone.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -287,16 +287,15 @@ impl Engine {
         self.decoder.logits(0)
     }
 
-    /// Hot share of the clusters for a batch of `sequences`.
+    /// Share of the clusters that are hot with `sequences` sequences.
     pub(crate) fn hot_cut(&self, sequences: usize) -> f64 {
         let hot: u64 = (self.planner.hot(sequences).iter().copied().map(u64::from)).sum();
         hot as f64 / self.needs().clusters.max(1) as f64
     }
 
-    /// Adapts the plan to `sequences` live sequences, at most the options' number: a larger batch
-    /// makes more neurons fire in nearly every pass, and those belong in the hot region. The border
-    /// between the regions then moves gradually, without reads of its own. Results do not depend on
-    /// it.
+    /// Adapts the plan to `sequences` live sequences, at most [`Options::batch`]. In a larger batch
+    /// more neurons fire in nearly every pass, and those belong in the hot region. The border
+    /// between the regions moves gradually, without extra reads. Texts do not change.
     ///
     /// # Errors
     /// Those of the plan, which was made before with the same budget.
@@ -327,17 +326,17 @@ impl Engine {
         &self.options
     }
 
-    /// The division for decoding.
+    /// The division for decode.
     pub(crate) fn settled(&self) -> &Division {
         self.usual.as_deref().unwrap_or(&self.division)
     }
 
-    /// Division of the budget, as it is for decoding.
+    /// Division of the budget for decode.
     pub fn memory(&self) -> &MemoryPlan {
         &self.settled().memory
     }
 
-    /// The plan in use, with a forecast that takes some milliseconds.
+    /// The plan in use, with a forecast, which takes some milliseconds.
     ///
     /// # Errors
     /// As [`Planner::forecast`].
@@ -350,7 +349,7 @@ impl Engine {
         &self.planner
     }
 
-    /// Byte sizes behind the plan.
+    /// Byte sizes on which the plan is based.
     pub fn needs(&self) -> &Needs {
         &self.settled().needs
     }
@@ -360,12 +359,12 @@ impl Engine {
         self.choice.sparsity
     }
 
-    /// Reason for that mode.
+    /// Reason for the mode.
     pub fn sparsity_reason(&self) -> &str {
         &self.choice.reason
     }
 
-    /// Recall of the predictors in use, on the text they were evaluated on; `None` if unknown.
+    /// Recall of the predictors in use, as measured when they were trained; `None` if unknown.
     pub fn predictor_recall(&self) -> Option<f64> {
         self.recall
     }
@@ -380,7 +379,7 @@ impl Engine {
         self.decoder.on.cpu
     }
 
-    /// Totals since the engine was opened, warm-up included.
+    /// Totals since the engine was opened, including warm-up.
     pub fn counters(&self) -> Counters {
         let times = self.decoder.times;
         Counters {
@@ -391,8 +390,7 @@ impl Engine {
         }
     }
 
-    /// What is in memory of each layer's neurons. Looks up every neuron: milliseconds for a large
-    /// model.
+    /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
         let store = &self.decoder.ffn.store;
         store.residency.by_layer(|bank| store.device.holds(bank))
@@ -403,7 +401,7 @@ impl Engine {
         self.pool.shape().position_bytes()
     }
 
-    /// What reading experts ahead has done since the engine was opened; `None` without experts.
+    /// Counts of prefetched experts since the engine was opened; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
         self.decoder.ffn.store.prefetch.foreseen()
     }
@@ -414,7 +412,7 @@ impl Engine {
     }
 }
 
-/// A trace of the options' size, if any.
+/// A trace with the options' number of spans, if any.
 fn tracer(options: &Options) -> Tracer {
     match options.lab.trace {
         0 => Tracer::default(),
@@ -422,7 +420,7 @@ fn tracer(options: &Options) -> Tracer {
     }
 }
 
-/// The compute threads, with `floats` of scratch each.
+/// The compute threads, each with `floats` floats of scratch.
 fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     thread_buffer::reserve(floats);
     let cores = compute_cores(options.threads, options.lab.io_core);
@@ -433,7 +431,7 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     on
 }
 
-/// What a device is to hold and to compute.
+/// Setup of the device as a tier of memory.
 fn tier(
     device: &Option<Arc<InUse>>,
     planner: &Planner,
@@ -517,7 +515,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     })
 }
 
-/// Validates the rows of a pass of at most `most`; returns their number.
+/// Validates the rows of a pass against the limit `most`; returns their number.
 fn check_spans(spans: &[Span<'_>], most: usize, config: &ModelConfig) -> Result<usize, Error> {
     let mut rows = 0;
     for span in spans {

@@ -1,4 +1,4 @@
-//! Errors of the engine, with remedies.
+//! Errors of the engine, with remedies in the text.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use emberflow_models::config::Activation;
 
 use crate::sampler::BadSampling;
 
-/// An error of a device: it is not used any longer.
+/// A device failed; it is not used again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("device {device}: {what}")]
 pub struct DeviceError {
-    /// Its name.
+    /// Name of the device.
     pub device: String,
     /// What failed.
     pub what: String,
@@ -19,7 +19,7 @@ pub struct DeviceError {
 /// Errors of opening a model and of generation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The container or its device.
+    /// A storage error: of the container or its device.
     #[error(transparent)]
     Storage(#[from] emberflow_storage::Error),
     /// The model's configuration, tokenizer or chat template.
@@ -43,7 +43,7 @@ pub enum Error {
         /// Found and expected.
         reason: String,
     },
-    /// Bundles do not fit the configuration.
+    /// Bundles do not match the configuration.
     #[error("{}: neuron bundles: {reason}; pack the checkpoint again", path.display())]
     Bundles {
         /// The container.
@@ -51,7 +51,7 @@ pub enum Error {
         /// Found and expected.
         reason: String,
     },
-    /// Neurons of a mixture of experts cannot be observed yet.
+    /// Neurons of a mixture of experts cannot be observed.
     #[error(
         "neurons of models with experts cannot be observed yet, so there are no predictors for them; \
          profile and trace count their routes"
@@ -78,7 +78,7 @@ pub enum Error {
     /// The budget is below the smallest feasible one.
     #[error(
         "a budget of {} is too small for this model with {}; the smallest that works is {} \
-         (--memory {}), and {} keeps everything in memory",
+         (--memory {}), and {} holds everything in memory",
         mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), mib(*full)
     )]
     BudgetTooSmall {
@@ -93,8 +93,8 @@ pub enum Error {
         /// Bytes that hold the whole model.
         full: u64,
     },
-    /// An earlier error; residency may be inconsistent.
-    #[error("this engine stopped at an earlier error and must be opened again: {first}")]
+    /// Work was requested after an error; residency may be inconsistent.
+    #[error("the engine stopped after an error and must be opened again: {first}")]
     Failed {
         /// The first error.
         first: String,
@@ -120,14 +120,14 @@ pub enum Error {
         /// Longest context of the model.
         limit: usize,
     },
-    /// A prompt that goes on beyond the context, of which no more was read.
+    /// A prompt longer than the context; it was not read to its end.
     #[error(
         "the prompt has at least {least} tokens and the context holds {capacity} (the model was made \
          for at most {limit}); shorten the prompt{}",
         if capacity < limit { " or raise --context" } else { "" }
     )]
     PromptTooLong {
-        /// Tokens that it surely has.
+        /// Tokens read so far: a lower bound.
         least: usize,
         /// Positions of the context.
         capacity: usize,
@@ -136,8 +136,8 @@ pub enum Error {
     },
     /// The KV pool cannot hold another sequence.
     #[error(
-        "a sequence of {positions} positions does not fit beside the others: there is room for {free} \
-         of {total} (end one of them, or plan for more sequences at once)"
+        "a sequence of {positions} positions does not fit: {free} of {total} positions are free \
+         (end another sequence, or plan for more of them)"
     )]
     KvFull {
         /// Requested positions.
@@ -147,17 +147,17 @@ pub enum Error {
         /// Positions of all sequences together.
         total: usize,
     },
-    /// A logit is not finite.
+    /// A logit is NaN or infinite.
     #[error(
-        "the model computed a logit that is not finite at position {position}: its weights are \
-         damaged at the source, or too large for their format"
+        "the logits at position {position} are not finite: the source's weights are damaged, or too \
+         large for their format"
     )]
     NotFinite {
         /// Position in the sequence.
         position: usize,
     },
-    /// A text cannot be held to its constraint any longer.
-    #[error("the text cannot be held to its grammar: {why}")]
+    /// The text's constraint failed.
+    #[error("the grammar of this text failed: {why}")]
     Constraint {
         /// Why.
         why: String,
@@ -186,7 +186,7 @@ pub enum Error {
         /// Most tokens.
         most: usize,
     },
-    /// No sequences, or too many.
+    /// Zero sequences, or too many.
     #[error("{found} sequences at once, expected 1 to {most}")]
     Sequences {
         /// Sequences asked for.
@@ -211,19 +211,19 @@ pub enum Error {
     },
     /// `predicted` for a container without predictors.
     #[error(
-        "--sparsity predicted needs predictors, and this container has none: make one that has \
-         with emberflow train-predictor, or use --sparsity auto"
+        "--sparsity predicted needs predictors, and this container has none: add some with \
+         emberflow train-predictor, or use --sparsity auto"
     )]
     NoPredictors,
-    /// What is not implemented for models with several residual streams and Gaussian top-k.
-    #[error("{what} is not implemented for models of several residual streams (Gemma 3n)")]
+    /// A feature that models with several residual streams and Gaussian top-k lack.
+    #[error("{what} is not implemented for models with several residual streams (Gemma 3n)")]
     GateTop {
         /// What was asked for.
         what: &'static str,
     },
     /// A machine profile without measurements.
     #[error(
-        "the profile of this machine has {thread_counts} thread counts; measure again with \
+        "the machine profile has {thread_counts} thread counts; measure again with \
          `emberflow bench io`"
     )]
     NoRates {
@@ -232,12 +232,14 @@ pub enum Error {
     },
     /// The process cannot read its own memory use.
     #[error(
-        "cannot read this process's own memory from /proc/self/status: a memory budget cannot be \
-         kept without it (is /proc mounted, and are there file descriptors left?)"
+        "cannot read the memory size of this process from /proc/self/status, without which no budget \
+         can be enforced (is /proc mounted, and are there file descriptors left?)"
     )]
     NoMemoryFacts,
-    /// No continuations, or more than planned.
-    #[error("{found} continuations at once, expected 1 to {most}, for which memory was planned")]
+    /// Zero continuations, or more than planned.
+    #[error(
+        "{found} continuations at once, expected 1 to {most} (memory was planned for that many)"
+    )]
     Continuations {
         /// Continuations asked for.
         found: usize,
@@ -255,7 +257,7 @@ pub enum Error {
         /// Most tokens of a pass.
         most: usize,
     },
-    /// Nothing to continue.
+    /// An empty prompt.
     #[error("the prompt is empty; give at least one token of text")]
     EmptyPrompt,
     /// An invalid sampling parameter.
@@ -271,7 +273,7 @@ pub(crate) fn mib(bytes: u64) -> String {
     }
 }
 
-/// What memory is planned for.
+/// The contexts for which memory is planned, in words.
 fn contexts(context: usize, batch: usize) -> String {
     match batch {
         1 => format!("a context of {context} tokens"),
@@ -279,11 +281,11 @@ fn contexts(context: usize, batch: usize) -> String {
     }
 }
 
-/// Variation of the process size between starts: up to half a MiB in 30 starts with the bundled
-/// model.
+/// Variation of the process size between starts in bytes: up to half a MiB in 30 starts with the
+/// bundled model.
 const START_TO_START: u64 = 1 << 20;
 
-/// A budget that also suffices at the next start if `bytes` do now, in whole MiB.
+/// A budget in whole MiB that also suffices at the next start if `bytes` do now.
 pub(crate) fn at_next_start(bytes: u64) -> u64 {
     let mib = bytes.saturating_add(START_TO_START).div_ceil(1 << 20);
     mib.saturating_mul(1 << 20)

@@ -3,7 +3,7 @@
 use emberflow_kernels::{Activations, ActivationsRef, Cpu};
 use emberflow_predictor::Features;
 
-/// Activations of some tokens, as floats and as the 8-bit integers for q4, q4k, q8 and mxfp4 rows.
+/// Activations of several tokens, as f32 and as 8-bit integers for q4, q4k, q8 and mxfp4 rows.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// `[tokens × n]`.
@@ -13,7 +13,7 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Quantizes `x` into `memory`.
+    /// Quantises `x` into `memory`.
     pub fn new(cpu: Cpu, x: &'a [f32], tokens: usize, memory: &'a mut Activations) -> Self {
         cpu.quantize_activations(x, tokens, memory);
         Self {
@@ -22,7 +22,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// `count` of its tokens from number `first` on.
+    /// `count` tokens from token `first` on.
     pub fn range(self, first: usize, count: usize) -> Self {
         let n = self.n();
         Self {
@@ -31,7 +31,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Predictor features; `residual` is `x` before the norm.
+    /// Predictor features; `residual` is the residual stream before the norm.
     pub fn features(self, residual: &'a [f32]) -> Features<'a> {
         Features {
             normed: self.x,
@@ -40,7 +40,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Tokens.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.quantized.tokens()
     }

@@ -76,8 +76,8 @@ pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, Samplin
 pub use options::{Budget, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
-    Admission, Batch, Energy, Event, Finished, Generation, LogProb, LogProbs, Progress, Request,
-    RequestId, Sample, Step, Stepped, Stepper, Stop, log_probability,
+    Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
+    Progress, Request, RequestId, Step, Stepped, Stepper, Stop, log_probability,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use sequence::{Sequence, Span};

@@ -1,9 +1,9 @@
 //! Limits of the engine, with reasons.
 
-/// Longest chunk: beyond it scratch grows while weights are read hardly less often.
+/// Longest chunk in tokens: longer ones need more scratch but hardly read weights less often.
 pub const MAX_CHUNK: usize = 512;
 
-/// Most concurrent sequences: all of them fit in one pass.
+/// Most concurrent sequences; all of them fit in one pass.
 pub const MAX_BATCH: usize = 64;
 
 /// Most compute threads.

@@ -23,7 +23,7 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     bytes: Arc<Slot>,
-    /// A device that computes some of its rows.
+    /// The device that computes some of the rows, if any.
     device: Option<OnDevice>,
 }
 
@@ -31,7 +31,7 @@ pub struct Matrix {
 pub(crate) const ROWS_PER_CHUNK: usize = 32;
 
 impl Matrix {
-    /// A matrix with these rows.
+    /// A matrix whose rows are in `bytes`.
     pub(crate) fn new(dtype: DType, rows: usize, cols: usize, bytes: Arc<Slot>) -> Self {
         Self {
             dtype,
@@ -76,9 +76,9 @@ impl Matrix {
         )
     }
 
-    /// `y[t] = self · x[t]` for every token of `input`; `y` is `[tokens × rows]`. `scratch` has
+    /// `y[t] = self · x[t]` for every token t of `input`; `y` is `[tokens × rows]`. `scratch` has
     /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result depends neither on
-    /// other tokens nor on the thread count, nor on a device that has the CPU's bits.
+    /// other tokens, nor on the thread count, nor on a device with the CPU's bits.
     pub(crate) fn matmul(
         &self,
         on: &Compute,
@@ -129,7 +129,7 @@ impl Matrix {
         }
     }
 
-    /// What multiplies all these matrices on a device, if something does.
+    /// The device products of all these matrices, if one device shares them all.
     fn device_of<'a>(mut all: impl Iterator<Item = &'a Self>) -> Option<Arc<Products>> {
         let first = &all.next()?.device.as_ref()?.of;
         let alike = |of: &OnDevice| Arc::ptr_eq(&of.of, first);
@@ -137,7 +137,7 @@ impl Matrix {
             .then(|| Arc::clone(first))
     }
 
-    /// How many weights of matrices with the same input a device multiplies for `n` tokens.
+    /// Number of weights, of matrices with the same input, that a device multiplies for `n` tokens.
     pub(crate) fn weights_on_device<'a>(
         all: impl Iterator<Item = &'a Self> + Clone,
         n: usize,
@@ -151,7 +151,7 @@ impl Matrix {
         (device.rows(Product { rows, cols, n }) * cols) as f64
     }
 
-    /// Time that was waited for devices that multiply these matrices.
+    /// Time spent waiting for the devices that multiply these matrices.
     pub(crate) fn waited_for_device<'a>(all: impl Iterator<Item = &'a Self>) -> Duration {
         let mut found: Vec<&Arc<Products>> = Vec::new();
         for device in all.filter_map(|matrix| matrix.device.as_ref()) {
@@ -162,12 +162,12 @@ impl Matrix {
         found.into_iter().map(|products| products.waited()).sum()
     }
 
-    /// Whether products take activations in 8 bits.
+    /// Whether products use activations quantised to 8 bits.
     fn reads_8_bits(&self) -> bool {
         self.dtype.is_grouped()
     }
 
-    /// The products of some rows; `y` is `[tokens × rows]` of all of them.
+    /// Products of a range of rows; `y` is `[tokens × rows]` for all rows.
     pub(crate) fn matmul_rows(
         &self,
         on: &Compute,
@@ -213,12 +213,12 @@ impl Matrix {
         self.cols
     }
 
-    /// Format of the rows.
+    /// Block format of the rows.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The matrix, for a device.
+    /// The matrix as a device sees it.
     pub(crate) fn shared(&self) -> SharedMatrix {
         SharedMatrix {
             dtype: self.dtype,
@@ -228,12 +228,12 @@ impl Matrix {
         }
     }
 
-    /// From now on a device computes some of its rows.
+    /// Lets a device compute some of the rows.
     pub(crate) fn set_device(&mut self, device: OnDevice) {
         self.device = Some(device);
     }
 
-    /// The device that computes some of its rows.
+    /// The device that computes some of the rows.
     pub(crate) fn device(&self) -> Option<&OnDevice> {
         self.device.as_ref()
     }

@@ -1,8 +1,8 @@
-//! The memory plan: division of one budget, or the smallest feasible budget.
+//! The memory plan: the division of a budget, or the smallest feasible budget.
 //!
-//! Pure arithmetic over the sizes of everything that the process holds. The result is the size of
-//! the regions and of how many banks Gate rows are resident: in exact mode a third of the FFN buys
-//! exact text at a predictable number of reads.
+//! Pure arithmetic on the sizes of everything that the process holds. It decides the sizes of the
+//! regions and for how many banks Gate rows are resident: in exact mode, a third of the FFN in
+//! memory makes the number of reads per token predictable.
 
 use emberflow_storage::budget::Ledger;
 
@@ -19,15 +19,15 @@ pub struct Needs {
     pub process_peak: u64,
     /// Attention, norms, head, and buffers for embedding rows.
     pub fixed: u64,
-    /// The whole embedding; 0 where tied to the head.
+    /// The whole embedding; 0 if tied to the head.
     pub embedding: u64,
     /// Quantisation scales that stay resident.
     pub scales: u64,
     /// Keys and values at full context.
     pub kv: u64,
-    /// Positions of that context.
+    /// Positions per text.
     pub context: usize,
-    /// Texts at once, each with such a context.
+    /// Number of texts, each with a context of that length.
     pub batch: usize,
     /// Activations, partial sums, logits, I/O and sampling buffers.
     pub scratch: u64,
@@ -35,7 +35,7 @@ pub struct Needs {
     pub predictor: u64,
     /// All Gate rows of all layers.
     pub gates: u64,
-    /// Payload bytes of one neuron's Gate part, and of its Up and Down part.
+    /// Payload bytes of one neuron's Gate row; of its Up and Down (`rest_len`).
     pub gate_len: u64,
     /// See `gate_len`.
     pub rest_len: u64,
@@ -51,14 +51,14 @@ pub struct Needs {
     pub cluster: u64,
     /// Clusters of the model.
     pub clusters: u64,
-    /// Clusters that a device holds, so that nobody else has to.
+    /// Clusters held by a device instead of the host.
     pub device_clusters: u64,
-    /// Bytes of the budget that these take: none in a memory of the device's own.
+    /// Bytes of the budget taken by these: 0 in separate device memory.
     pub device: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
-    /// Clusters of layers all of whose neurons every token needs, where those of others are told
-    /// apart.
+    /// Clusters of layers whose neurons are all needed for every token, while other layers are
+    /// sparse.
     pub always: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
@@ -66,48 +66,48 @@ pub struct Needs {
     pub min_slots: u64,
     /// Bytes of a stream buffer for a whole cluster. [`LEAST_BUFFERS`] of them are in `scratch`.
     pub stream_len: u64,
-    /// Most stream buffers that the device has use for.
+    /// Most stream buffers that storage can fill.
     pub stream_most: u32,
-    /// Whether resident Gate rows help: `exact` on a sparse activation, and `predicted`.
+    /// Whether resident Gate rows help: with `exact` on a sparse activation, and with `predicted`.
     pub gates_help: bool,
-    /// Whether nothing runs without them.
+    /// Whether Gate rows must be resident.
     pub gates_must: bool,
-    /// Banks that are to have resident Gate rows, if they help: all, or the first ones. Where some
-    /// have none, clusters of these stream.
+    /// Wanted number of leading banks with resident Gate rows, if they help. If other banks have
+    /// none, clusters of those stream.
     pub gate_banks: u64,
-    /// Whether it may be the first ones: banks of one size, one for each layer, that stream
-    /// otherwise.
+    /// Whether only the first banks may have resident Gate rows: banks of one size, one per layer,
+    /// that stream otherwise.
     pub gates_divide: bool,
-    /// Whether predictors determine the active set, so that not every Gate row is needed.
+    /// Whether predictors determine the active set, so that not all Gate rows are needed.
     pub predicts: bool,
 }
 
-/// Memory touched later that no ledger entry names: thread stacks, code pages, allocator slack.
+/// Memory touched later without a ledger entry: thread stacks, code pages, allocator slack.
 /// Verified by the peak-RSS tests.
 pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
-/// The kernel's share of a budget: page tables, reads in flight, pages of the program file. RSS
-/// misses part of it, but cgroups count it; a cgroup limited to the budget would otherwise thrash
-/// the program's own pages. 18 MiB measured at 2.6 GiB.
+/// The kernel gets one part in 128 of a budget: page tables, reads in flight, pages of the program
+/// file. RSS does not include all of it, but control groups do; a group limited to the budget would
+/// otherwise evict the program's own pages. Measured: 18 MiB at 2.6 GiB.
 const KERNEL_PART: u64 = 128;
 
-/// Part of the neurons' memory for stream buffers beyond the fewest: of a model whose clusters
-/// stream for every token, and of one whose clusters stream for prompts only.
+/// Stream buffers beyond the fewest may take one part in 16 of the neurons' memory in a model whose
+/// clusters stream for every token.
 const STREAM_PART: u64 = 16;
-/// See [`STREAM_PART`].
+/// The same in a model whose clusters stream only for prompts.
 const STREAM_PART_COLD: u64 = 64;
 
-/// The smallest budget that leaves `bytes` besides the kernel's share.
+/// The smallest budget that leaves `bytes` after the kernel's part.
 fn with_kernel(bytes: u64) -> u64 {
     bytes.saturating_add(bytes.div_ceil(KERNEL_PART - 1))
 }
 
-/// Contents of a cold slot.
+/// What a cold slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Residency {
-    /// Gate rows are resident, slots hold Up and Down.
+pub enum SlotContents {
+    /// Up and Down; Gate rows are resident.
     GatesResident,
-    /// Slots hold whole bundles.
+    /// Whole bundles.
     Bundles,
 }
 
@@ -116,7 +116,7 @@ pub enum Residency {
 pub struct MemoryPlan {
     /// The budget and its entries by purpose.
     pub ledger: Ledger,
-    /// Banks with resident Gate rows, the first ones, out of `banks`.
+    /// Number of leading banks with resident Gate rows, out of `banks`.
     pub gate_banks: u64,
     /// Banks of the model.
     pub banks: u64,
@@ -126,13 +126,13 @@ pub struct MemoryPlan {
     pub slots: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Whether the embedding is resident: only where everything else is.
+    /// Whether the embedding is resident: only if everything else is.
     pub embedding: bool,
 }
 
-/// What the memory for neurons is divided into.
+/// Division of the memory for neurons.
 struct Regions {
-    /// Banks with resident Gate rows, and the bytes of these.
+    /// Banks with resident Gate rows, and the bytes of those rows.
     gate_banks: u64,
     gates: u64,
     /// Stream buffers beyond the fewest.
@@ -146,7 +146,7 @@ struct Regions {
 }
 
 impl MemoryPlan {
-    /// The budget, bytes.
+    /// The budget in bytes.
     pub fn budget(&self) -> u64 {
         self.ledger.budget()
     }
@@ -156,16 +156,16 @@ impl MemoryPlan {
         self.gate_banks == self.banks
     }
 
-    /// Whether some banks have resident Gate rows and others have none, so that these stream.
+    /// Whether some banks have resident Gate rows and the others stream.
     pub fn gates_partly(&self) -> bool {
         self.gate_banks > 0 && self.gate_banks < self.banks
     }
 
-    /// Contents of a slot.
-    pub fn residency(&self) -> Residency {
+    /// What a slot holds.
+    pub fn residency(&self) -> SlotContents {
         match self.gate_banks {
-            0 => Residency::Bundles,
-            _ => Residency::GatesResident,
+            0 => SlotContents::Bundles,
+            _ => SlotContents::GatesResident,
         }
     }
 
@@ -184,15 +184,15 @@ impl MemoryPlan {
         parts.iter().map(|part| self.ledger.held(part)).sum()
     }
 
-    /// Bytes that the process comes to hold by this plan, which may be less than the budget. Page
-    /// tables and the like are not counted, nor is the margin for what no entry names.
+    /// Bytes that the process will hold under this plan, possibly less than the budget. Excludes
+    /// the reserves: the kernel's part and the margin.
     pub fn held(&self) -> u64 {
         let reserves = ["kernel", "margin"].map(|part| self.ledger.held(part));
         let reserves = reserves.into_iter().fold(0, u64::saturating_add);
         self.ledger.used().saturating_sub(reserves)
     }
 
-    /// The plan under an ablation that keeps less resident.
+    /// The plan of an ablation that keeps fewer neurons resident.
     pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
         let wanted = match ablation.keep() {
             _ if ablation == Ablation::Mmap => 0,
@@ -207,8 +207,8 @@ impl MemoryPlan {
             self.ledger.release("gates", u64::MAX);
         }
         let slot = match self.residency() {
-            Residency::GatesResident => needs.rest_slot,
-            Residency::Bundles => needs.whole_slot,
+            SlotContents::GatesResident => needs.rest_slot,
+            SlotContents::Bundles => needs.whole_slot,
         };
         let room = (self.ledger.held("hot") + self.ledger.held("cold")) / slot.max(1);
         let slots = match room {
@@ -219,7 +219,7 @@ impl MemoryPlan {
         };
         self.ledger.release("hot", u64::MAX);
         self.ledger.release("cold", u64::MAX);
-        // Cannot exceed what was released, except for models of a few clusters.
+        // Cannot exceed the released bytes, except in models with a few clusters.
         let _ = self.ledger.charge("cold", slots * slot);
         self.hot_clusters = 0;
         self.slots = slots;
@@ -228,24 +228,24 @@ impl MemoryPlan {
 
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
-        // The last cluster of a bank may be a short one.
+        // The last cluster of a bank may be partial.
         let whole = self.hot_clusters + needs.device_clusters;
         let hot = whole as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();
         match self.residency() {
-            Residency::GatesResident => {
+            SlotContents::GatesResident => {
                 let gates = self.gate_banks as f64 / (self.banks as f64).max(1.0);
                 gate * gates + (1.0 - gate) * share
             }
-            Residency::Bundles => share,
+            SlotContents::Bundles => share,
         }
     }
 }
 
 impl Needs {
-    /// Ledger entries that every plan holds.
+    /// Ledger entries that every plan has.
     fn base_entries(&self) -> [(&'static str, u64); 8] {
         [
             ("process", self.process),
@@ -265,7 +265,7 @@ impl Needs {
             .fold(0u64, |sum, entry| sum.saturating_add(entry.1))
     }
 
-    /// Clusters that no device holds.
+    /// Clusters held by the host.
     pub(crate) fn host_clusters(&self) -> u64 {
         self.clusters.saturating_sub(self.device_clusters)
     }
@@ -275,10 +275,10 @@ impl Needs {
     }
 
     /// Bytes of a cluster in the hot region.
-    fn cluster_len(&self, residency: Residency) -> u64 {
+    fn cluster_len(&self, residency: SlotContents) -> u64 {
         let neuron = match residency {
-            Residency::GatesResident => self.rest_len,
-            Residency::Bundles => self.gate_len + self.rest_len,
+            SlotContents::GatesResident => self.rest_len,
+            SlotContents::Bundles => self.gate_len + self.rest_len,
         };
         self.cluster.saturating_mul(neuron)
     }
@@ -302,20 +302,20 @@ impl Needs {
         budget.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
     }
 
-    /// Whether single neurons are read where Gate rows are not resident.
+    /// Whether single neurons are read when Gate rows are not resident.
     fn cold_without_gates(&self) -> bool {
         self.two_phases || self.predicts
     }
 
-    /// Bytes of resident Gate rows and the fewest slots besides. With predictors, Gate rows of all
-    /// neurons pay only if everything fits: otherwise whole bundles in the same memory have a
-    /// higher hit rate, and speculation predicts bundles better than firing neurons.
+    /// Bytes of resident Gate rows plus the fewest slots. With predictors, Gate rows pay off only
+    /// if everything fits: otherwise whole bundles in the same memory have a higher hit rate, and
+    /// prefetching predicts bundles better than firing neurons.
     fn with_gates(&self) -> u64 {
         let least = self.min_slots.saturating_mul(self.rest_slot);
         let rest = if self.predicts {
             let all = self
                 .host_clusters()
-                .saturating_mul(self.cluster_len(Residency::GatesResident));
+                .saturating_mul(self.cluster_len(SlotContents::GatesResident));
             least.max(all)
         } else {
             least
@@ -323,8 +323,8 @@ impl Needs {
         self.gates_of(self.gate_banks).saturating_add(rest)
     }
 
-    /// Bytes of the Gate rows of the first `banks` banks, which are of one size where they are
-    /// told apart.
+    /// Bytes of the Gate rows of the first `banks` banks. If they are fewer than all, banks have
+    /// equal sizes.
     fn gates_of(&self, banks: u64) -> u64 {
         if banks == self.banks {
             self.gates
@@ -336,9 +336,9 @@ impl Needs {
     /// The budget that holds the whole model.
     pub fn full_budget(&self) -> u64 {
         let (residency, gates) = if self.gates_help {
-            (Residency::GatesResident, self.gates)
+            (SlotContents::GatesResident, self.gates)
         } else {
-            (Residency::Bundles, 0)
+            (SlotContents::Bundles, 0)
         };
         let all = (self.host_clusters()).saturating_mul(self.cluster_len(residency));
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
@@ -346,15 +346,15 @@ impl Needs {
         with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
     }
 
-    /// The largest budget that keeps at most `share` (0 to 1) of the FFN's weights resident, or the
-    /// smallest feasible one.
+    /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident, but at
+    /// least the smallest feasible one.
     pub fn budget_for_share(&self, share: f64) -> u64 {
         let smallest = self.smallest_budget();
         let share_of = |budget: u64| match self.plan(budget) {
             Ok(plan) => plan.ffn_resident_share(self),
             Err(_) => 0.0,
         };
-        // The share is monotonic on both sides of the step where Gate rows become resident.
+        // The share is monotonic on each side of the step at which Gate rows become resident.
         let step = with_kernel(self.base().saturating_add(self.with_gates()));
         let (mut low, mut high) = if !self.gates_help || share_of(step.max(smallest)) <= share {
             (step.max(smallest), self.full_budget())
@@ -378,7 +378,7 @@ impl Needs {
         low
     }
 
-    /// Divides `budget`, or reports the smallest feasible one.
+    /// Divides `budget`, or returns the smallest feasible one as an error.
     pub fn plan(&self, budget: u64) -> Result<MemoryPlan, Error> {
         let smallest = self.smallest_budget();
         if budget < smallest {
@@ -425,14 +425,14 @@ impl Needs {
         })
     }
 
-    /// Divides `left` bytes for neurons.
+    /// Divides the `left` bytes for neurons.
     fn regions(&self, left: u64) -> Regions {
         let (residency, gate_banks, slot, uses_cold) =
             if self.gates_help && left >= self.with_gates() {
-                let residency = Residency::GatesResident;
+                let residency = SlotContents::GatesResident;
                 (residency, self.gate_banks, self.rest_slot, true)
             } else {
-                let residency = Residency::Bundles;
+                let residency = SlotContents::Bundles;
                 (residency, 0, self.whole_slot, self.cold_without_gates())
             };
         let gates = self.gates_of(gate_banks);
@@ -444,18 +444,18 @@ impl Needs {
         } else {
             0
         };
-        let buffers = match left / unit >= all {
-            true => 0,
-            false if least > 0 && !partly && self.always == 0 => {
-                self.more_buffers(left, least, STREAM_PART_COLD)
-            }
-            false => self.more_buffers(left, least, STREAM_PART),
+        let buffers = if left / unit >= all {
+            0
+        } else if least > 0 && !partly && self.always == 0 {
+            self.more_buffers(left, least, STREAM_PART_COLD)
+        } else {
+            self.more_buffers(left, least, STREAM_PART)
         };
         let left = left - u64::from(buffers) * self.stream_len;
         let wanted = self.hot_clusters.saturating_sub(self.device_clusters);
         let neurons = (self.neurons).saturating_sub(self.device_clusters * self.cluster);
         let (hot_clusters, slots) = if partly {
-            // Of the banks that stream nothing stays.
+            // Nothing of the streaming banks stays in memory.
             let neurons = self.neurons * gate_banks / self.banks;
             (0, (left / slot.max(1)).min(neurons))
         } else if left / unit >= all {
@@ -478,8 +478,8 @@ impl Needs {
         }
     }
 
-    /// Stream buffers beyond the fewest, out of `left` bytes for neurons, of which cold slots need
-    /// `least` and buffers may take one `part`.
+    /// Stream buffers beyond the fewest: at most one part in `part` of the `left` bytes for
+    /// neurons, and what cold slots (`least` bytes) leave.
     fn more_buffers(&self, left: u64, least: u64, part: u64) -> u32 {
         let room = (left / part).min(left.saturating_sub(least));
         let fit = room / self.stream_len.max(1);

@@ -26,23 +26,23 @@ pub struct ContainerMeta {
     /// Order of packed neuron ids.
     pub order: Order,
     /// Origin of the weights.
-    pub source: Source,
+    pub source: Origin,
     /// Summary of the activation statistics, if packed with them.
     pub stats: Option<StatsSummary>,
-    /// The text that weights were rounded against, if any.
+    /// The text of `pack --calibrate`, if it was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
     /// Sampling parameters recommended by the checkpoint.
     pub sampling: SamplingDefaults,
-    /// What generated texts are held to.
+    /// Checkpoint rules on generated texts, such as suppressed tokens.
     #[serde(default, skip_serializing_if = "TextRules::is_empty")]
     pub rules: TextRules,
     /// Chat template (Jinja), if the checkpoint has one.
     pub chat_template: Option<String>,
-    /// Texts of the special tokens that the template knows by name.
+    /// Special tokens that the template refers to by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_tokens: BTreeMap<String, String>,
-    /// That for conversations with tools, if it is another one.
+    /// Chat template for conversations with tools, if it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_template: Option<String>,
     /// The tokenizer in `tokenizer.json` form.
@@ -58,7 +58,7 @@ pub struct Quant {
     pub attention: String,
     /// Embedding and head.
     pub embedding: String,
-    /// Some matrices beside the neurons have another format; these are the most frequent ones.
+    /// Whether some of these matrices have other formats; the fields name the most frequent ones.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mixed: bool,
 }
@@ -77,8 +77,8 @@ pub enum Order {
 
 /// The checkpoint a container was packed from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Source {
-    /// File or folder name without its directory, so that a pack does not depend on the
+pub struct Origin {
+    /// Name of the file or folder without its path, so that the container does not depend on the
     /// checkpoint's location.
     pub name: String,
     /// Fingerprint of its contents, hexadecimal.
@@ -94,29 +94,29 @@ pub struct StatsSummary {
     pub active_share: Vec<f64>,
 }
 
-/// The text that the matrices of grouped formats, embedding and head excepted, were rounded against.
+/// The text against which matrices of grouped formats, except embedding and head, were rounded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Tokens taken of it.
+    /// Number of tokens used.
     pub tokens: u64,
     /// Hash of the tokens, the model and the formats, hexadecimal.
     pub hash: String,
 }
 
-/// Sampling parameters as a checkpoint recommends them, or a caller chooses them; absent ones are left
-/// to others, at last to [`SamplingDefaults::sampling`].
+/// Sampling parameters recommended by a checkpoint or chosen by a caller. Missing ones come from
+/// the next source, finally from [`SamplingDefaults::sampling`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
     pub temperature: Option<f32>,
-    /// Keep the `k` likeliest tokens.
+    /// Keep the `k` most likely tokens.
     pub top_k: Option<u32>,
     /// Keep the smallest set of tokens with at least this probability mass.
     pub top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest.
+    /// Drop tokens whose probability is below this share of the largest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
-    /// Keep tokens about as unlikely as their mean, with this probability mass.
+    /// Keep tokens whose surprise is near its mean, with this probability mass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub typical_p: Option<f32>,
     /// Divides positive and multiplies negative logits of recent tokens.
@@ -125,7 +125,7 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// These, and those of `other` where these have none.
+    /// These parameters; missing ones from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             temperature: self.temperature.or(other.temperature),
@@ -137,8 +137,7 @@ impl SamplingDefaults {
         }
     }
 
-    /// What they come to. Without a temperature: greedy, or temperature 1 where they choose among
-    /// several tokens.
+    /// Complete parameters. Without a temperature: greedy, or temperature 1 if any filter is set.
     pub fn sampling(self) -> Sampling {
         let cuts = [self.top_p, self.min_p, self.typical_p];
         let chooses = self.top_k.is_some() || cuts.iter().any(Option::is_some);

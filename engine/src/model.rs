@@ -1,5 +1,5 @@
 //! An opened container with metadata and tokenizer, before memory is planned: enough to count a
-//! prompt's tokens, which the plan depends on.
+//! prompt's tokens, on which the plan depends.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub struct Text {
     rules: Arc<TextRules>,
 }
 
-/// The container of a bundled demo model. It is part of the executable and is read from that file
-/// like any container, so its neurons stay on disk.
+/// The container of a bundled demo model. It is part of the executable and read from that file like
+/// any other container, so its neurons stay on disk.
 ///
 /// # Errors
 /// The program cannot find or read its own file.
@@ -54,7 +54,7 @@ impl Model {
     /// Opens the packed model in the file `path`, as written by `emberflow pack`.
     ///
     /// # Errors
-    /// An unreadable file, one that is no container, or an error of [`Model::open`].
+    /// A file that cannot be read or is not a container, or an error of [`Model::open`].
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open(Container::open(path.as_ref())?)
     }
@@ -88,7 +88,7 @@ impl Model {
         Ok(Self { container, text })
     }
 
-    /// The file.
+    /// The container.
     pub fn container(&self) -> &Container {
         &self.container
     }
@@ -138,24 +138,23 @@ impl Text {
         Ok(Some(template.with_tool_use(tool_template)?))
     }
 
-    /// What generated texts are held to.
+    /// The checkpoint's rules on generated texts.
     pub fn rules(&self) -> &Arc<TextRules> {
         &self.rules
     }
 
-    /// The sampling where a caller chooses `chosen`: the rest is what the checkpoint recommends. Where
-    /// neither has a temperature it is greedy, or of temperature 1 if a choice among several tokens
-    /// was asked for.
+    /// Sampling parameters: those of `chosen`, then those recommended by the checkpoint. Without a
+    /// temperature in either: greedy, or temperature 1 if any filter is set.
     pub fn sampling(&self, chosen: SamplingDefaults) -> Sampling {
         chosen.or(self.meta.sampling).sampling()
     }
 
-    /// The tokens that the model wants before every text: a start token, or none.
+    /// Tokens that the model needs before every text: a start token, or none.
     pub fn start_tokens(&self) -> &[u32] {
         &self.around.before
     }
 
-    /// The tokens of a text, without those around it, all within the model's vocabulary.
+    /// Tokens of a text, without start and end tokens.
     ///
     /// # Errors
     /// [`Error::Token`] for a token outside the model's vocabulary.
@@ -165,10 +164,10 @@ impl Text {
         Ok(ids)
     }
 
-    /// Checks that tokens are within the model's vocabulary.
+    /// Checks that all tokens are within the model's vocabulary.
     ///
     /// # Errors
-    /// [`Error::Token`] for the first that is not.
+    /// [`Error::Token`] for the first one outside.
     pub fn check(&self, ids: &[u32]) -> Result<(), Error> {
         let vocab = self.config().vocab;
         match ids.iter().find(|&&t| t >= vocab) {
@@ -177,8 +176,7 @@ impl Text {
         }
     }
 
-    /// The tokens of a text with those that the model wants around it, unless the text writes them
-    /// itself.
+    /// Tokens of a text, with the model's start and end tokens unless the text contains them.
     ///
     /// # Errors
     /// As [`Text::tokens`].
@@ -186,8 +184,7 @@ impl Text {
         Ok(self.framed(self.tokens(text)?))
     }
 
-    /// The tokens of a text with those that the model wants around it, unless the text writes them
-    /// itself.
+    /// Adds the model's start and end tokens, unless `ids` contains them.
     pub fn framed(&self, mut ids: Vec<u32>) -> Vec<u32> {
         let Around { before, after } = &self.around;
         if !ids.starts_with(before) {

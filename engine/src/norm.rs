@@ -1,18 +1,18 @@
-//! Norms of rows of the residual stream, and caps of scores.
+//! Norms of rows of the residual stream, and soft caps of scores.
 
 use emberflow_kernels::Cpu;
 
-/// A norm and its weights, each as long as a row.
+/// A norm and its weights, each of a row's length.
 #[derive(Debug)]
 pub(crate) struct Norm {
     pub weight: Vec<f32>,
-    /// LayerNorm with these biases (zeros where the model has none); `None` for RMSNorm.
+    /// Biases of a LayerNorm (zeros if the model has none); `None` for RMSNorm.
     pub bias: Option<Vec<f32>>,
     pub eps: f32,
 }
 
 impl Norm {
-    /// `out = norm(x)`, row by row, for as many rows as `x` and `out` have.
+    /// `out = norm(x)`, row by row.
     pub fn rows(&self, cpu: Cpu, x: &[f32], out: &mut [f32]) {
         let d = self.weight.len();
         for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {

@@ -1,4 +1,4 @@
-//! First stage of opening, before memory is allocated: sparsity mode, banks, planner.
+//! First stage of opening a model, before memory is allocated: sparsity mode, banks, planner.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::memory::Needs;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner};
-use crate::sparsity::{Choice, choose};
+use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
 use crate::weights::{head_role, name_of};
 
-/// Inputs of the plan and of the engine.
+/// Inputs of the planner and the engine.
 pub(crate) struct Parts {
     pub text: Text,
     pub options: Options,
-    pub choice: Choice,
+    pub choice: SparsityChoice,
     pub stored: Option<StoredPredictors>,
     pub shape: FfnShape,
     pub naming: Naming,
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
-    /// The device, if there is one, and how it compares with the CPU.
+    /// The device, if any, and the result of its check against the CPU.
     pub device: Option<(Arc<InUse>, Verdict)>,
     /// Activation statistics.
     pub known: Known,
@@ -66,7 +66,7 @@ impl Parts {
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
         let dense = skips_nothing(c, stored.as_ref(), choice.sparsity);
         let naming = match &stored {
-            // A cutoff of gates comes from all of them, whether all are used or not.
+            // The cutoff of Gaussian top-k needs all gates, even for a dense FFN.
             _ if dense && !c.form.has_gate_top() => Naming::All,
             Some(stored) if stored.predicts() => Naming::Predictor,
             _ => Naming::Gates,
@@ -85,7 +85,7 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        // First, so that the measured process size includes its driver.
+        // Loaded first, so that the measured process size includes the driver.
         let device = checked_device(&options, &shape, &layout, c)?;
         let (planner, known) = Planner::new(Opened {
             verdict: device.as_ref().map(|device| device.1),
@@ -115,7 +115,7 @@ impl Parts {
     }
 }
 
-/// Without zeros and without a threshold nothing can be skipped.
+/// Whether no neuron can be skipped: neither exact zeros nor a threshold.
 fn skips_nothing(c: &ModelConfig, stored: Option<&StoredPredictors>, mode: Sparsity) -> bool {
     match stored {
         Some(stored) => !c.has_zeros() && !stored.cuts(),
@@ -140,7 +140,7 @@ impl Parts {
     }
 }
 
-/// Prepares the options' device for the model's FFN and compares it with the CPU.
+/// Prepares the options' device for the model's FFN and checks it against the CPU.
 fn checked_device(
     options: &Options,
     shape: &FfnShape,
@@ -151,7 +151,7 @@ fn checked_device(
         return Ok(None);
     };
     let refused = match () {
-        // A device activates each gate by itself.
+        // A device activates each gate on its own.
         () if c.form.has_gate_top() => {
             Some("models without a Gaussian top-k, and this one has one")
         }
@@ -167,7 +167,8 @@ fn checked_device(
     let verdict = checked(&lease, &shape.of_device())?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
+    // Built now, so that the process size in the plan includes the driver's code. Devices with
+    // other bits multiply no matrices.
     let products = verdict.same_bits.then(|| multiplied(&layout.container, c));
     for (dtype, cols) in products.into_iter().flatten() {
         lease.prepare_products(verdict.kernels.order, dtype, cols)?;
@@ -239,15 +240,15 @@ impl Planner {
         match budget {
             Budget::Bytes(bytes) => bytes,
             Budget::Auto => auto_budget(&self.needs_with(&self.needs, self.longest_chunk())),
-            // Everything, including the chunk that is chosen then.
+            // Everything, including the chunk chosen then.
             Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
             Budget::FfnShare(share) => self.budget_for_share(share),
         }
     }
 }
 
-/// The full budget, limited to what the machine can safely give; if that is too little, the
-/// smallest feasible budget, provided the machine has it.
+/// The full budget, limited to what the machine can safely give. If that is too small, the smallest
+/// feasible budget, provided the machine has it.
 fn auto_budget(needs: &Needs) -> u64 {
     let full = needs.full_budget();
     let Some(safe) = mem::auto_budget() else {
@@ -292,7 +293,7 @@ fn check_options(o: &Options, c: &ModelConfig) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// Each invalid option has its own error with the valid range.
+    /// Each invalid option has its own error, with the valid range.
     #[test]
     fn invalid_options_have_distinct_errors() {
         let model = Model::demo().unwrap();

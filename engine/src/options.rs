@@ -7,19 +7,19 @@ use emberflow_kernels::DType;
 use crate::ablation::Ablation;
 use crate::device::Device;
 
-/// Sparsity mode (DESIGN §6).
+/// Sparsity mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
-    /// `predicted` where the container has predictors that pay, else `exact` where it equals dense,
+    /// `predicted` if the container has predictors that pay off; else `exact` if it equals dense;
     /// else `dense`.
     #[default]
     Auto,
     /// Every neuron.
     Dense,
-    /// Gate first, then Up and Down only of neurons that fire.
+    /// Gates first, then Up and Down only of neurons that fire.
     Exact,
-    /// A predictor selects the neurons whose Gate is computed; then as `exact`. False negatives are
-    /// missing from the result.
+    /// A predictor selects neurons; then as `exact` among them. Neurons it misses do not
+    /// contribute.
     Predicted,
 }
 
@@ -38,24 +38,24 @@ impl Sparsity {
 /// Memory budget.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
-    /// As much as is safe on this machine.
+    /// As much as the model needs and is safe on this machine.
     Auto,
     /// Resident memory of the whole process, in bytes.
     Bytes(u64),
-    /// Enough to keep this share (0 to 1) of the FFN's bytes resident, but at least the smallest
+    /// Enough to keep this share (0 to 1) of the FFN weights resident, but at least the smallest
     /// feasible budget.
     FfnShare(f64),
 }
 
-/// How neurons without a resident gate are read (PowerInfer-2 §4.4). Affects speed, not results.
+/// How neurons without a resident Gate row are read (PowerInfer-2 §4.4). Affects speed only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
-    /// Whichever costs less on the device for the container's format.
+    /// The cheaper of the two on the device and for the container's format.
     #[default]
     Auto,
     /// Whole clusters, sequentially.
     One,
-    /// The Gate part, then Up and Down if it fires.
+    /// The Gate row first, then Up and Down if it fires.
     Two,
 }
 
@@ -64,16 +64,16 @@ pub enum Phases {
 pub struct Options {
     /// Memory for the whole process.
     pub budget: Budget,
-    /// Compute threads, the caller included; 0 = one per core, or fewer where the planner expects
-    /// more speed.
+    /// Compute threads including the caller's; 0 = one per core, or fewer if the planner expects
+    /// higher speed.
     pub threads: usize,
     /// Sparsity mode.
     pub sparsity: Sparsity,
-    /// Lock the regions in memory, where permitted.
+    /// Lock the regions in memory, if permitted.
     pub lock: bool,
     /// Context length in positions: prompt plus generated tokens.
     pub context: usize,
-    /// Length of the longest prompt, if known, to limit the chunk and its memory. 0 = up to
+    /// Length of the longest prompt in tokens, if known; limits the chunk and its memory. 0 = up to
     /// `context`.
     pub prompt: usize,
     /// Most concurrent sequences; the plan reserves keys and values for them.
@@ -85,12 +85,12 @@ pub struct Options {
     pub preemption: bool,
     /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
-    /// A device that holds and computes the hottest neurons, and how many bytes of them; `None` for as
-    /// many as the plan chooses. Changes no bit on a device that has the CPU's.
+    /// A device that holds and computes the hottest neurons. With the CPU's bits it changes no
+    /// text.
     pub device: Option<Device>,
-    /// See `device`.
+    /// Device memory for neurons in bytes; `None` = the planner's choice.
     pub device_memory: Option<u64>,
-    /// What only measurements set.
+    /// Settings for measurements only.
     pub lab: Lab,
 }
 
@@ -124,23 +124,23 @@ impl Default for Options {
     }
 }
 
-/// What measurements set and users leave at its default: mechanisms that are switched off, choices
-/// that are the planner's, observers. None changes a result.
+/// Settings for measurements: disabled mechanisms, overridden planner choices, observers. None
+/// changes a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lab {
     /// Enabled mechanisms.
     pub ablation: Ablation,
-    /// Read strategy where Gate rows are not resident.
+    /// Read strategy if Gate rows are not resident.
     pub phases: Phases,
-    /// Whether a mixture's experts are read before the layer that visits them is reached, by a guess of its router.
+    /// Prefetch experts of the next layer, guessed by its router.
     pub read_ahead: bool,
-    /// Whether Gate rows stay resident where that is possible, also if whole clusters are expected to be faster.
+    /// Keep Gate rows resident if possible, even if whole clusters are expected to be faster.
     pub gates_stay: bool,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
     pub io_core: Option<usize>,
-    /// Prompt tokens per pass; 0 = as many as the budget affords.
+    /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
@@ -149,9 +149,9 @@ pub struct Lab {
     /// Count how often each neuron of experts fires, for [`crate::Engine::take_fired`], within the
     /// budget.
     pub count_fired: bool,
-    /// Whether plans follow what was measured and saved of this machine; else it is taken for an ordinary one.
+    /// Plan with the saved profiles of this machine; otherwise with assumed rates.
     pub profiles: bool,
-    /// Root of the system's energy sensors: `/sys`.
+    /// Root of the system's energy sensors, normally `/sys`.
     pub sysfs: PathBuf,
 }
 

@@ -1,11 +1,11 @@
-//! The rows that travel through the layers together.
+//! The rows of a pass.
 
 /// The rows of a pass and its progress.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
     /// Residual stream, `[rows × d_model]`.
     pub x: Vec<f32>,
-    /// What else a row consists of: other streams and the inputs of all layers, `[rows × beside]`.
+    /// Further data per row: other residual streams, per-layer inputs; `[rows × beside]`.
     pub beside: Vec<f32>,
     pub rows: usize,
     /// Number of completed layers; `None` before the embedding.
@@ -13,7 +13,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// For up to `rows` rows of `d` elements, and `beside` beside each.
+    /// Buffers for up to `rows` rows of `d` elements, plus `beside` further elements each.
     pub fn new(rows: usize, d: usize, beside: usize) -> Self {
         Self {
             x: vec![0.0; rows * d],

@@ -1,4 +1,4 @@
-//! Rotary position embedding: angles.
+//! Rotary position embedding (RoPE): angles.
 
 use emberflow_models::config::{ModelConfig, Rope, RopeScaling};
 
@@ -9,12 +9,12 @@ pub struct RopeTable {
     /// Cosines of the rows of the current chunk, `[tokens × dims/2]`.
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// Factor of cosines and sines.
+    /// Factor of cosines and sines (`attention_factor`).
     factor: f32,
 }
 
 impl RopeTable {
-    /// A table for chunks of up to `tokens` rows of sequences of up to `context` positions.
+    /// A table for chunks of up to `tokens` rows in sequences of up to `context` positions.
     pub fn new(rope: &Rope, tokens: usize, context: usize) -> Self {
         let inv_freq = inverse_frequencies(rope, context);
         let n = inv_freq.len() * tokens;
@@ -44,17 +44,17 @@ impl RopeTable {
     }
 }
 
-/// The angles of all layers, and of those with a window where theirs are others.
+/// Angles of global layers, and of layers with a sliding window if they have other frequencies.
 #[derive(Debug, Clone)]
 pub struct Ropes {
     all: RopeTable,
     local: Option<RopeTable>,
-    /// By layer: whether it has a window.
+    /// By layer: whether it has a sliding window.
     windowed: Vec<bool>,
 }
 
 impl Ropes {
-    /// Tables for chunks of up to `tokens` rows of sequences of up to `context` positions.
+    /// Tables for chunks of up to `tokens` rows in sequences of up to `context` positions.
     pub fn new(c: &ModelConfig, tokens: usize, context: usize) -> Self {
         let local = c.form.local_rope.as_ref();
         Self {
@@ -72,7 +72,7 @@ impl Ropes {
         }
     }
 
-    /// The table of layer `layer`.
+    /// The table of a layer.
     pub fn of(&self, layer: usize) -> &RopeTable {
         let windowed = self.windowed.get(layer) == Some(&true);
         let local = self.local.as_ref().filter(|_| windowed);
@@ -80,9 +80,11 @@ impl Ropes {
     }
 }
 
-/// LongRoPE's divisors depend on the longest position that is possible, not on the positions so far:
-/// a key that is stored would have to be rotated again. (transformers decides by the longest
-/// position of a pass, llama.cpp by the context, too.)
+/// Inverse frequencies `θ^(−2i/dims)` with the model's scaling.
+///
+/// LongRoPE's divisors depend on the longest possible position, not on the positions so far: stored
+/// keys would have to be rotated again. (llama.cpp also decides by the context, transformers by the
+/// longest position of a pass.)
 fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
     let power = |i: u32| libm::powf(rope.theta, (2 * i) as f32 / rope.dims as f32);
     let frequencies = 0..rope.dims / 2;
@@ -113,7 +115,8 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
     }
 }
 
-/// The part of frequency `i` that YaRN keeps: 1 of the highest, 0 of the lowest, a ramp between.
+/// YaRN: share of the unscaled frequency `i`; 1 for the highest, 0 for the lowest, a linear ramp
+/// between.
 fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
     let RopeScaling::Yarn {
         beta_fast,
@@ -126,7 +129,7 @@ fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
         return 1.0;
     };
     let (dims, theta) = (f64::from(rope.dims), f64::from(rope.theta));
-    // the frequency that turns so often over the original context
+    // Index of the frequency with this many turns over the original context.
     let place = |turns: f32| {
         let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
         dims * libm::log(context) / (2.0 * libm::log(theta))
@@ -138,7 +141,7 @@ fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
         (low, high)
     };
     let (low, high) = (low.max(0.0), high.min(dims - 1.0));
-    // without a ramp, a step
+    // Without a ramp, a step.
     let width = if high == low { 0.001 } else { high - low };
     1.0 - ((f64::from(i) - low) / width).clamp(0.0, 1.0) as f32
 }

@@ -1,6 +1,6 @@
-//! The router of a mixture of experts: which experts each row visits, and with what weights.
+//! Router of a mixture of experts: the experts that each row visits, and their weights.
 //!
-//! Scores become weights in f32 and in a fixed order. Of equal scores the lower expert is chosen.
+//! Scores become weights in f32 in a fixed order. Ties go to the lower expert number.
 
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{Mixture, ModelConfig, Scoring};
@@ -12,16 +12,16 @@ use crate::weights::{FfnBiases, Router};
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    /// Experts per layer, and how many of them a row visits.
+    /// Experts per layer; experts per row (`chosen`).
     experts: usize,
     chosen: usize,
-    /// Scores, then shares, `[rows × experts]`.
+    /// Scores, then probabilities, `[rows × experts]`.
     scores: Vec<f32>,
-    /// By row, the chosen experts.
+    /// Chosen experts by row.
     choices: Vec<Choice>,
-    /// First route of each expert among `rows` and `weights`, and the end.
+    /// Start of each expert's routes in `rows` and `weights`, plus the end.
     first: Vec<u32>,
-    /// Rows by expert, ascending, and their weights.
+    /// Rows by expert, ascending; their weights.
     rows: Vec<u32>,
     weights: Vec<f32>,
     /// Weight of the shared expert by row; empty without one.
@@ -47,7 +47,7 @@ impl Routes {
         }
     }
 
-    /// Bytes that [`Routes::new`] allocates, and those of a layer's units.
+    /// Bytes allocated by [`Routes::new`] and for a layer's units.
     pub fn bytes_for(c: &ModelConfig, rows: usize) -> usize {
         let Some(mixture) = &c.mixture else {
             return 0;
@@ -94,12 +94,12 @@ impl Routes {
         }
     }
 
-    /// What [`Routes::choose`] chose for `n` rows, by row, the largest share first.
+    /// The choices of [`Routes::choose`] for `n` rows, row by row, largest weight first.
     pub fn choices(&self, n: usize) -> &[Choice] {
         &self.choices[..n * self.chosen]
     }
 
-    /// Groups the choices of `n` rows by expert.
+    /// Groups the choices of `n` rows by expert (counting sort).
     fn sort(&mut self, n: usize) {
         let choices = &self.choices[..n * self.chosen];
         self.first.fill(0);
@@ -109,7 +109,7 @@ impl Routes {
         for expert in 0..self.experts {
             self.first[expert + 1] += self.first[expert];
         }
-        // `first` moves to the end of each expert's routes, which is the first of the next.
+        // After this loop `first[e]` is the end of expert e's routes, which is the start of e + 1.
         for (row, choices) in (0..).zip(choices.chunks_exact(self.chosen)) {
             for choice in choices {
                 let next = &mut self.first[choice.expert as usize];
@@ -122,14 +122,14 @@ impl Routes {
         self.first[0] = 0;
     }
 
-    /// The experts that any row visits, ascending.
+    /// Experts visited by at least one row, ascending.
     pub fn visited(&self) -> impl Iterator<Item = u32> + Clone + '_ {
         let experts = (0..).zip(self.first.windows(2));
         (experts.filter(|(_, ends)| ends[0] < ends[1])).map(|(expert, _)| expert)
     }
 
-    /// The units of work of a layer of `n` rows whose banks begin at `bank` and have these biases: the
-    /// visited experts, ascending, and the shared one.
+    /// Units of a layer of `n` rows whose banks begin at `bank` and have these biases: the visited
+    /// experts in ascending order, then the shared one.
     pub fn units<'a>(
         &'a self,
         bank: u32,
@@ -169,7 +169,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + math::exp(-x))
 }
 
-/// Scores to shares of their sum.
+/// Softmax in place.
 fn softmax(scores: &mut [f32]) {
     let most = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
     let mut sum = 0.0;
@@ -180,7 +180,7 @@ fn softmax(scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
-/// The largest scores, descending, as `choices`; takes them out of `scores`.
+/// Moves the largest scores, in descending order, to `choices`; their entries become −∞.
 fn pick(scores: &mut [f32], choices: &mut [Choice]) {
     for choice in choices {
         let mut best = 0;
@@ -193,23 +193,22 @@ fn pick(scores: &mut [f32], choices: &mut [Choice]) {
             expert: best as u32,
             weight: scores[best],
         };
-        // below every other
         scores[best] = f32::NEG_INFINITY;
     }
 }
 
-/// sparsemixer (arXiv 2409.12136) at inference: the highest scores, one after the other, each with
-/// its share among the scores that are lower by at most `2 · jitter`, relative to the larger
-/// magnitude; takes them out of `scores`.
+/// SparseMixer (arXiv 2409.12136) at inference: the highest scores one by one. The weight of each
+/// is its softmax share among the remaining scores that differ from it by at most `2 · jitter`,
+/// relative to the larger magnitude. Chosen entries become −∞.
 fn mix(scores: &mut [f32], choices: &mut [Choice], jitter: f32) {
     for choice in choices {
         pick(scores, std::slice::from_mut(choice));
         let best = choice.weight;
-        // those taken out before are below every other
+        // Entries chosen before are −∞.
         let others = scores.iter().filter(|score| score.is_finite());
         let near = others.filter(|score| {
             let distance = (best - **score) / score.abs().max(best);
-            // none if both are 0
+            // NaN if both are 0.
             distance.is_nan() || distance <= 2.0 * jitter
         });
         let sum = near.fold(1.0, |sum, score| sum + math::exp(*score - best));
@@ -217,7 +216,7 @@ fn mix(scores: &mut [f32], choices: &mut [Choice], jitter: f32) {
     }
 }
 
-/// Turns the scores of the chosen experts into weights.
+/// Converts the scores of the chosen experts to weights.
 fn weigh(choices: &mut [Choice], mixture: &Mixture) {
     if mixture.scoring == Scoring::Sigmoid {
         (choices.iter_mut()).for_each(|choice| choice.weight = sigmoid(choice.weight));
@@ -301,7 +300,7 @@ mod tests {
             jitter: 0.0,
         };
         let weights = |scoring, renormalise| {
-            // far above where a sigmoid in f32 is 1
+            // Far above the point where an f32 sigmoid reaches 1.
             let mut choices = [Choice::default(); 2];
             pick(&mut [-1.0, 40.0, 0.0, 30.0], &mut choices);
             assert_eq!(choices.map(|c| c.expert), [1, 3]);
@@ -313,7 +312,7 @@ mod tests {
         assert_eq!(weights(Scoring::Sigmoid, true), [0.5, 0.5]);
     }
 
-    /// Numbers of transformers' `sparsemixer` for these scores.
+    /// Values of transformers' `sparsemixer` for these scores.
     #[test]
     fn sparsemixer_weighs_the_scores_near_the_best() {
         let mixed = |scores: [f32; 4], jitter| {

@@ -1,7 +1,7 @@
-//! A guess at the next layer's experts: its router looks at the residual stream one layer early.
+//! Predicts the next layer's experts: its router is applied to the residual stream one layer early.
 //!
-//! The stream changes little from layer to layer, so most guesses are right. They are read behind
-//! what this layer needs and change no result.
+//! The residual stream changes little from layer to layer, so most predictions are right. Predicted
+//! experts are read after the needs of this layer and change no result.
 
 use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;
@@ -12,7 +12,7 @@ use crate::norm::rows_or_copy;
 use crate::router::Routes;
 use crate::weights::LayerWeights;
 
-/// Buffers of a guess for one token.
+/// Buffers for one token.
 pub(crate) struct RouterAhead {
     normed: Vec<f32>,
     input: Activations,
@@ -35,7 +35,7 @@ impl RouterAhead {
         })
     }
 
-    /// Bytes that [`RouterAhead::new`] allocates.
+    /// Bytes allocated by [`RouterAhead::new`].
     pub fn bytes_for(c: &ModelConfig, threads: usize) -> u64 {
         let d = c.d_model as usize;
         let floats = d + threads * Matrix::scratch_len(d);
@@ -45,8 +45,8 @@ impl RouterAhead {
         }
     }
 
-    /// The banks of layer `next` that a token whose residual stream is `x` is likely to visit, the
-    /// likeliest first; none of a dense layer. The layer's banks begin at `first`.
+    /// Banks of layer `next` that a token with residual stream `x` is likely to visit, most likely
+    /// first; empty for a dense layer. The layer's first bank is `first`.
     pub fn banks(
         &mut self,
         on: &Compute,

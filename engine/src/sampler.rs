@@ -22,41 +22,42 @@ pub struct Sampling {
     /// Softmax temperature; 0 = greedy.
     #[serde(serialize_with = "as_written")]
     pub temperature: f32,
-    /// Keep only the `k` likeliest tokens; 0 = all.
+    /// Keep only the `k` most likely tokens; 0 = all.
     pub top_k: usize,
-    /// Keep the smallest set of likeliest tokens with at least this probability mass; 1 = all.
+    /// Keep the smallest set of most likely tokens with at least this probability mass (nucleus); 1
+    /// = all.
     #[serde(serialize_with = "as_written")]
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    /// Drop tokens whose probability is below this share of the largest; 0 = none.
     #[serde(serialize_with = "as_written")]
     pub min_p: f32,
-    /// Keep the tokens whose surprise is nearest to the mean, with this probability mass; 1 = all. After
-    /// the filters above (locally typical sampling, arXiv 2202.00666).
+    /// Keep the tokens whose surprise is closest to its mean (the entropy) up to this probability
+    /// mass; 1 = all. Applied after the filters above (locally typical sampling, arXiv 2202.00666).
     pub typical_p: f32,
-    /// Drop tokens whose logit is more than so many standard deviations of all logits below the largest
-    /// (arXiv 2411.07641); 0 or less = none.
+    /// Drop tokens whose logit is more than this many standard deviations below the largest
+    /// (top-nσ, arXiv 2411.07641); 0 or less = none.
     pub top_n_sigma: f32,
-    /// With this probability, drop all tokens but the least likely of those that have at least the
-    /// probability `xtc_threshold`; 0 = never. After all other filters.
+    /// With this probability, drop all tokens of at least probability `xtc_threshold` except the least
+    /// likely of them (exclude top choices); 0 = never. Applied after all other filters.
     pub xtc_probability: f32,
-    /// Of `xtc_probability`; above 0.5 it has no effect.
+    /// Probability threshold of XTC; above 0.5 it has no effect.
     pub xtc_threshold: f32,
-    /// Divide positive (multiply negative) logits of recent tokens by this; 1 = off.
+    /// Divide positive and multiply negative logits of recent tokens by this; 1 = off.
     #[serde(serialize_with = "as_written")]
     pub repetition_penalty: f32,
-    /// Last tokens to which `repetition_penalty` applies.
+    /// Number of recent tokens to which `repetition_penalty` applies.
     pub penalty_window: usize,
-    /// Subtract this from the logits of generated tokens; 0 = off.
+    /// Subtract this from the logits of tokens generated before; 0 = off.
     #[serde(serialize_with = "as_written")]
     pub presence_penalty: f32,
-    /// Subtract this for each time that a token was generated; 0 = off.
+    /// Subtract this from a token's logit for each time it was generated; 0 = off.
     #[serde(serialize_with = "as_written")]
     pub frequency_penalty: f32,
     /// Seed of the random number generator.
     pub seed: u64,
 }
 
-/// Writes 0.7 as 0.7 and not as the nearest f32, 0.699999988.
+/// Writes 0.7 as 0.7 and not as the f64 value of its f32, 0.699999988.
 fn as_written<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     let shortest = value.to_string().parse::<f64>();
     serializer.serialize_f64(shortest.unwrap_or(f64::from(*value)))
@@ -84,7 +85,7 @@ impl Default for Sampling {
 }
 
 impl fmt::Display for Sampling {
-    /// What differs from greedy sampling, in words.
+    /// The parameters that differ from greedy sampling, in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let off = Self::default();
         match self.temperature {
@@ -198,10 +199,10 @@ impl Sampling {
     }
 }
 
-/// Recent tokens subject to the repetition penalty where no number is given.
+/// Default window of the repetition penalty in tokens, as in llama.cpp.
 const PENALTY_WINDOW: usize = 64;
 
-/// A change of a token's logit.
+/// An additive change of a token's logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bias {
     /// The token.
@@ -210,31 +211,31 @@ pub struct Bias {
     pub add: f32,
 }
 
-/// A token and how often it was drawn.
+/// A token and the number of times it was drawn.
 #[derive(Debug, Clone, Copy)]
 struct Drawn {
     token: u32,
     times: u32,
 }
 
-/// A seeded sampler. Allocates once, for its vocabulary, and for the tokens it counts for the
-/// presence and frequency penalties.
+/// A seeded sampler. Allocates once for its vocabulary, and for the tokens counted by the presence
+/// and frequency penalties.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Sampling,
     rng: ChaCha8Rng,
     candidates: Vec<(f32, u32)>,
-    /// Those that a constraint allows, before rules.
+    /// The candidates that a constraint allows, before rules are applied.
     allowed: Vec<(f32, u32)>,
-    /// For sorting them; without a temperature empty.
+    /// Scratch for sorting; empty without a temperature.
     spare: Vec<(f32, u32)>,
     bias: Vec<Bias>,
-    /// In the order of their numbers.
+    /// In the order of token numbers.
     drawn: Vec<Drawn>,
     rules: Arc<TextRules>,
-    /// A token was drawn.
+    /// Whether a token was drawn.
     begun: bool,
-    /// Tokens that are penalised.
+    /// Tokens to penalise.
     recent: Vec<u32>,
 }
 
@@ -259,22 +260,22 @@ impl Sampler {
         }
     }
 
-    /// Holds the tokens to `rules`.
+    /// Restricts tokens by `rules`.
     #[must_use]
     pub fn with_rules(mut self, rules: Arc<TextRules>) -> Self {
         self.rules = rules;
         self
     }
 
-    /// Adds `bias` to logits before all else.
+    /// Adds `bias` to the logits before anything else.
     #[must_use]
     pub fn with_bias(mut self, bias: Vec<Bias>) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Samples the next token. `history` is all tokens of the sequence. NaN logits are never
-    /// chosen; if all are NaN the result is token 0.
+    /// Samples the next token. `history`: all tokens of the sequence. NaN logits are never chosen;
+    /// if all are NaN, the result is token 0.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
         self.sample_under(logits, history, None)
     }
@@ -295,7 +296,7 @@ impl Sampler {
             self.allowed.clone_from(&self.candidates);
         }
         (self.rules).hold(&mut self.candidates, |c| c.1, history, begins);
-        // The constraint takes precedence: if the rules leave none of its tokens, they do not apply here.
+        // The constraint takes precedence: rules that leave none of its tokens are ignored.
         if self.candidates.is_empty() && constraint.is_some() {
             std::mem::swap(&mut self.candidates, &mut self.allowed);
         }
@@ -324,7 +325,7 @@ impl Sampler {
             self.penalise_recent(history);
         }
         if s.temperature == 0.0 {
-            // Argmax: the first of the largest.
+            // Argmax; the first of equal ones.
             return self
                 .candidates
                 .iter()
@@ -341,7 +342,7 @@ impl Sampler {
         let Some(&(max, first)) = self.candidates.first() else {
             return 0;
         };
-        // Unnormalized softmax, likeliest first.
+        // Unnormalised softmax, most likely token first.
         let mut sum = 0.0f32;
         for c in &mut self.candidates {
             c.0 = libm::expf((c.0 - max) / s.temperature);
@@ -377,12 +378,11 @@ impl Sampler {
         first
     }
 
-    /// Makes the last tokens less likely, each once.
+    /// Applies the repetition penalty, once per distinct recent token.
     fn penalise_recent(&mut self, history: &[u32]) {
         self.recent.clear();
         let window = history.len().saturating_sub(self.settings.penalty_window);
         self.recent.extend_from_slice(&history[window..]);
-        // Once per distinct token.
         self.recent.sort_unstable();
         self.recent.dedup();
         for id in &self.recent {
@@ -393,12 +393,12 @@ impl Sampler {
         }
     }
 
-    /// A random number of 0 or more and below 1.
+    /// A uniform random number in [0, 1).
     fn share(&mut self) -> f32 {
         (self.rng.next_u32() >> 8) as f32 / (1u32 << 24) as f32
     }
 
-    /// Sorts candidates by descending logit, ties by id, and truncates to top-k.
+    /// Sorts candidates by descending logit, ties by token number, and truncates to top-k.
     fn keep_likeliest(&mut self) {
         let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let k = self.settings.top_k;
@@ -412,7 +412,7 @@ impl Sampler {
     }
 }
 
-/// Adds to the logit of `token`, if that is among `candidates`, which are ordered by token.
+/// Adds `add` to the logit of `token`, if it is among `candidates`, which are ordered by token.
 fn add(candidates: &mut [(f32, u32)], token: u32, add: f32) {
     if let Ok(at) = candidates.binary_search_by_key(&token, |c| c.1) {
         candidates[at].0 += add;
@@ -468,7 +468,7 @@ mod tests {
         let wanted =
             "temperature 1, top-k 40, top-p 0.95, min-p 0.05, repetition penalty 1.1, seed 7";
         assert_eq!(all, wanted);
-        // what has no effect is not said
+        // Parameters without effect are omitted.
         let greedy = shown(|s| (s.temperature, s.top_p) = (0.0, 0.5));
         assert_eq!(greedy, "greedy");
     }

@@ -1,4 +1,4 @@
-//! Scratch of a forward pass, allocated once.
+//! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{ModelConfig, Parallel};
@@ -34,7 +34,7 @@ impl ScratchRoom {
     }
 }
 
-/// The largest products of projections, for `rows` rows, and of the head, for `batch`.
+/// Largest products on a device: of projections, for `rows` rows, and of the head, for `batch`.
 pub(crate) fn product_room(
     c: &ModelConfig,
     rows: usize,
@@ -49,14 +49,15 @@ pub(crate) fn product_room(
     }
 }
 
-/// Buffers of a pass, without its residual stream.
+/// Buffers of a pass, except its residual stream.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Normalized input of a block, `[rows × d_model]`.
+    /// Normalised input of a block, `[rows × d_model]`.
     pub normed: Vec<f32>,
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
-    /// Attention's output in a layer whose FFN reads the same input, `[rows × d_model]`; else empty.
+    /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
+    /// d_model]`; otherwise empty.
     pub parallel: Vec<f32>,
     /// Queries, `[rows × heads·head_dim]`.
     pub q: Vec<f32>,
@@ -69,9 +70,9 @@ pub(crate) struct Scratch {
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
     /// and query head. Empty if the context is a single block.
     pub partials: Vec<f32>,
-    /// Dequantized rows for multi-token matrix products, by thread.
+    /// Dequantised rows for multi-token products, by thread.
     pub rows: Vec<Vec<f32>>,
-    /// Quantized input of a matrix.
+    /// Quantised input of a matrix.
     pub input: Activations,
     /// Routes of a layer's rows to experts.
     pub routes: Routes,
@@ -102,7 +103,7 @@ impl Scratch {
         new
     }
 
-    /// Buffers for other numbers of rows. Logits stay.
+    /// Resizes the buffers for another number of rows, except the logits.
     pub fn set_rows(&mut self, c: &ModelConfig, rows: usize) {
         let [d, q, kv, _] = widths(c);
         let all = [
@@ -117,13 +118,13 @@ impl Scratch {
         for (buffer, width) in all {
             renew(buffer, rows * width);
         }
-        // The old ones first, so that both never exist at once.
+        // The old buffer is freed first, so that both never exist at once.
         self.input = Activations::default();
         self.input = Activations::with_capacity(d.max(q), rows);
         self.routes = Routes::new(c, rows);
     }
 
-    /// Bytes that [`Scratch::new`] allocates.
+    /// Bytes allocated by [`Scratch::new`].
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, q, kv, vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);

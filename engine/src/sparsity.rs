@@ -1,7 +1,7 @@
 //! Choice of the sparsity mode.
 //!
-//! It depends on the container alone, not on budget or machine, so that memory pressure cannot
-//! change a model's text.
+//! It depends on the container only, not on budget or machine, so that memory pressure cannot
+//! change a text.
 
 use emberflow_models::config::ModelConfig;
 
@@ -9,27 +9,27 @@ use crate::error::Error;
 use crate::ffn::StoredPredictors;
 use crate::options::Sparsity;
 
-/// Bytes of Gate rows that prediction must save per bank and token to pay. It costs one or two
+/// Bytes of Gate rows per bank and token that a predictor must save to pay off. It costs one or two
 /// parallel sections, about 10 µs, in which a small machine reads this much.
-const MIN_SAVING: f64 = 256.0 * 1024.0;
+const MIN_SAVING: u64 = 256 << 10;
 
 /// A mode and its reason.
 #[derive(Debug, Clone)]
-pub(crate) struct Choice {
+pub(crate) struct SparsityChoice {
     pub sparsity: Sparsity,
     pub reason: String,
 }
 
-/// Resolves `wanted` for a model with `gate_bytes` of Gate rows in total.
+/// Resolves `wanted` for a model with `gate_bytes` bytes of Gate rows.
 pub(crate) fn choose(
     wanted: Sparsity,
     c: &ModelConfig,
     stored: Option<&StoredPredictors>,
     gate_bytes: u64,
-) -> Result<Choice, Error> {
+) -> Result<SparsityChoice, Error> {
     let (activation, sparse) = (c.ffn_kind.activation, c.has_zeros());
     let asked = |sparsity| {
-        Ok(Choice {
+        Ok(SparsityChoice {
             sparsity,
             reason: "as asked".into(),
         })
@@ -40,7 +40,7 @@ pub(crate) fn choose(
         Sparsity::Exact => Err(Error::NotSparse { activation }),
         Sparsity::Predicted if stored.is_some() => asked(Sparsity::Predicted),
         Sparsity::Predicted => Err(Error::NoPredictors),
-        Sparsity::Auto if !sparse => Ok(Choice {
+        Sparsity::Auto if !sparse => Ok(SparsityChoice {
             sparsity: Sparsity::Dense,
             reason: match stored {
                 Some(_) => "cutting small gates of this activation changes the text; \
@@ -54,8 +54,8 @@ pub(crate) fn choose(
 }
 
 /// The mode for an activation with exact zeros.
-fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> Choice {
-    let exact = |reason: String| Choice {
+fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> SparsityChoice {
+    let exact = |reason: String| SparsityChoice {
         sparsity: Sparsity::Exact,
         reason,
     };
@@ -72,10 +72,10 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
         .mixture
         .as_ref()
         .map_or(1, |m| m.chosen + u32::from(m.shared > 0));
-    let least = MIN_SAVING * f64::from(banks);
+    let least = MIN_SAVING as f64 * f64::from(banks);
     let kib = |bytes: f64| (bytes / 1024.0).round();
     if saved >= least {
-        Choice {
+        SparsityChoice {
             sparsity: Sparsity::Predicted,
             reason: format!(
                 "predictors save {} KiB of Gate rows per layer and token",

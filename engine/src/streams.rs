@@ -1,10 +1,11 @@
-//! Gemma 3n's residual streams (AltUp, arXiv 2301.13310), its low-rank path beside attention
-//! (LAuReL, arXiv 2411.07501), and its inputs by layer. Formulas as in `modeling_gemma3n.py`.
+//! Gemma 3n: several residual streams (AltUp, arXiv 2301.13310), a low-rank path parallel to
+//! attention (LAuReL, arXiv 2411.07501), and per-layer inputs. Formulas as in
+//! `modeling_gemma3n.py`.
 //!
-//! A layer reads and changes the first stream. Before it, routes that depend on the first stream mix
-//! all streams into predictions; after it, each stream takes a share of what the layer changed. A
-//! row's other streams and its inputs to all layers lie in [`Pass::beside`], so that a pass can yield
-//! between two layers.
+//! A layer reads and updates the first stream. Before it, *predict* mixes all streams with
+//! coefficients routed from the first; after it, *correct* adds to each stream its share of the
+//! layer's update. The other streams and the per-layer inputs of a row lie in [`Pass::beside`], so
+//! that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{Activation, ModelConfig, Streams};
@@ -19,19 +20,20 @@ use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::weights::Loader;
 
-/// Smallest mean square of a stream that another one's magnitude is given to.
+/// Lower bound of a stream's mean square before another one's magnitude is transferred to it
+/// (transformers: `epsilon`).
 const LEAST_SQUARE: f32 = 1e-5;
 
 /// Weights outside the layers.
 #[derive(Debug)]
 struct StreamWeights {
-    /// From the embedding to each stream but the first, `[d_model × d_model]`.
+    /// From the embedding to each further stream, `[d_model × d_model]`.
     into: Vec<Matrix>,
-    /// Back from each, `[d_model × d_model]`.
+    /// From each further stream back, `[d_model × d_model]`.
     out: Vec<Matrix>,
-    /// From the embedding to the inputs of all layers, `[layers·per_layer × d_model]`.
+    /// From the embedding to the per-layer inputs, `[layers·per_layer × d_model]`.
     inputs: Matrix,
-    /// Norm of what it gives for one layer.
+    /// Norm of each layer's input.
     inputs_norm: Vec<f32>,
 }
 
@@ -55,7 +57,7 @@ struct LayerStreams {
 }
 
 impl StreamWeights {
-    /// Reads and verifies them; `None` for a model of one stream.
+    /// Reads and verifies the weights; `None` for a model with one stream.
     pub fn load(from: &Loader<'_>, c: &ModelConfig) -> Result<Option<Self>, Error> {
         let Some(streams) = c.form.streams else {
             return Ok(None);
@@ -81,7 +83,7 @@ impl StreamWeights {
 }
 
 impl LayerStreams {
-    /// Reads and verifies them; `None` for a model of one stream.
+    /// Reads and verifies the weights; `None` for a model with one stream.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
         let Some(streams) = c.form.streams else {
             return Ok(None);
@@ -149,28 +151,28 @@ impl Sizes {
         })
     }
 
-    /// Elements of a row's inputs to all layers.
+    /// Elements of a row's per-layer inputs.
     fn inputs(self) -> usize {
         self.layers * self.per_layer
     }
 
-    /// Elements of a row's other streams.
+    /// Elements of a row's further streams.
     fn others(self) -> usize {
         (self.count - 1) * self.d
     }
 }
 
-/// Elements of a row of a pass besides the residual stream that layers read.
+/// Elements per row of [`Pass::beside`].
 pub(crate) fn beside(c: &ModelConfig) -> usize {
     Sizes::of(c).map_or(0, |sizes| sizes.others() + sizes.inputs())
 }
 
-/// Elements of a row that a layer reads and changes: all its streams.
+/// Elements per row of all streams.
 pub(crate) fn width(c: &ModelConfig) -> usize {
     c.d_model as usize + Sizes::of(c).map_or(0, Sizes::others)
 }
 
-/// Puts the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
+/// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
 pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
     let (d, beside) = (c.d_model as usize, beside(c));
     for (number, row) in rows.chunks_exact(width(c)).enumerate() {
@@ -180,7 +182,7 @@ pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
     }
 }
 
-/// What [`put`] takes, of the rows of a pass.
+/// Inverse of [`put`].
 pub(crate) fn get(c: &ModelConfig, pass: &Pass, rows: &mut Vec<f32>) {
     let (d, beside) = (c.d_model as usize, beside(c));
     rows.clear();
@@ -190,7 +192,7 @@ pub(crate) fn get(c: &ModelConfig, pass: &Pass, rows: &mut Vec<f32>) {
     }
 }
 
-/// The residual streams of a model: weights and buffers.
+/// The streams of a model: weights and buffers.
 #[derive(Debug)]
 pub(crate) struct ResidualStreams {
     weights: StreamWeights,
@@ -199,7 +201,7 @@ pub(crate) struct ResidualStreams {
 }
 
 impl ResidualStreams {
-    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model of one
+    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model with one
     /// stream.
     pub fn load(
         container: &Container,
@@ -227,8 +229,8 @@ impl ResidualStreams {
         self.weights.bytes_per_token() + layers.sum::<u64>()
     }
 
-    /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
-    /// [`ResidualStreams::inputs`] takes.
+    /// Buffer for the rows of the input table, `[rows × layers·per_layer]`, consumed by
+    /// [`ResidualStreams::inputs`].
     pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
         self.state.table_rows(rows)
     }
@@ -270,11 +272,11 @@ pub(crate) struct StreamState {
     sizes: Sizes,
     /// The first stream's prediction, `[rows × d_model]`.
     predicted: Vec<f32>,
-    /// A result of `d_model` or of all layers' inputs, `[rows × width]`.
+    /// A result of width `d_model` or of all per-layer inputs, `[rows × width]`.
     wide: Vec<f32>,
-    /// A result of few elements, `[rows × width]`.
+    /// A narrow result, `[rows × width]`.
     narrow: Vec<f32>,
-    /// Routes, and a row's streams one by one: `[streams]`, `[streams²]`.
+    /// Router output of a row, `[streams]`; its mixing coefficients, `[streams²]`.
     routes: Vec<f32>,
     coefficients: Vec<f32>,
 }
@@ -287,7 +289,7 @@ fn widths(c: &ModelConfig, sizes: Sizes) -> [usize; 3] {
 }
 
 impl StreamState {
-    /// For passes of up to `rows` rows; `None` for a model of one stream.
+    /// For passes of up to `rows` rows; `None` for a model with one stream.
     pub fn new(c: &ModelConfig, rows: usize) -> Option<Self> {
         let sizes = Sizes::of(c)?;
         let [predicted, wide, narrow] = widths(c, sizes).map(|width| vec![0.0; rows * width]);
@@ -301,24 +303,24 @@ impl StreamState {
         })
     }
 
-    /// Bytes that [`StreamState::new`] allocates.
+    /// Bytes allocated by [`StreamState::new`].
     pub fn bytes_for(c: &ModelConfig, rows: usize) -> u64 {
         let Some(sizes) = Sizes::of(c) else { return 0 };
         let elements: usize = widths(c, sizes).iter().sum();
         4 * (rows * elements + sizes.count * (1 + sizes.count)) as u64
     }
 
-    /// Room for the rows of the table of inputs, `[rows × layers·per_layer]`, which
-    /// [`StreamState::inputs`] takes.
+    /// Buffer for the rows of the input table, `[rows × layers·per_layer]`, consumed by
+    /// [`StreamState::inputs`].
     fn table_rows(&mut self, rows: usize) -> &mut [f32] {
         &mut self.wide[..rows * self.sizes.inputs()]
     }
 
-    /// Makes the inputs of all layers from the embedding and the rows of the table.
+    /// Computes the per-layer inputs from the embedding and the table's rows.
     fn inputs(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         let (rows, width) = (pass.rows, z.others() + z.inputs());
-        // what the table gives
+        // Contribution of the table.
         let factor = (z.per_layer as f32).sqrt();
         for (row, table) in (pass.beside.chunks_exact_mut(width))
             .zip(self.wide.chunks_exact(z.inputs()))
@@ -328,7 +330,7 @@ impl StreamState {
                 *to = from * factor;
             }
         }
-        // and what the embedding does
+        // Contribution of the embedding.
         let x = &pass.x[..rows * z.d];
         let input = Input::new(on.cpu, x, rows, &mut s.input);
         let wide = &mut self.wide[..rows * z.inputs()];
@@ -347,7 +349,7 @@ impl StreamState {
         }
     }
 
-    /// Makes the other streams from the embedding.
+    /// Computes the further streams from the embedding.
     fn others(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         let (rows, width) = (pass.rows, z.others() + z.inputs());
@@ -366,7 +368,7 @@ impl StreamState {
         }
     }
 
-    /// Mixes the streams into what a layer begins with.
+    /// Predict: mixes the streams into the layer's inputs.
     fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         self.route(on, w, &pass.x[..pass.rows * z.d], s);
@@ -381,7 +383,7 @@ impl StreamState {
         }
     }
 
-    /// Adds the low-rank path, whose input is `normed`, to the first stream behind attention.
+    /// Adds the low-rank path (input: `normed`) to the first stream after attention.
     fn add_laurel(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         let rank = w.left.rows();
@@ -403,7 +405,8 @@ impl StreamState {
         }
     }
 
-    /// Gives every stream its share of what layer `number` changed, and the others the layer's input.
+    /// Correct: adds each stream's share of the update of layer `number`, and the layer's gated
+    /// input to the further streams.
     fn correct(
         &mut self,
         on: &Compute,
@@ -433,8 +436,8 @@ impl StreamState {
         self.add_input(on, w, number, pass, s);
     }
 
-    /// Adds the gated input of layer `number` to the streams but the first; `s.normed` holds the
-    /// gate's input.
+    /// Adds the gated input of layer `number` to the further streams; `s.normed` holds the gate's
+    /// input.
     fn add_input(
         &mut self,
         on: &Compute,
@@ -467,7 +470,7 @@ impl StreamState {
         }
     }
 
-    /// Merges all streams into the first, behind the last layer.
+    /// Merges all streams into the first, after the last layer.
     fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         let width = z.others() + z.inputs();
@@ -494,7 +497,7 @@ impl StreamState {
         }
     }
 
-    /// Routes of the rows of `x`, `[rows × streams]` of `self.narrow`.
+    /// Router outputs for the rows of `x`, `[rows × streams]`, in `self.narrow`.
     fn route(&mut self, on: &Compute, w: &LayerStreams, x: &[f32], s: &mut Scratch) {
         let (z, rows) = (self.sizes, x.len() / self.sizes.d);
         let normed = &mut s.normed[..x.len()];
@@ -513,7 +516,7 @@ impl StreamState {
     }
 }
 
-/// The norm before the router, and the factor behind it.
+/// Norm before the router, and a factor after it.
 struct RouterNorm<'a> {
     weight: &'a [f32],
     eps: f32,
@@ -537,7 +540,7 @@ fn products(matrix: &[f32], x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Adds to each stream the sum of all, times its row of `coefficients`, `[streams × streams]`.
+/// `streams[i] += Σ_j coefficients[i][j] · streams[j]`, coefficients `[streams × streams]`.
 fn mix(z: Sizes, coefficients: &[f32], x: &mut [f32], others: &mut [f32]) {
     const MOST: usize = 8;
     for at in 0..z.d {
@@ -558,8 +561,8 @@ fn mix(z: Sizes, coefficients: &[f32], x: &mut [f32], others: &mut [f32]) {
     }
 }
 
-/// Adds to each stream its share of the difference between `x`, which becomes the first stream, and
-/// `predicted`, which that stream was.
+/// Adds to each stream its share of `x − predicted`: `x` is the updated first stream, `predicted`
+/// its value before the layer.
 fn share_change(shares: &[f32], predicted: &mut [f32], x: &mut [f32], others: &mut [f32]) {
     let d = x.len();
     for (stream, share) in others.chunks_exact_mut(d).zip(&shares[1..]) {
@@ -572,7 +575,7 @@ fn share_change(shares: &[f32], predicted: &mut [f32], x: &mut [f32], others: &m
     }
 }
 
-/// Gives `y` the magnitude of `x`.
+/// Scales `y` to the root mean square of `x`.
 fn match_magnitude(cpu: Cpu, x: &[f32], y: &mut [f32]) {
     let mean = |values: &[f32]| cpu.dot_f32(values, values) / values.len() as f32;
     let (target, found) = (mean(x).sqrt(), mean(y).max(LEAST_SQUARE).sqrt());

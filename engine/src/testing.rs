@@ -1,4 +1,4 @@
-//! Test container of random neurons, and stores over it.
+//! A test container of random neurons, and stores over it.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -170,7 +170,7 @@ impl World {
         })
     }
 
-    /// A plan with so many clusters and slots.
+    /// A plan with `hot_clusters` clusters and `slots` slots.
     pub fn plan(&self, gates_resident: bool, hot_clusters: u64, slots: u64) -> MemoryPlan {
         let gate_banks = if gates_resident {
             self.banks.len() as u64
@@ -180,7 +180,7 @@ impl World {
         self.plan_partly(gate_banks, hot_clusters, slots)
     }
 
-    /// The same with resident Gate rows of the first `gate_banks` banks.
+    /// The same with resident Gate rows in the first `gate_banks` banks.
     pub fn plan_partly(&self, gate_banks: u64, hot_clusters: u64, slots: u64) -> MemoryPlan {
         MemoryPlan {
             ledger: Ledger::new(1 << 30),
@@ -194,13 +194,13 @@ impl World {
         }
     }
 
-    /// Its banks as byte ranges, and what reads them.
+    /// The banks as byte ranges, and the file to read them from.
     pub fn layout(&self) -> Result<(Layout, FileSource), Error> {
         let container = Container::open(&self.path)?;
         Layout::new(container, self.format, self.layers() as u32)
     }
 
-    /// The bytes of a whole cluster as they are read into a stream buffer.
+    /// The bytes of a whole cluster as read into a stream buffer.
     pub fn cluster_bytes(&self, layout: &Layout, bank: u32, cluster: u32) -> Vec<u8> {
         let Cover { offset, len } = layout.cover_cluster(bank, cluster);
         let mut bytes = vec![0; len as usize];

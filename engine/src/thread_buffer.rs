@@ -1,9 +1,9 @@
-//! Scratch buffers: of a thread, and such as change their length.
+//! Scratch buffers: one per thread, and resizable ones.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A thread's buffer, and how often lengths had been set when it was made.
+/// A thread's buffer, and the value of [`SET`] when it was allocated.
 #[derive(Default)]
 struct Buffer {
     floats: Vec<f32>,
@@ -14,24 +14,25 @@ thread_local! {
     static BUFFER: RefCell<Buffer> = RefCell::default();
 }
 
-/// Length of every thread's buffer, so that it grows once and the token path does not allocate.
+/// Length of every thread's buffer in floats. Buffers are allocated once, so the token path does
+/// not allocate.
 static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
 
-/// How often it was set.
+/// Number of times the length was set.
 static SET: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes all buffers used from now on at least `len` floats long.
+/// Sets the length of all buffers to at least `len` floats.
 pub(crate) fn reserve(len: usize) {
     BUFFER_LEN.fetch_max(len, Ordering::Relaxed);
 }
 
-/// Makes them `len` floats long, each when it is used next, where they may be longer.
+/// Sets the length of all buffers to `len` floats; longer ones are reallocated on next use.
 pub(crate) fn set_len(len: usize) {
     BUFFER_LEN.store(len, Ordering::Relaxed);
     SET.fetch_add(1, Ordering::Release);
 }
 
-/// Runs `f` with this thread's buffer of at least `len` floats. Its contents are arbitrary.
+/// Calls `f` with this thread's buffer of at least `len` floats of arbitrary content.
 pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
         let set = SET.load(Ordering::Acquire);
@@ -44,7 +45,8 @@ pub(crate) fn with_thread_buffer<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R)
     })
 }
 
-/// Replaces a buffer by zeros of another length. Frees the old one first, so that both never exist at once.
+/// Replaces a buffer by zeros of another length. The old one is freed first, so that both never
+/// exist at once.
 pub(crate) fn renew(buffer: &mut Vec<f32>, len: usize) {
     *buffer = Vec::new();
     *buffer = vec![0.0; len];

@@ -8,7 +8,7 @@ pub static ATTENTION: Kind = Kind {
     keys: ["layer", ""],
 };
 
-/// A parallel section of an FFN: gates or clusters of a layer.
+/// A parallel section of an FFN: gates or clusters.
 pub static FFN: Kind = Kind {
     name: "ffn",
     keys: ["layer", ""],
@@ -38,19 +38,19 @@ pub static HEAD: Kind = Kind {
     keys: ["", ""],
 };
 
-/// Gates of one or several clusters, labelled with the first.
+/// Gates of one or several clusters, labelled by the first.
 pub static GATE: Kind = Kind {
     name: "gate",
     keys: ["layer", "cluster"],
 };
 
-/// Ups of some clusters, labelled with the first.
+/// Up products of several clusters, labelled by the first.
 pub static UP: Kind = Kind {
     name: "up",
     keys: ["layer", "cluster"],
 };
 
-/// Downs of a cluster.
+/// Down sums of a cluster.
 pub static DOWN: Kind = Kind {
     name: "down",
     keys: ["layer", "cluster"],
@@ -62,13 +62,13 @@ pub static WAIT: Kind = Kind {
     keys: ["layer", ""],
 };
 
-/// A device's part of products, from submission to the last result.
+/// A device's part of matrix products, from submission to the last result.
 pub static PRODUCTS: Kind = Kind {
     name: "products",
     keys: ["tokens", "rows"],
 };
 
-/// A device's part of a layer's FFN, from submission to the last sum.
+/// A device's part of an FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",
     keys: ["layer", "clusters"],

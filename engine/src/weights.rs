@@ -17,10 +17,10 @@ use crate::matrix::Sharing;
 use crate::norm::Norm;
 use crate::store::region;
 
-/// Threads that load layers.
+/// Threads that load layers: enough reads at once to keep storage busy.
 const LOADERS: usize = 4;
 
-/// Bytes of their stacks.
+/// Stack size of these threads in bytes.
 const STACK: usize = 256 << 10;
 
 /// The router of a layer's experts.
@@ -28,21 +28,20 @@ const STACK: usize = 256 << 10;
 pub struct Router {
     /// Scores of the experts, `[experts × d_model]`.
     pub scores: Matrix,
-    /// Biases of these scores, `[experts]`.
+    /// Biases of the scores, `[experts]`.
     pub bias: Option<Vec<f32>>,
     /// Gate of the shared expert, `[d_model]`.
     pub shared: Option<Vec<f32>>,
 }
 
-/// Biases of a layer's FFN, in packed order, one bank's after the other's. All banks are of the same
-/// size.
+/// Biases of a layer's FFN in packed order, bank by bank. All banks have the same size.
 #[derive(Debug)]
 pub(crate) struct FfnBiases {
     pub banks: usize,
-    /// Of Gate and Up, `[banks × neurons]` each; Up's is empty without a gate.
+    /// Biases of Gate and Up, `[banks × neurons]` each; Up's are empty without a gate.
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
-    /// Of Down, `[banks × d_model]`.
+    /// Biases of Down, `[banks × d_model]`.
     pub down: Vec<f32>,
 }
 
@@ -51,14 +50,14 @@ pub(crate) struct FfnBiases {
 pub(crate) struct LayerWeights {
     /// Norm before attention.
     pub attn_norm: Option<Norm>,
-    /// Norm of attention's output.
+    /// Norm of the output of attention.
     pub attn_post_norm: Option<Norm>,
     /// Query projection, `[heads·head_dim × d_model]`.
     pub q: Matrix,
-    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
+    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that shares the keys and
     /// values of another.
     pub k: Option<Matrix>,
-    /// Value projection, the same.
+    /// Value projection, as `k`.
     pub v: Option<Matrix>,
     /// Output projection, `[d_model × heads·head_dim]`.
     pub o: Matrix,
@@ -66,25 +65,24 @@ pub(crate) struct LayerWeights {
     pub qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     pub o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K, or over all of them; that of K is empty where there is
-    /// no K.
+    /// RMSNorm of Q and of K, over each head or over all heads; K's is empty if there is no K.
     pub qk_norm: Option<[Vec<f32>; 2]>,
-    /// RMSNorm over each head of V: ones.
+    /// RMSNorm over each head of V, with weights 1.
     pub value_norm: Option<Vec<f32>>,
-    /// Logit of each query head beside those of the positions.
+    /// Attention sink: an extra logit of each query head.
     pub sinks: Option<Vec<f32>>,
-    /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
+    /// Norm before the FFN; `None` also if the FFN reads the output of the norm before attention.
     pub ffn_norm: Option<Norm>,
-    /// Norm of the FFN's output.
+    /// Norm of the output of the FFN.
     pub ffn_post_norm: Option<Norm>,
     /// Biases of the FFN, or of every expert.
     pub ffn_bias: Option<FfnBiases>,
-    /// The router, where the FFN is a mixture of experts.
+    /// The router, if the FFN is a mixture of experts.
     pub router: Option<Router>,
 }
 
 impl LayerWeights {
-    /// The projections of attention.
+    /// Projections of attention.
     pub(crate) fn projections(&self) -> impl Iterator<Item = &Matrix> {
         let [k, v] = [&self.k, &self.v].map(Option::as_ref);
         [Some(&self.q), k, v, Some(&self.o)].into_iter().flatten()
@@ -106,20 +104,20 @@ impl LayerWeights {
 /// All resident weights.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// Output head, `[vocab × d_model]`; also the embedding where tied.
+    /// Output head, `[vocab × d_model]`; also the embedding if tied.
     pub head: Matrix,
-    /// Its bias, `[vocab]`.
+    /// Bias of the head, `[vocab]`.
     pub head_bias: Option<Vec<f32>>,
     /// Norm before the head.
     pub final_norm: Norm,
-    /// Learned positions.
+    /// Learned position embeddings.
     pub positions: Option<Matrix>,
     /// One entry per decoder layer.
     pub layers: Vec<LayerWeights>,
 }
 
 impl Weights {
-    /// Reads and verifies all weights, several layers at once: one read at a time leaves most of the
+    /// Reads and verifies all weights, several layers at once: single reads would leave most of the
     /// device idle.
     pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
         let src = Loader { container };
@@ -151,7 +149,7 @@ impl Weights {
                 let part = match thread.map(ScopedJoinHandle::join) {
                     Ok(Ok(part)) => part,
                     Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                    // The system has no thread for it.
+                    // No further thread could be started.
                     Err(_) => load(first),
                 };
                 parts.push(part?.into_iter());
@@ -167,13 +165,13 @@ impl Weights {
         })
     }
 
-    /// Shares them with a device, for whose products there is room then.
+    /// Shares the large matrices with a device.
     pub(crate) fn share(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
         sharing.make_room()?;
         sharing.share(self.large())
     }
 
-    /// The matrices that are worth a device: projections and head.
+    /// Matrices large enough for a device: projections and head.
     fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let projections = self
             .layers
@@ -182,8 +180,8 @@ impl Weights {
         projections.chain([&mut self.head])
     }
 
-    /// Share of the weights of projections and head that a device multiplies for one token, and the time
-    /// that was waited for it.
+    /// (Share of the weights of projections and head that a device multiplies for one token, time
+    /// spent waiting for it).
     pub(crate) fn on_device(&self) -> (f64, Duration) {
         let its = self.projections_on_device(1);
         let its = its + Matrix::weights_on_device([&self.head].into_iter(), 1);
@@ -192,7 +190,7 @@ impl Weights {
         (its / weights, Matrix::waited_for_device(all()))
     }
 
-    /// Share of the weights of projections that a device multiplies for `n` tokens of a prompt.
+    /// Share of the weights of projections that a device multiplies for `n` prompt tokens.
     pub(crate) fn prompt_on_device(&self, n: usize) -> f64 {
         let weights: f64 = self.all_projections().map(Matrix::weights).sum();
         self.projections_on_device(n) / weights
@@ -212,7 +210,7 @@ impl Weights {
         self.layers.iter().flat_map(LayerWeights::projections)
     }
 
-    /// What multiplies with a device, by matrix.
+    /// The device products of all matrices.
     pub(crate) fn products(&self) -> impl Iterator<Item = &Products> {
         let all = self.all_projections().chain([&self.head]);
         all.filter_map(|matrix| Some(&*matrix.device()?.of))
@@ -233,7 +231,7 @@ impl Weights {
         self.layers.iter().map(layer).sum::<u64>() + self.head.len()
     }
 
-    /// Bytes that [`Weights::load`] will allocate, from the directory alone.
+    /// Bytes that [`Weights::load`] will allocate, computed from the directory only.
     pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
         let on_flash = [
             (!c.tied_head).then(|| name_of(Role::Embed, 0)),
@@ -269,7 +267,7 @@ pub(crate) fn name_of(role: Role, layer: u32) -> String {
     .to_string()
 }
 
-/// Finds tensors and validates their shapes.
+/// Finds tensors and checks their shapes.
 pub(crate) struct Loader<'a> {
     pub container: &'a Container,
 }
@@ -382,8 +380,8 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// A norm before attention, FFN or head, of the kind that the model has there; `bias` is its
-    /// bias, where such norms have one.
+    /// A norm before attention, FFN or head, of the model's kind. `bias`: role of its bias, if such
+    /// norms have one.
     fn norm(
         &self,
         weight: Role,
@@ -402,13 +400,13 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// A norm of a layer's outputs, where the model has them.
+    /// A norm of a layer's outputs, if the model has them.
     fn post_norm(&self, role: Role, layer: u32, c: &ModelConfig) -> Result<Option<Norm>, Error> {
         let norm = c.form.post_norm.then(|| self.norm(role, None, layer, c));
         norm.transpose()
     }
 
-    /// The biases of a layer's FFN, where it has them.
+    /// The biases of a layer's FFN, if it has them.
     fn ffn_biases(&self, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
         if !c.form.ffn_bias {
             return Ok(None);
@@ -438,7 +436,7 @@ impl<'a> Loader<'a> {
         self.read(TensorId::layer(role, layer), rows, cols)
     }
 
-    /// One of several matrices of a role outside the layers.
+    /// One of several numbered matrices of a role outside the layers.
     pub fn numbered(
         &self,
         role: Role,
@@ -481,7 +479,7 @@ impl<'a> Loader<'a> {
         self.rows(role, layer, 1, n)
     }
 
-    /// The numbers of a matrix, row by row.
+    /// The values of a matrix, row by row.
     pub fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
         let m = self.matrix(role, layer, rows, n)?;
         let (cpu, mut out) = (Cpu::detect(), vec![0.0; rows * n]);

@@ -11,7 +11,7 @@ mod tests;
 
 use std::io::{self, Write};
 
-use emberflow_engine::split::{Choice, Curve, Pair, Partition, Product};
+use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
 use serde::Serialize;
 
 use self::snapdragon::{GPU, GRID, NPU, PAIR, Published, SLOW_SYNC, TABLE};
@@ -99,7 +99,7 @@ struct Report {
 }
 
 fn row(pair: &Pair<'_>, of: &Published) -> Row {
-    let Choice { partition, seconds } = pair.solve(of.product, &GRID);
+    let Solution { partition, seconds } = pair.solve(of.product, &GRID);
     Row {
         weights: [of.product.rows, of.product.cols],
         tokens: [of.product.n, of.until],

@@ -1,4 +1,4 @@
-//! Down vectors in mxfp4. The blocks of the published Down matrices lie along the neurons, so 32
+//! Down vectors in mxfp4. The blocks of the published Down matrices run along the neurons, so 32
 //! consecutive neurons share the exponents of all their elements.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!                   scales: the exponents of elements i·d/32 to (i + 1)·d/32 of all 32 neurons
 //! ```
 //!
-//! A neuron's Down takes as many bytes as any row of mxfp4, and no bit of it is lost; but the 32
-//! are summed together. That is no loss where every neuron is needed.
+//! A neuron's Down has as many bytes as any mxfp4 row and loses no bit, but the 32 neurons must be
+//! summed together. That costs nothing if every neuron is needed.
 
 use emberflow_kernels::{Cpu, DType, GROUP, QuantizeError, Row, mxfp4_group, mxfp4_scale};
 
@@ -20,13 +20,13 @@ pub const NEURONS: usize = GROUP;
 /// Longest vector.
 pub(super) const MOST: usize = GROUP * ONES.len();
 
-/// Exponents for which a row's numbers are its doubled nibbles.
+/// Exponents for which the values of a row are its doubled nibbles.
 static ONES: [u8; 4096] = [128; 4096];
 
-/// Appends 32 neurons' vectors of `d` elements, `rows [32 × d]`, as rows of mxfp4.
+/// Encodes the vectors of 32 neurons, `rows [32 × d]`, and appends them as mxfp4 rows.
 ///
 /// # Errors
-/// [`QuantizeError::NotExact`] for an element that has no common exponent for all 32.
+/// [`QuantizeError::NotExact`] for an element without a common exponent for all 32.
 pub fn encode(rows: &[f32], d: usize, out: &mut Vec<u8>) -> Result<(), QuantizeError> {
     let (dtype, of_row) = (DType::Mxfp4, DType::Mxfp4.row_bytes(d));
     let (quants, share) = (dtype.quants_bytes(d), d / NEURONS);
@@ -46,7 +46,7 @@ pub fn encode(rows: &[f32], d: usize, out: &mut Vec<u8>) -> Result<(), QuantizeE
     Ok(())
 }
 
-/// The numbers of 32 neurons' vectors, `out [32 × d]`.
+/// Decodes the vectors of 32 neurons, `out [32 × d]`.
 pub fn decode(cpu: Cpu, rows: &[Row<'_>], out: &mut [f32]) {
     let d = rows.first().map_or(1, |row| row.len());
     let mut scales = vec![0.0; d];
@@ -57,9 +57,9 @@ pub fn decode(cpu: Cpu, rows: &[Row<'_>], out: &mut [f32]) {
     }
 }
 
-/// `out[t] = Σ factors[i × tokens + t] · row i` for whole groups of 32 rows, `out [tokens × d]`. A
-/// group's products are summed before its exponents are applied. `memory` has at least `2 · d`
-/// floats; with `d` more for each further token up to [`TOKENS`], so many share a decoded row.
+/// `out[t] = Σ_i factors[i × tokens + t] · row i` for whole groups of 32 rows; `out [tokens × d]`.
+/// Products of a group are summed before the exponents are applied. `memory` has at least `2 · d`
+/// floats; each further `d`, up to [`TOKENS`], lets one more token share a decoded row.
 pub(crate) fn sum(
     cpu: Cpu,
     factors: &[f32],
@@ -76,7 +76,7 @@ pub(crate) fn sum(
     let tile = (memory.len() / d).min(TOKENS);
     let mut of_tile = [0.0; NEURONS * TOKENS];
     let groups = factors.chunks_exact(NEURONS * tokens);
-    // An incomplete group is one with damaged neurons, which ends the pass.
+    // An incomplete group has damaged neurons, which end the pass.
     for (factors, rows) in groups.zip(rows.chunks_exact(NEURONS)) {
         fill_scales(rows, scales);
         let rows: [Row<'_>; NEURONS] = std::array::from_fn(|i| doubled(rows[i]));
@@ -103,13 +103,13 @@ pub(crate) fn sum(
     }
 }
 
-/// A row without its exponents.
+/// A row with exponents replaced by 1: its doubled nibbles.
 fn doubled(row: Row<'_>) -> Row<'_> {
     let ones = &ONES[..DType::Mxfp4.scales_bytes(row.len())];
     Row::split(DType::Mxfp4, row.len(), row.quants(), ones)
 }
 
-/// The factors of all elements, from the share of each neuron.
+/// Scale factors of all elements, from each neuron's part of the exponents.
 fn fill_scales(rows: &[Row<'_>], scales: &mut [f32]) {
     let exponents = rows.iter().flat_map(|row| row.scales());
     for (scale, &e) in scales.iter_mut().zip(exponents) {
@@ -158,7 +158,7 @@ mod tests {
             let expected: f64 = (0..2 * NEURONS).map(exact).sum();
             assert!((f64::from(sum) - expected).abs() <= 1e-4 * (1.0 + expected.abs()));
         }
-        // every instruction set gives the same
+        // Every instruction set gives the same bits.
         for cpu in Cpu::all() {
             let mut again = vec![0.0; tokens * d];
             sum(cpu, &factors, &rows, tokens, &mut memory, &mut again);

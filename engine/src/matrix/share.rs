@@ -1,5 +1,5 @@
-//! Which resident matrices a device multiplies too, and how fast: each format and width is tried when
-//! the engine is opened, the CPU at work beside it.
+//! Which resident matrices a device multiplies too, and how many rows. Each format and width is
+//! timed when the engine is opened, while the CPU computes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,43 +17,43 @@ use crate::device::{
 use crate::error::Error;
 use crate::input::Input;
 
-/// Numbers of tokens that are tried.
+/// Token counts that are timed.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
 
-/// Rows of the small product that tells what launching takes.
+/// Rows of the small product whose time gives the launch cost.
 const FEW: usize = 64;
 
-/// Runs of each, of which the fastest counts.
+/// Timed runs of each product; the fastest counts.
 const RUNS: usize = 3;
 
-/// Matrices of a format and width that the device has, and their numbers.
+/// Matrices with one format and width that the device stores, and their numbers on the device.
 struct Kind<'m> {
     dtype: DType,
     cols: usize,
     matrices: Vec<(&'m mut Matrix, usize)>,
 }
 
-/// A device, and what is at hand to try it.
+/// A device, and the resources for timing it.
 pub(crate) struct Sharing<'a> {
     pub device: &'a Arc<InUse>,
     pub on: &'a Compute,
     pub scratch: &'a mut [Vec<f32>],
     pub room: ProductRoom,
     pub tracer: Tracer,
-    /// Bytes of its memory that matrices may take.
+    /// Bytes of device memory for matrices.
     pub spare: u64,
 }
 
 impl Sharing<'_> {
-    /// Makes room for the products.
+    /// Allocates buffers for the products.
     ///
     /// # Errors
-    /// Not enough memory.
+    /// Not enough device memory.
     pub fn make_room(&mut self) -> Result<(), Error> {
         Ok(self.device.dense().make_product_room(&self.room)?)
     }
 
-    /// Shares matrices with the device, as many as have room in its memory.
+    /// Shares as many matrices with the device as fit in its memory.
     ///
     /// # Errors
     /// The driver's, or wrong products.
@@ -61,14 +61,14 @@ impl Sharing<'_> {
         &mut self,
         matrices: impl Iterator<Item = &'m mut Matrix>,
     ) -> Result<(), Error> {
-        // How rows are divided depends on what was measured, and must not decide on a text.
+        // The share of rows follows measured times, which must not decide on a text.
         if !self.device.same_bits() {
             return Ok(());
         }
         let mut kinds: Vec<Kind<'m>> = Vec::new();
         for matrix in matrices {
             let (dtype, cols) = (matrix.dtype(), matrix.cols());
-            // In tiles the last one may have places without rows.
+            // The last tile may be partly empty.
             let places = matrix.rows().next_multiple_of(TILE_ROWS);
             let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
             if !multiplies(dtype) || len > self.spare {
@@ -100,8 +100,8 @@ impl Sharing<'_> {
         Ok(())
     }
 
-    /// Compares products of matrices with the CPU's and takes their times, unless these are known. `None` if
-    /// they have other bits although the device's sums of the FFN have the CPU's.
+    /// Products of the device for a kind of matrix: compared with the CPU's and timed, unless known
+    /// from before. `None` if their bits differ although the device's FFN sums have the CPU's bits.
     fn tried(&mut self, kind: &Kind<'_>) -> Result<Option<Products>, Error> {
         let of = self.compared(kind);
         let known = self.device.lease().known_products(of)?;
@@ -126,7 +126,7 @@ impl Sharing<'_> {
         Ok(Some(Products::new(device, samples, results, tracer)))
     }
 
-    /// What is compared: the largest matrices of a kind.
+    /// Size of the compared products: the largest matrices of a kind.
     fn compared(&self, kind: &Kind<'_>) -> OfProducts {
         let rows = kind.matrices.iter().map(|(m, _)| m.rows()).max();
         let rows = rows.unwrap_or(0);
@@ -142,7 +142,8 @@ impl Sharing<'_> {
         }
     }
 
-    /// Whether products are as they were: one is compared, so that the driver has run the kernel.
+    /// Whether the device still computes the CPU's products. Compares one, which also makes the
+    /// driver load the kernel.
     fn agrees(&mut self, kind: &Kind<'_>, rows: usize, times: &Times) -> Result<bool, Error> {
         let largest = kind.matrices.iter().find(|(m, _)| m.rows() == rows);
         let Some((matrix, number)) = largest else {
@@ -153,8 +154,8 @@ impl Sharing<'_> {
         Ok(apart == 0.0 || !times.same_bits)
     }
 
-    /// Compares products and takes their times, each of another matrix, so that they come from memory as they
-    /// will; and keeps what came out.
+    /// Compares and times products, each with another matrix so that weights come from memory as in
+    /// a run. Stores the result.
     fn measured(&mut self, kind: &Kind<'_>, of: OfProducts) -> Result<Times, Error> {
         let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == of.rows);
         let mut next = largest.cycle();
@@ -201,8 +202,9 @@ impl Sharing<'_> {
         Ok(times)
     }
 
-    /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,
-    /// both at work at once where they share a memory, and how far their products are from each other.
+    /// Times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n`
+    /// tokens, and the largest difference between their products. If the two share a memory, they
+    /// are timed while both compute.
     fn one(
         &mut self,
         matrix: &Matrix,
@@ -225,13 +227,13 @@ impl Sharing<'_> {
         let mut take = || -> Result<Duration, DeviceError> {
             let took = self.device.dense().take_products(ticket, &mut found)?;
             Ok(if took.is_zero() {
-                // It has no clock of its own.
+                // A device without a clock is timed by the CPU.
                 start.elapsed()
             } else {
                 took
             })
         };
-        // What has a memory of its own is not slowed by the CPU, and need not have a clock.
+        // A device with separate memory is not slowed by the CPU and may lack a clock.
         let apart = !self.device.dense().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
@@ -246,7 +248,7 @@ impl Sharing<'_> {
     }
 }
 
-/// The line through the times of two numbers of rows.
+/// Launch cost and cost per row: the line through the times of two row counts.
 fn sample(n: usize, rows: [usize; 2], cols: usize, times: [f64; 2]) -> Sample {
     let all = times[1] / rows[1].max(1) as f64;
     let slope = if rows[1] > rows[0] {
@@ -254,7 +256,7 @@ fn sample(n: usize, rows: [usize; 2], cols: usize, times: [f64; 2]) -> Sample {
     } else {
         all
     };
-    // Where a few rows are no faster, launching is all that was measured.
+    // If few rows are no faster, only the launch was measured.
     let row = slope.clamp(all * 0.01, all);
     Sample {
         n,

@@ -56,7 +56,7 @@ fn stream_buffers_follow_the_budget_and_the_device() {
     let half = large.plan(large.budget_for_share(0.5)).unwrap();
     assert_eq!(half.stream_buffers, 12);
     assert_eq!(half.ledger.held("stream"), 8 * (16 << 10));
-    // Nothing streams where everything fits.
+    // Nothing streams if everything fits.
     let all = large.plan(large.full_budget()).unwrap();
     assert_eq!((all.hot_clusters, all.stream_buffers), (63, 4));
 }
@@ -70,15 +70,18 @@ fn with_predictors_bundles_stay_whole_until_everything_fits() {
     };
     assert_eq!(n.base(), needs().base() + (300 << 10));
     let small = n.plan(n.smallest_budget()).unwrap();
-    assert_eq!((small.residency(), small.slots), (Residency::Bundles, 256));
+    assert_eq!(
+        (small.residency(), small.slots),
+        (SlotContents::Bundles, 256)
+    );
     for share in [0.4, 0.8, 0.95] {
         let part = n.plan(n.budget_for_share(share)).unwrap();
-        assert_eq!(part.residency(), Residency::Bundles);
+        assert_eq!(part.residency(), SlotContents::Bundles);
         let held = part.ffn_resident_share(&n);
         assert!((share - 0.02..=share).contains(&held), "{share}: {held}");
     }
     let all = n.plan(n.full_budget()).unwrap();
-    assert_eq!(all.residency(), Residency::GatesResident);
+    assert_eq!(all.residency(), SlotContents::GatesResident);
     assert_eq!(all.ffn_resident_share(&n), 1.0);
 }
 
@@ -87,13 +90,13 @@ fn gates_are_resident_first_when_they_fit() {
     let n = needs();
     let smallest = n.smallest_budget();
     let plan = n.plan(smallest).unwrap();
-    assert_eq!((plan.residency(), plan.slots), (Residency::Bundles, 0));
+    assert_eq!((plan.residency(), plan.slots), (SlotContents::Bundles, 0));
     let plan = n.plan(with_kernel(smallest + n.with_gates())).unwrap();
-    assert_eq!(plan.residency(), Residency::GatesResident);
+    assert_eq!(plan.residency(), SlotContents::GatesResident);
     let all = n.plan(n.full_budget()).unwrap();
     assert_eq!(
         (all.hot_clusters, all.slots, all.residency()),
-        (63, 0, Residency::GatesResident)
+        (63, 0, SlotContents::GatesResident)
     );
     assert_eq!(all.ffn_resident_share(&n), 1.0);
 }
@@ -104,7 +107,7 @@ fn some_banks_have_gates_and_the_others_stream() {
         gate_banks: 2,
         ..needs()
     };
-    // 8000 neurons in 4 banks: half of the rows, and two clusters of slots.
+    // 8000 neurons in 4 banks: half of the Gate rows, and two clusters of slots.
     let least = with_kernel(n.base() + n.gates / 2 + 256 * 1024);
     let before = n.plan(least - 4096).unwrap();
     assert_eq!((before.gate_banks, before.slots), (0, 0));
@@ -117,7 +120,7 @@ fn some_banks_have_gates_and_the_others_stream() {
     assert_eq!(plan.ledger.held("gates"), n.gates / 2);
     let share = 0.5 / 3.0 + 256.0 / 8000.0 * 2.0 / 3.0;
     assert!((plan.ffn_resident_share(&n) - share).abs() < 1e-9);
-    // More slots than neurons of these banks are of no use.
+    // More slots than these banks have neurons are useless.
     assert_eq!(n.plan(n.full_budget()).unwrap().slots, 4000);
     let mapped = plan.limited_to(Ablation::Mmap, &n);
     assert_eq!((mapped.gate_banks, mapped.ledger.held("gates")), (0, 0));
@@ -193,12 +196,12 @@ fn a_share_counts_every_weight_once() {
     let n = needs();
     for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
         let plan = n.plan(n.budget_for_share(share)).unwrap();
-        // 62 clusters of 128 and one of 64, all counted alike
+        // 62 clusters of 128 and one of 64, all counted alike.
         let hot = plan.hot_clusters as f64 * 8000.0 / 63.0;
         let units = (plan.slots as f64 + hot).min(8000.0);
         let resident = match plan.residency() {
-            Residency::GatesResident => units * 680.0 + 8000.0 * 340.0,
-            Residency::Bundles => units * 1020.0,
+            SlotContents::GatesResident => units * 680.0 + 8000.0 * 340.0,
+            SlotContents::Bundles => units * 1020.0,
         };
         let distinct = resident / (8000.0 * 1020.0);
         assert!((distinct - plan.ffn_resident_share(&n)).abs() < 1e-9);
@@ -223,7 +226,7 @@ proptest! {
         prop_assert!(held <= plan.budget());
         prop_assert!(plan.slots >= n.min_slots
             || plan.hot_clusters == n.clusters
-            || plan.residency() == Residency::Bundles);
+            || plan.residency() == SlotContents::Bundles);
         let more = n.plan(n.smallest_budget() + extra + (1 << 20)).unwrap();
         prop_assert!(more.ffn_resident_share(&n) >= plan.ffn_resident_share(&n)
             || more.residency() != plan.residency());

@@ -1,4 +1,4 @@
-//! Per-token metrics of a run, and the memory bandwidth to compare them with.
+//! Metrics per token of a run, and the memory bandwidth to compare them with.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub struct Details {
     pub hot_cut: f64,
     /// Latency in milliseconds.
     pub ms: Vec<f64>,
-    /// Milliseconds in the FFNs, and the part of it in predictors.
+    /// Milliseconds in the FFNs; the part spent in predictors (`predict_ms`).
     pub ffn_ms: Vec<f64>,
     /// See `ffn_ms`.
     pub predict_ms: Vec<f64>,
@@ -48,7 +48,7 @@ pub struct Details {
 }
 
 impl Details {
-    /// Metrics of the passes `steps` of a generation of `texts` sequences. Measures the memory
+    /// Metrics of the passes `steps` of a generation with `texts` sequences. Measures the memory
     /// bandwidth, which takes 0.3 s.
     pub fn new(engine: &mut Engine, texts: usize, steps: &[Step], latencies: &[Duration]) -> Self {
         let mut probe = Probe::new(engine);
@@ -90,7 +90,7 @@ impl Details {
     }
 }
 
-/// Five decimals.
+/// Rounded to five decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1e5).round() / 1e5
 }

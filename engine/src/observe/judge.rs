@@ -8,9 +8,9 @@ use crate::error::Error;
 use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
 use crate::model::Model;
 
-/// Counts true and false positives of a container's predictors while a model runs without them. The
-/// observed engine must keep its gates ([`Lab::observe`](crate::Lab::observe)) and must not run `predicted`
-/// itself.
+/// True and false positives of a container's predictors, counted while a model runs without them.
+/// The observed engine must record its gates ([`Lab::observe`](crate::Lab::observe)) and must not
+/// use the predictors itself.
 pub struct Judge {
     on: Compute,
     predictors: Predictors,
@@ -83,8 +83,8 @@ impl Judge {
         }
     }
 
-    /// Counts by layer. In a layer without a predictor every neuron counts as predicted, or, with a
-    /// threshold, every neuron above it.
+    /// Counts by layer. In a layer without a predictor every neuron counts as predicted; in one
+    /// with a cutoff only, every neuron above it.
     pub fn layers(&self) -> &[Quality] {
         &self.layers
     }

@@ -1,4 +1,4 @@
-//! What a device held and did.
+//! What a device stores and computes.
 
 use serde::Serialize;
 
@@ -6,57 +6,58 @@ use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
 
-/// The device of a run, since the engine was opened.
+/// A run's device, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Version of its driver.
     pub driver: String,
-    /// Whether its memory is the machine's, so that what it holds counts in the budget.
+    /// Whether the device shares the machine's memory, so that its clusters count in the budget.
     pub unified: bool,
-    /// Clusters of neurons that it holds.
+    /// Clusters of neurons stored on the device.
     pub clusters: u64,
-    /// Their share of the FFN, 0 to 1.
+    /// Share of the FFN stored on the device, 0 to 1.
     pub ffn_share: f64,
-    /// The share of the FFN that it computes, by the rows of a pass: one text's next token, those of all
-    /// texts at once, a chunk of a prompt. The processor computes the rest of what it holds.
+    /// Share of the FFN computed by the device, by the rows of a pass: decode of one text, decode
+    /// of all texts, a prompt chunk. The CPU computes the rest.
     pub computed: Vec<Computed>,
-    /// Of a prompt's chunk: the rows that it computes with all neurons, of which those that it does not hold pass
-    /// through its buffers.
+    /// Rows of a prompt chunk that the device computes with all neurons; neurons it does not store
+    /// pass through its buffers.
     pub streamed: Streamed,
-    /// Bytes of what it holds.
+    /// Bytes of the neurons on the device.
     pub bytes: u64,
-    /// Class of its numerics: `cpu` where its sums have the CPU's bits, else the device and driver.
-    /// Texts and hashes can be compared within a class.
+    /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
+    /// hashes are comparable within a class.
     pub numerics: String,
-    /// Its kernels for the FFN: how neurons lie, who computes a row, items of work groups. No bit depends on them.
+    /// FFN kernels: neuron layout, work per row, work-group size. They do not change any bit.
     pub kernels: String,
-    /// Largest deviation from the CPU in the check at the start, as a share of the largest sum.
+    /// Largest deviation from the CPU in the check at the start, relative to the largest sum.
     pub deviation: f64,
-    /// Milliseconds for a piece of work of any size, in that check.
+    /// Milliseconds per launch of any size, in that check.
     pub launch_ms: f64,
-    /// GB/s of weights that it computed with besides, and one thread of the CPU.
+    /// Weights per second of the device in GB/s, without launches; of one CPU thread
+    /// (`cpu_gb_per_s`).
     pub gb_per_s: f64,
     /// See `gb_per_s`.
     pub cpu_gb_per_s: f64,
-    /// Share of the weights of projections and head that it multiplies for one token, 0 to 1.
+    /// Share of the weights of projections and head that the device multiplies in decode, 0 to 1.
     pub products_share: f64,
-    /// Share of the weights of projections that it multiplies for a whole chunk of a prompt, 0 to 1.
+    /// Share of the weights of projections that the device multiplies in a prompt chunk, 0 to 1.
     pub prompt_share: f64,
-    /// Why it multiplies nothing, if it does not.
+    /// Why the device multiplies no projections, if so.
     pub no_products: Option<&'static str>,
-    /// Share of the gates that it computes for one token from resident Gate rows, 0 to 1.
+    /// Share of the gates of resident Gate rows that the device computes in decode, 0 to 1.
     pub gates_share: f64,
-    /// Why it holds nothing, if it does not.
+    /// Why the device stores no neurons, if so.
     pub idle: Option<&'static str>,
-    /// Milliseconds that the compute threads waited for it.
+    /// Milliseconds for which the compute threads waited for the device.
     pub wait_ms: f64,
-    /// Why it was given up, if it was.
+    /// The failure after which the device was not used again.
     pub lost: Option<String>,
 }
 
-/// What a device computes in a pass.
+/// The device's part of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Computed {
     /// Rows of the pass.
@@ -65,19 +66,19 @@ pub struct Computed {
     pub ffn_share: f64,
 }
 
-/// Rows of a prompt's chunk on a device.
+/// Rows of a prompt chunk that a device computes with all neurons.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Streamed {
-    /// Rows that it computes; 0 where the processor would have to wait for it.
+    /// Rows on the device; 0 if the CPU would have to wait for it.
     pub rows: usize,
-    /// Of so many.
+    /// Rows of the chunk.
     pub chunk: usize,
-    /// Bytes of the buffers.
+    /// Bytes of the stream buffers.
     pub bytes: u64,
 }
 
 impl Engine {
-    /// The device, and what it has done since the engine was opened; `None` without one.
+    /// The device and its counts since the engine was opened; `None` without a device.
     pub fn device(&self) -> Option<DeviceReport> {
         let device = self.options().device.as_ref()?;
         Some(DeviceReport::of(self, device, self.verdict?))
@@ -129,35 +130,35 @@ impl DeviceReport {
             cpu_gb_per_s: rate(verdict.cpu),
             products_share,
             prompt_share,
-            no_products: match verdict.same_bits {
-                _ if products_share > 0.0 || prompt_share > 0.0 => None,
-                true => Some("by measurement the processor alone is faster"),
-                false => {
-                    Some("its bits are not the processor's, and times must not decide on a text")
-                }
-            },
+            no_products: (products_share <= 0.0 && prompt_share <= 0.0).then_some(
+                if verdict.same_bits {
+                    "the CPU alone measured faster"
+                } else {
+                    "its results differ from the CPU's, and times must not change a text"
+                },
+            ),
             gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
-                Some(_) => "what --device gives it or the budget leaves no room for a cluster",
-                None => "by the check it would save nothing, or nothing is hot",
+                Some(_) => "neither --device nor the budget leaves room for a cluster",
+                None => "it would save no time, or no cluster is hot",
             }),
             wait_ms: (store.device.waited() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: store.device.lost().map(ToString::to_string),
         }
     }
 
-    /// What it computes by the rows of a pass.
+    /// The computed share by rows of a pass.
     fn computed_in_words(&self) -> String {
         let of = |c: &Computed| format!("{:.0} % for {}", 100.0 * c.ffn_share, c.rows);
         let all: Vec<String> = self.computed.iter().map(of).collect();
         format!("{} rows", all.join(", "))
     }
 
-    /// A line for people.
+    /// One line for the summary.
     pub(super) fn summary(&self) -> String {
         let numerics = match self.numerics.as_str() {
             "cpu" => "same bits as the CPU".to_owned(),
-            _ => "numerics of its own".to_owned(),
+            _ => "results differ from the CPU's".to_owned(),
         };
         let held = match (&self.lost, self.idle) {
             (Some(why), _) => format!("given up: {why}"),
@@ -171,7 +172,7 @@ impl DeviceReport {
             ),
         };
         let products = match self.no_products {
-            Some(why) => format!("no projections and head: {why}"),
+            Some(why) => format!("no projections or head: {why}"),
             None => format!(
                 "{:.0} % of projections and head, {:.0} % of projections in prompts",
                 100.0 * self.products_share,
@@ -180,9 +181,9 @@ impl DeviceReport {
         };
         let Streamed { rows, chunk, bytes } = self.streamed;
         let prompts = match rows {
-            0 => "of prompts no rows with all neurons: by its times that is not faster".to_owned(),
+            0 => "streams no rows of prompts: not faster".to_owned(),
             _ => format!(
-                "of prompts {rows} of {chunk} rows with all neurons, through {:.1} MiB of buffers",
+                "streams {rows} of {chunk} rows of prompts, through {:.1} MiB of buffers",
                 bytes as f64 / f64::from(1 << 20)
             ),
         };

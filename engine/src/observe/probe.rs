@@ -24,14 +24,14 @@ impl<'e> Probe<'e> {
         self.engine.decoder.ffn.oracle = Oracle::Recording(Vec::new());
     }
 
-    /// Replays the recorded active sets from the next pass on. For the same tokens in the same
-    /// context, this gives the speed of a perfect predictor without cost.
+    /// Replays the recorded active sets from the next pass on. With the same tokens and context
+    /// this gives the speed of a perfect predictor that costs nothing.
     pub fn replay_active(&mut self) {
         self.engine.decoder.ffn.oracle.replay();
     }
 
     /// Bandwidth in bytes per second at which the compute threads read attention weights and the
-    /// hot region without computing: the upper bound of in-memory decode.
+    /// hot region without computing: the upper bound of decode from memory.
     pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
         let decoder = &mut self.engine.decoder;
         let mut buffers = decoder.weights.attention_bytes();
@@ -39,13 +39,12 @@ impl<'e> Probe<'e> {
         emberflow_kernels::read_bandwidth(&decoder.on, &buffers, time)
     }
 
-    /// Bytes of weights outside the FFNs read per token: attention, norms and head.
+    /// Bytes of weights outside the FFNs read per token: attention, norms, head.
     pub fn dense_bytes(&self) -> u64 {
         self.engine.decoder.bytes_per_token()
     }
 
-    /// Expected milliseconds of compute per token on a machine with these rates, with the engine's
-    /// budget.
+    /// Expected milliseconds of computation per token at these rates and the engine's budget.
     ///
     /// # Errors
     /// Rates without any thread count.
@@ -56,10 +55,10 @@ impl<'e> Probe<'e> {
         Ok(plan.decode.compute_ms)
     }
 
-    /// Replaces `sequence` by `count` positions of `token` that were never computed, to measure
-    /// long contexts. Their keys and values are constant.
+    /// Sets `sequence` to `count` positions of `token` with constant keys and values, without
+    /// computing them, to measure long contexts.
     ///
-    /// # Errors
+    /// More positions than the sequence can hold.
     /// More positions than the sequence has room for.
     pub fn pretend(&self, sequence: &mut Sequence, token: u32, count: usize) -> Result<(), Error> {
         sequence.clear();

@@ -36,15 +36,15 @@ pub struct Report {
     /// Time per generated token without the first; in a batch, per pass.
     pub latency_ms: Latency,
     /// Memory by purpose.
-    pub memory: Memory,
+    pub memory: MemoryReport,
     /// Reads of neuron bundles after warm-up.
-    pub io: Io,
+    pub io: IoReport,
     /// Cache metrics after warm-up.
-    pub cache: Cache,
-    /// Experts read before their layer; absent in models without experts.
+    pub cache: CacheReport,
+    /// Prefetched experts; absent in models without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<ReadAheadReport>,
-    /// The device, if there is one.
+    /// The device, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
     /// Active sets.
@@ -67,7 +67,7 @@ pub struct Report {
     pub policy: &'static str,
     /// Why the generation ended: `eos`, `length`, `context` or `caller`.
     pub stop: &'static str,
-    /// How tokens were chosen, if the caller told.
+    /// Sampling parameters, if the caller passed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<SamplingReport>,
     /// All continuations of a batch; the rest of the report covers the best one.
@@ -134,7 +134,7 @@ pub struct Latency {
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Memory {
+pub struct MemoryReport {
     /// The budget.
     pub budget_bytes: u64,
     /// Peak resident set of the process (VmHWM); `null` if unknown.
@@ -161,7 +161,7 @@ pub struct Memory {
 
 /// Reads during the run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Io {
+pub struct IoReport {
     /// Name of the I/O engine.
     pub engine: String,
     /// Bytes read from flash.
@@ -180,32 +180,31 @@ pub struct Io {
 
 /// Hit rates.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Cache {
+pub struct CacheReport {
     /// Share of the needed neuron vectors that was resident.
     pub hit_rate: f64,
     /// Share of the needed neurons in the hot region.
     pub hot_hit_rate: f64,
     /// Share of the other needed neurons in the cold region.
     pub cold_hit_rate: f64,
-    /// Neurons read speculatively; they count as misses.
+    /// Prefetched neurons; they count as misses.
     pub foreseen: u64,
-    /// Precision: share of these that were needed.
+    /// Precision: share of them that was needed.
     pub foreseen_needed: f64,
     /// Neurons evicted.
     pub evictions: u64,
 }
 
-/// Experts read before their layer, by its router's guess on the layer before, since the engine was
-/// opened.
+/// Experts prefetched on the guess of the previous layer's router, since the engine was opened.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ReadAheadReport {
-    /// Share of the passes of one token that read ahead.
+    /// Share of the passes of one token that prefetched experts.
     pub passes_share: f64,
-    /// Experts guessed, and the share of them that was visited.
+    /// Experts guessed; the share of them that was visited (`precision`).
     pub guessed: u64,
     /// See `guessed`.
     pub precision: f64,
-    /// Clusters read ahead, and the share of them that was used.
+    /// Clusters prefetched; the share of them that was used (`used_share`).
     pub clusters: u64,
     /// See `clusters`.
     pub used_share: f64,
@@ -256,11 +255,11 @@ pub struct Expected {
     pub expected_tokens_per_s: f64,
     /// Prompt tokens per second, for prompts of whole chunks.
     pub expected_prefill_tokens_per_s: f64,
-    /// Hit rate of the cold region.
+    /// Expected hit rate of the cold region.
     pub expected_cold_hit_rate: f64,
     /// Bytes read per generated token.
     pub expected_bytes_per_token: f64,
-    /// Milliseconds per token of computation, and stalled on reads.
+    /// Milliseconds per token of computation; stalled on reads (`expected_wait_ms`).
     pub expected_compute_ms: f64,
     /// See `expected_compute_ms`.
     pub expected_wait_ms: f64,
@@ -272,29 +271,30 @@ pub struct Expected {
     pub measured: bool,
     /// The most relevant missing measurement; `null` if the forecast is reliable.
     pub doubt: Option<&'static str>,
-    /// Number of this run's first tokens that the forecast rests on, in place of profiles that are
-    /// missing or far off; 0 where it rests on those.
+    /// Number of this run's first tokens on which the forecast is based, because profiles are
+    /// missing or far off; 0 if it is based on the profiles.
     pub by_first_tokens: usize,
-    /// Time stalled for a read in the first tokens as a multiple of what the plan assumed; `null`
-    /// with too few reads or tokens.
+    /// Stall per read in the first tokens, as a multiple of the plan's value; `null` with too few
+    /// reads or tokens.
     pub disk_times: Option<f64>,
-    /// The same of a token's computation.
+    /// The same for the computation of a token.
     pub compute_times: Option<f64>,
-    /// Whether a profile was there that is far from what was seen: of the disk, of the machine.
+    /// Whether the disk's profile is far from the measured stalls; the machine's profile
+    /// (`machine_far`).
     pub disk_far: bool,
     /// See `disk_far`.
     pub machine_far: bool,
 }
 
 /// Timings of a generation, in milliseconds.
-struct Times {
+struct ReportTimes {
     first_ms: f64,
     decode_ms: f64,
     /// Latencies after the first token, ascending.
     ms: Vec<f64>,
 }
 
-impl Times {
+impl ReportTimes {
     fn of(generation: &Generation) -> Self {
         let latencies = generation.latencies.iter();
         let mut ms: Vec<f64> = latencies.map(|l| l.as_secs_f64() * 1e3).collect();
@@ -308,7 +308,7 @@ impl Times {
     }
 }
 
-impl Memory {
+impl MemoryReport {
     fn of(engine: &Engine) -> Self {
         let (plan, needs) = (engine.memory(), engine.needs());
         Self {
@@ -327,7 +327,7 @@ impl Memory {
     }
 }
 
-impl Io {
+impl IoReport {
     fn of(engine: &Engine, done: &Counters, run_ms: f64) -> Self {
         let wait_ms = done.wait_ns as f64 / 1e6;
         let busy_s = done.busy_ns as f64 / 1e9;
@@ -347,7 +347,7 @@ impl Io {
     }
 }
 
-impl Cache {
+impl CacheReport {
     fn of(engine: &Engine, done: &Counters) -> Self {
         let hits = done.hot_hits + done.hits;
         let needed = hits + done.misses;
@@ -389,7 +389,7 @@ impl Expected {
         }
     }
 
-    /// The plan's forecast, or the same at the speed of this run's first tokens where profiles are
+    /// The plan's forecast, or the forecast at the speed of this run's first tokens if profiles are
     /// missing, doubtful or far off.
     fn after(engine: &Engine, generation: &Generation) -> Result<Self, Error> {
         let plan = engine.plan()?;
@@ -408,7 +408,7 @@ impl Expected {
             ..expected
         };
         let fits = expected.doubt.is_none() && !seen.is_off(&plan.decode);
-        // Without statistics nobody knows what the cache will hold, at any speed.
+        // Without statistics the hit rate is unknown at any speed.
         if fits || !basis.statistics || basis.neurons_assumed {
             return Ok(expected);
         }
@@ -430,7 +430,7 @@ impl Report {
     /// # Errors
     /// Those of the forecast.
     pub fn new(engine: &Engine, generation: &Generation, text: String) -> Result<Self, Error> {
-        let times = Times::of(generation);
+        let times = ReportTimes::of(generation);
         let done = generation.counters;
         Ok(Self {
             model: engine.config().name.clone(),
@@ -447,9 +447,9 @@ impl Report {
                 p90: percentile(&times.ms, 0.90),
                 p99: percentile(&times.ms, 0.99),
             },
-            memory: Memory::of(engine),
-            io: Io::of(engine, &done, times.first_ms + times.decode_ms),
-            cache: Cache::of(engine, &done),
+            memory: MemoryReport::of(engine),
+            io: IoReport::of(engine, &done, times.first_ms + times.decode_ms),
+            cache: CacheReport::of(engine, &done),
             read_ahead: engine.foreseen().map(ReadAheadReport::of),
             sparsity: SparsityReport {
                 mode: engine.sparsity().name(),
@@ -492,7 +492,7 @@ impl Report {
             steps: Vec::new(),
             energy: batch.energy.clone(),
             settled: None,
-            // forecasts are those of one text
+            // Forecasts are for one text.
             early: None,
         };
         texts.resize(batch.samples.len(), String::new());
@@ -519,7 +519,7 @@ impl Report {
     }
 }
 
-/// Energy, where measured; `further` tokens were generated after the first.
+/// Energy, if measured. `further`: tokens generated after the first.
 fn energy(energy: Option<&Energy>, further: usize) -> Option<EnergyReport> {
     let energy = energy?;
     Some(EnergyReport {

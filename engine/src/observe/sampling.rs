@@ -1,23 +1,23 @@
-//! How tokens were chosen, and who said so.
+//! Sampling parameters and their origin.
 
 use serde::Serialize;
 
 use crate::meta::SamplingDefaults;
 use crate::sampler::Sampling;
 
-/// How tokens were chosen.
+/// Sampling parameters of a run.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct SamplingReport {
-    /// Its parameters.
+    /// The parameters.
     #[serde(flatten)]
     pub sampling: Sampling,
-    /// Who says so: `chosen` (the caller, at least a part), `recommended` (the checkpoint) or
-    /// `default` (neither).
+    /// Origin: `chosen` (by the caller, at least in part), `recommended` (by the checkpoint) or
+    /// `default`.
     pub from: &'static str,
 }
 
 impl SamplingReport {
-    /// `sampling` of a model that recommends `recommended`, where the caller chose `chosen`.
+    /// `sampling` of a model that recommends `recommended`; the caller chose `chosen`.
     pub fn new(
         sampling: Sampling,
         chosen: SamplingDefaults,
@@ -32,7 +32,7 @@ impl SamplingReport {
         Self { sampling, from }
     }
 
-    /// In words, with who says so.
+    /// One line for the summary, with the origin.
     pub fn summary(&self) -> String {
         let whose = match self.from {
             "recommended" => "as the checkpoint recommends",

@@ -1,26 +1,26 @@
-//! What the first tokens of a run say about the forecast: how long reads and computation took beside
-//! what the plan assumed.
+//! The first tokens of a run compared with the plan's forecast: measured stalls and computation.
 
 use crate::planner::Forecast;
 use crate::run::Generation;
 
-/// Fewest commands whose waiting says something about the device.
+/// Fewest read commands for a stall measurement.
 const COMMANDS: u64 = 64;
 
-/// Factors from which on reality is far from a profile, and from which on a forecast is made anew.
+/// A profile is far off from this ratio to the measurement on.
 const FAR: f64 = 1.5;
+/// A forecast is corrected if the measurement changes a token's time by this ratio.
 const OFF: f64 = 1.2;
 
-/// The first further tokens of a generation beside a forecast.
+/// Measurement of a generation's first tokens after the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Seen {
     /// Number of tokens.
     pub tokens: usize,
-    /// Time stalled for a read, milliseconds; `None` with too few reads.
+    /// Stall per read command in milliseconds; `None` with too few reads.
     pub wait_ms: Option<f64>,
-    /// Read commands of a token.
+    /// Read commands per token.
     pub reads: f64,
-    /// Time of a token's computation as a multiple of the forecast's.
+    /// Computation per token, as a multiple of the forecast.
     pub compute: f64,
 }
 
@@ -42,9 +42,8 @@ impl Seen {
         (tokens > 0 && seen.compute > 0.0).then_some(seen)
     }
 
-    /// The forecast at this speed: the computation takes as many times as long, and each of the
-    /// reads of a warm cache, which are no more than those of the first tokens, stalls it for as
-    /// long as those did.
+    /// The forecast corrected by the measurement: computation times the measured ratio, plus the
+    /// measured stall for each expected read. A warm cache reads no more than the first tokens did.
     pub fn correct(&self, forecast: &Forecast) -> Forecast {
         let compute_ms = forecast.compute_ms * self.compute;
         let wait_ms = match self.wait_ms {
@@ -61,14 +60,14 @@ impl Seen {
         }
     }
 
-    /// Stalls for a read as a multiple of the forecast's; `None` without any.
+    /// Stall per read as a multiple of the forecast; `None` without stalls.
     pub fn disk(&self, forecast: &Forecast) -> Option<f64> {
         let stalls = forecast.wait_ms > 0.0 && forecast.reads > 0.0;
         let wait_ms = self.wait_ms.filter(|_| stalls)?;
         Some(wait_ms * forecast.reads / forecast.wait_ms)
     }
 
-    /// Whether stalls for reads change a token's time a lot.
+    /// Whether stalls differ so much that a token's time changes by [`FAR`].
     pub fn disk_is_far(&self, forecast: &Forecast) -> bool {
         let seen = Self {
             compute: 1.0,
@@ -77,12 +76,12 @@ impl Seen {
         apart(seen.correct(forecast).ms, forecast.ms, FAR)
     }
 
-    /// Whether the computation takes another time than it should.
+    /// Whether computation differs from the forecast by [`FAR`].
     pub fn machine_is_far(&self) -> bool {
         apart(self.compute, 1.0, FAR)
     }
 
-    /// Whether the forecast does not hold at this speed.
+    /// Whether the correction changes a token's time by [`OFF`].
     pub fn is_off(&self, forecast: &Forecast) -> bool {
         apart(self.correct(forecast).ms, forecast.ms, OFF)
     }
@@ -116,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Four tokens of 20 ms, 8 of them waiting, each of 160 commands.
+    /// Four tokens of 20 ms each, 8 ms of it stalled, with 160 commands each.
     fn generation() -> Generation {
         let counters = Counters {
             commands: 640,
@@ -143,7 +142,7 @@ mod tests {
     fn the_first_tokens_tell_how_far_the_plan_is_off() {
         let seen = Seen::of(&generation(), &forecast()).unwrap();
         assert_eq!(seen.tokens, 4);
-        // 0.05 ms for each of 80 reads, as forecast; 12 ms of computation in place of 6
+        // 0.05 ms per read for 80 reads, as forecast; 12 ms of computation instead of 6.
         assert!(
             (seen.disk(&forecast()).unwrap() - 1.0).abs() < 1e-9,
             "{seen:?}"

@@ -1,14 +1,14 @@
-//! A report in a few lines for people.
+//! The report in a few lines of text.
 
 use super::report::{BestOf, EnergyReport, Expected, ReadAheadReport, Report, SampleReport};
 
-/// Fewest tokens of a second half whose speed says something.
+/// Fewest tokens in the second half for which its speed is printed.
 const SETTLED: usize = 16;
 
-/// Longest line of a text with several clauses, without the name in front.
+/// Longest line of several clauses, without the label.
 const WIDTH: usize = 100;
 
-/// A text whose clauses go on below each other where they are too long for a line.
+/// Breaks a text after clauses so that lines are at most [`WIDTH`] long.
 fn folded(text: &str) -> String {
     let mut out = String::new();
     let mut room = WIDTH;
@@ -26,7 +26,7 @@ fn folded(text: &str) -> String {
 }
 
 impl Report {
-    /// A few lines for people, each about one thing; the hash of the logits comes last.
+    /// One line per topic; the last one ends with the hash of the logits.
     pub fn summary(&self) -> String {
         let mut lines = Vec::new();
         let mut line =
@@ -104,7 +104,7 @@ impl Report {
         } else {
             "nothing read".to_owned()
         };
-        // of neurons that nobody looked up there is no share
+        // Without lookups there is no hit rate.
         if self.io.reads > 0 || self.cache.cold_hit_rate > 0.0 {
             format!(
                 "{reads}; cache hits {:.1} %",
@@ -142,8 +142,8 @@ impl ReadAheadReport {
 }
 
 impl Expected {
-    /// The speed and what limits it, or why neither is known: a guess that is off by ten times
-    /// would be worse than none.
+    /// Expected speed and its limit, or why both are unknown: a guess that is off by a factor of
+    /// ten would be worse than none.
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(
@@ -153,7 +153,7 @@ impl Expected {
                     0 => String::new(),
                     n => format!(" by the first {n} tokens"),
                 },
-                // where nothing is read there is nothing to warm
+                // Without reads there is no cache to warm.
                 if self.expected_bytes_per_token > 0.0 {
                     " once the cache is warm"
                 } else {
@@ -165,7 +165,7 @@ impl Expected {
         }
     }
 
-    /// Which profiles do not hold now, and what to do.
+    /// Profiles that are far off, and what to do.
     fn far(&self) -> Vec<(&'static str, String)> {
         let mut out = Vec::new();
         if let Some(times) = self.disk_times.filter(|_| self.disk_far) {
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::planner::Limit;
 
-    /// What is expected holds when the cache has filled; without reads there is none to fill.
+    /// The expected speed holds once the cache is warm; without reads there is none to warm.
     #[test]
     fn an_expectation_says_when_it_holds() {
         let expected = |bytes| Expected {
@@ -242,7 +242,7 @@ mod tests {
         let text = format!("{clause}; {clause}; y");
         let below = " ".repeat(10);
         assert_eq!(folded(&text), format!("{clause};\n{below}{clause}; y"));
-        // a clause is not torn
+        // A clause is never broken.
         let long = "z".repeat(200);
         assert_eq!(folded(&long), long);
     }

@@ -14,7 +14,7 @@ use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::kv::KvShape;
-use crate::memory::{Needs, Residency};
+use crate::memory::{Needs, SlotContents};
 use crate::scratch::{Scratch, ScratchRoom};
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
@@ -454,7 +454,7 @@ fn the_published_split_of_a_47b_model() {
     close_to("scales", held("scales"), 2.7 * GB, 0.05);
     close_to("run time", held("process") + held("scratch"), 0.3 * GB, 0.1);
     // All gates take 7.5 GB, so they stay on flash; the rest caches neurons.
-    assert_eq!(plan.residency(), Residency::Bundles);
+    assert_eq!(plan.residency(), SlotContents::Bundles);
     let cache = held("cold") + held("hot");
     assert!((0.3 * GB..0.8 * GB).contains(&cache), "{cache:.3e}");
     let share = plan.ffn_resident_share(&needs);

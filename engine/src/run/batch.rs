@@ -1,4 +1,4 @@
-//! Best-of-N: several continuations of one prompt. The prompt is computed once; each further pass
+//! Best-of-N: several continuations of one prompt. The prompt is computed once; each later pass
 //! computes one token of every continuation (PowerInfer-2 §2.2 and §7.4).
 
 use std::ops::ControlFlow;
@@ -15,12 +15,12 @@ use crate::sequence::Sequence;
 
 /// One continuation.
 #[derive(Debug, Clone)]
-pub struct Sample {
-    /// Seed of its sampler.
+pub struct Continuation {
+    /// Seed of the sampler.
     pub seed: u64,
-    /// Its tokens, including an end-of-text token.
+    /// Generated tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
-    /// Sum of the natural log-probabilities of its tokens, at temperature 1 and before truncation
+    /// Sum of the natural log-probabilities of the tokens, at temperature 1 and before truncation
     /// (top-k, top-p).
     pub log_prob: f64,
     /// Hash over the logits of every token, as in [`crate::Generation::logits_hash`].
@@ -29,7 +29,7 @@ pub struct Sample {
     pub stop: Stop,
 }
 
-impl Sample {
+impl Continuation {
     /// Mean log-probability per token; the best continuation has the highest.
     pub fn score(&self) -> f64 {
         self.log_prob / self.tokens.len().max(1) as f64
@@ -40,7 +40,7 @@ impl Sample {
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// In the order of seeds.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<Continuation>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Time until every continuation has its first token.
@@ -56,7 +56,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The continuation with the highest [`Sample::score`], the first of equals.
+    /// The continuation with the highest [`Continuation::score`], the first of equals.
     pub fn best(&self) -> usize {
         let mut best = 0;
         for (i, sample) in self.samples.iter().enumerate() {
@@ -75,12 +75,12 @@ impl Batch {
 
 impl Engine {
     /// Runs `prompt` (not empty) after the tokens of `sequence` and continues it `samples` times,
-    /// with consecutive seeds from that of `request`. Each continuation equals, bit for bit,
+    /// with consecutive seeds starting at that of `request`. Each continuation equals, bit for bit,
     /// [`Engine::generate`] with its seed. `on_pass` runs after each pass and may stop the batch.
-    /// Continuations leave the batch when they end, and the memory plan adapts.
+    /// Continuations leave the batch when they end, and the memory plan follows.
     ///
     /// # Errors
-    /// As [`Engine::generate`]; also if the samples exceed the options' number of sequences.
+    /// As [`Engine::generate`]; also more samples than the options allow sequences.
     pub fn generate_batch(
         &mut self,
         sequence: Sequence,
@@ -127,7 +127,7 @@ impl Engine {
             .filter_map(|&id| stepper.take(id).or_else(|| stepper.cancel(id)))
             .collect();
         let times = clock.stop(stepper.engine());
-        let sample = |(index, one): (u64, Finished)| Sample {
+        let sample = |(index, one): (u64, Finished)| Continuation {
             seed: request.sampling.seed.wrapping_add(index),
             tokens: one.tokens,
             log_prob: one.log_prob.unwrap_or_default(),
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_best_has_the_highest_mean() {
-        let sample = |log_prob, n| Sample {
+        let sample = |log_prob, n| Continuation {
             seed: 0,
             tokens: vec![0; n],
             log_prob,

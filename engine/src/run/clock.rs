@@ -39,16 +39,16 @@ pub(super) struct Clock {
     latencies: Vec<Duration>,
     steps: Option<Vec<Step>>,
     half: Option<(usize, Counters)>,
-    /// Counters at the first token, and what was counted in the first further ones.
+    /// Counters at the first token; counts of the next [`EARLY`] passes.
     first_counted: Counters,
     early: Option<Counters>,
 }
 
-/// Further tokens that tell how fast this machine is now.
+/// Passes after the first token that measure the machine's current speed.
 const EARLY: usize = 8;
 
 /// Measurements of a [`Clock`].
-pub(super) struct Times {
+pub(super) struct ClockTimes {
     /// From the start to the first token, or to the end without one.
     pub first_token: Duration,
     /// By further pass.
@@ -59,8 +59,7 @@ pub(super) struct Times {
     pub energy: Option<Energy>,
     /// Counters since [`Clock::half`], and the number of passes before it.
     pub settled: Option<(usize, Counters)>,
-    /// Number of the first further passes that were counted apart, and their counters. `None` if
-    /// there were fewer.
+    /// Number of early passes and their counters; `None` if there were fewer.
     pub early: Option<(usize, Counters)>,
 }
 
@@ -112,7 +111,7 @@ impl Clock {
         self.last = Instant::now();
     }
 
-    /// Samples the meter, whose counters wrap.
+    /// Reads the meter, whose counters wrap.
     pub fn look(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.look();
@@ -125,7 +124,7 @@ impl Clock {
     }
 
     /// Stops the clock.
-    pub fn stop(mut self, engine: &Engine) -> Times {
+    pub fn stop(mut self, engine: &Engine) -> ClockTimes {
         let counters = engine.counters();
         let end = self.meter.as_mut().and_then(Meter::joules);
         let energy = || {
@@ -136,7 +135,7 @@ impl Clock {
                 decode_joules: end? - first?,
             })
         };
-        Times {
+        ClockTimes {
             first_token: self.first_token.unwrap_or_else(|| self.start.elapsed()),
             energy: energy(),
             latencies: self.latencies,

@@ -10,58 +10,58 @@ use crate::sequence::Sequence;
 /// A request to admit.
 #[derive(Debug)]
 pub struct Admission {
-    /// The sequence to continue; empty for a new one.
+    /// The sequence to continue; a new one if empty.
     pub sequence: Sequence,
     /// Tokens to prefill, at least one.
     pub prompt: Vec<u32>,
     /// What to generate.
     pub request: Request,
-    /// Continuations of this prompt, with consecutive seeds from the request's. The prompt is
+    /// Number of continuations, with consecutive seeds from the request's on. The prompt is
     /// computed once.
     pub samples: usize,
-    /// What is added to logits before a token is drawn.
+    /// Added to logits before a token is drawn.
     pub bias: Vec<Bias>,
-    /// What each continuation is held to, in its initial state.
+    /// Constraint on each continuation, in its initial state.
     pub constraint: Option<Box<dyn Constraint>>,
 }
 
-/// Something that happened to a request.
+/// An event of a request.
 #[derive(Debug)]
 pub enum Event {
-    /// It generated a token, its last one if `stop` is set.
+    /// A token was generated; the last one if `stop` is set.
     Token {
         /// The request.
         id: RequestId,
         /// The token.
         token: u32,
-        /// Why it stops, if it does.
+        /// Why generation stops, if it does.
         stop: Option<Stop>,
-        /// How likely it was, if the request asks.
+        /// Log-probabilities, if requested.
         log_probs: Option<LogProbs>,
     },
-    /// How likely the next tokens of its prompt were, if the request asks; the first one has none.
+    /// Log-probabilities of the next prompt tokens, if requested. The first token has none.
     Prompt {
         /// The request: the first continuation of its prompt.
         id: RequestId,
-        /// In the order of the prompt.
+        /// In prompt order.
         log_probs: Vec<LogProbs>,
     },
-    /// The mean of its prompt's last hidden states, if the request asks: of the residual stream behind
-    /// the last layer and the final norm, over all positions of the prompt.
+    /// Mean of the prompt's last hidden states, if requested: the residual stream after the last
+    /// layer and the final norm, averaged over all positions.
     Hidden {
         /// The request: the first continuation of its prompt.
         id: RequestId,
         /// `[d_model]`
         mean: Vec<f32>,
     },
-    /// It ended without a token.
+    /// The request ended without a token.
     Ended {
         /// The request.
         id: RequestId,
         /// Why.
         stop: Stop,
     },
-    /// It failed; others are unaffected.
+    /// The request failed; others are unaffected.
     Failed {
         /// The request.
         id: RequestId,
@@ -73,14 +73,14 @@ pub enum Event {
 /// A finished request.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its id.
+    /// The request.
     pub id: RequestId,
-    /// Its sequence, without the last token.
+    /// The sequence, without the last token.
     pub sequence: Sequence,
     /// Generated tokens, including an end-of-text token.
     pub tokens: Vec<u32>,
-    /// Sum of the natural log-probabilities of its tokens, at temperature 1 and before truncation
-    /// (top-k, top-p); `None` unless the request keeps it.
+    /// Sum of the natural log-probabilities of the tokens, at temperature 1 and before truncation
+    /// (top-k, top-p); `None` unless the request asks for it.
     pub log_prob: Option<f64>,
     /// Hash over the logits of every generated token, in order.
     pub logits_hash: u64,
@@ -97,9 +97,9 @@ pub enum Stepped<'a> {
     Yielded,
     /// A pass completed.
     Passed {
-        /// Its rows.
+        /// Rows of the pass.
         rows: usize,
-        /// Its events.
+        /// Events of the pass.
         events: &'a mut Vec<Event>,
     },
 }

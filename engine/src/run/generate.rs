@@ -28,7 +28,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Time to first token: prefill.
+    /// Time to the first token (prefill).
     pub first_token: Duration,
     /// Latency of each further token.
     pub latencies: Vec<Duration>,
@@ -42,18 +42,18 @@ pub struct Generation {
     pub steps: Vec<Step>,
     /// Energy used; `None` without a meter (see [`crate::energy`]).
     pub energy: Option<Energy>,
-    /// Counters for the second half of the requested tokens, when the caches are warm, and the
-    /// number of further tokens before it. `None` if generation ended earlier.
+    /// (Number of further tokens before the second half, counters of the second half of the
+    /// requested tokens, when caches are warm). `None` if generation ended earlier.
     pub settled: Option<(usize, Counters)>,
-    /// Number of the first further tokens that were counted apart, and their counters: what they
-    /// tell about the machine. `None` if generation ended earlier.
+    /// (Number of early further tokens, their counters), from which the machine's speed is
+    /// estimated. `None` if generation ended earlier.
     pub early: Option<(usize, Counters)>,
 }
 
 impl Engine {
     /// Runs `prompt` (not empty) after the tokens of `sequence` and generates. `on` receives the
     /// prefill progress after each prompt pass but the last, then each token, and may stop the
-    /// generation. The last generated token is not part of the sequence.
+    /// generation. The last generated token is not added to the sequence.
     ///
     /// # Errors
     /// An invalid request, a prompt that does not fit, a failed read, or non-finite logits.
@@ -125,7 +125,7 @@ impl Engine {
             },
         };
         let generation = self.generate(sequence, prompt, request, &mut on)?;
-        // Generation has ended; there is nothing to stop.
+        // Generation has ended, so a stop has no effect.
         if let Some(rest) = stream.finish() {
             let _ = on_text(&rest);
         }

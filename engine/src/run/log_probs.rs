@@ -1,25 +1,25 @@
-//! How likely tokens were, at temperature 1 and before truncation (top-k, top-p).
+//! Log-probabilities of tokens, at temperature 1 and before truncation (top-k, top-p).
 
 /// A token and the natural log of its probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogProb {
     /// The token.
     pub token: u32,
-    /// ln p
+    /// ln p.
     pub log_prob: f32,
 }
 
-/// How likely a token was, and which ones were the likeliest there.
+/// Log-probability of a token, and the most likely tokens at its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogProbs {
     /// The token.
     pub chosen: LogProb,
-    /// The likeliest tokens, the first one first; of equal ones the lower number.
+    /// The most likely tokens in descending order; ties by lower token number.
     pub top: Vec<LogProb>,
 }
 
 impl LogProbs {
-    /// Of `token` among `logits`, with the `top` likeliest ones.
+    /// For `token` among `logits`, with the `top` most likely tokens.
     pub fn of(logits: &[f32], token: u32, top: usize) -> Self {
         let norm = log_sum(logits);
         let log_prob = |token: u32, logit: f32| LogProb {

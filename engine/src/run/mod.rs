@@ -15,7 +15,7 @@ mod stepper;
 mod text;
 mod turns;
 
-pub use batch::{Batch, Sample};
+pub use batch::{Batch, Continuation};
 pub use clock::{Energy, Step};
 pub use events::{Admission, Event, Finished, Stepped};
 pub use generate::{Generation, Progress};

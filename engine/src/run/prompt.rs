@@ -1,17 +1,18 @@
-//! What requests ask of their prompts: how likely its tokens were, the mean of its hidden states.
+//! Prompt outputs that requests ask for: log-probabilities of its tokens, mean of its hidden
+//! states.
 
 use std::ops::Range;
 
 use super::events::Event;
 use super::log_probs::LogProbs;
-use super::text::Text;
+use super::text::LiveText;
 use crate::engine::Engine;
 
-/// What `rows` of the completed pass, which belong to `text`, tell of its prompt. Called before the text
+/// Events about the prompt of `text` from its `rows` of the completed pass. Call before the text
 /// advances.
 pub(super) fn told_of_prompt(
     engine: &mut Engine,
-    text: &mut Text,
+    text: &mut LiveText,
     rows: Range<usize>,
 ) -> [Option<Event>; 2] {
     if text.done == text.prompt.len() {
@@ -23,8 +24,8 @@ pub(super) fn told_of_prompt(
     ]
 }
 
-/// The log-probabilities of the tokens after `rows`, if the text asks.
-fn log_probs(engine: &mut Engine, text: &Text, rows: Range<usize>) -> Option<Event> {
+/// Log-probabilities of the tokens that follow `rows`, if requested.
+fn log_probs(engine: &mut Engine, text: &LiveText, rows: Range<usize>) -> Option<Event> {
     let top = text
         .request
         .log_probs
@@ -51,8 +52,8 @@ fn log_probs(engine: &mut Engine, text: &Text, rows: Range<usize>) -> Option<Eve
     })
 }
 
-/// Adds the hidden states of `rows` to those before; the mean, if they are the last ones.
-fn mean_hidden(engine: &mut Engine, text: &mut Text, rows: Range<usize>) -> Option<Event> {
+/// Adds the hidden states of `rows` to the sum; returns the mean after the last rows of the prompt.
+fn mean_hidden(engine: &mut Engine, text: &mut LiveText, rows: Range<usize>) -> Option<Event> {
     if text.hidden.is_empty() {
         return None;
     }

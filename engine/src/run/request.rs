@@ -1,4 +1,4 @@
-//! A request's parameters, and why it ended.
+//! Parameters of a request, and reasons for its end.
 
 use crate::sampler::Sampling;
 
@@ -11,20 +11,21 @@ pub struct Request {
     pub sampling: Sampling,
     /// Continue after an end-of-text token.
     pub ignore_eos: bool,
-    /// Keep the counters of each pass: about 150 bytes per token outside the budget.
+    /// Record the counters of each pass: about 150 bytes per token outside the budget.
     pub keep_steps: bool,
-    /// Sum the log-probabilities of the tokens: an exponential for every logit of every token.
+    /// Sum the log-probabilities of the tokens; costs an exponential per logit and token.
     pub keep_log_prob: bool,
-    /// Say how likely each token was, with so many of the likeliest ones.
+    /// Report the log-probability of each token and of this many most likely tokens.
     pub log_probs: Option<usize>,
-    /// With `log_probs`: also for the tokens of the prompt but the first, which costs their logits.
+    /// With `log_probs`: also for the prompt's tokens except the first, which requires their
+    /// logits.
     pub prompt_log_probs: bool,
-    /// Tell the mean of the prompt's last hidden states ([`super::Event::Hidden`]).
+    /// Report the mean of the prompt's last hidden states ([`super::Event::Hidden`]).
     pub mean_hidden: bool,
 }
 
 impl Request {
-    /// Whether every position of the prompt counts, so that none may come from another sequence.
+    /// Whether every position of the prompt must be computed, so that no prefix can be shared.
     pub(super) fn reads_prompt(&self) -> bool {
         self.prompt_log_probs || self.mean_hidden
     }
@@ -51,7 +52,7 @@ impl Default for Request {
 pub enum Stop {
     /// End-of-text token.
     Eos,
-    /// Its constraint allows nothing more.
+    /// The constraint allows no further token.
     Complete,
     /// `max_tokens` reached.
     Length,
@@ -66,7 +67,7 @@ pub enum Stop {
 pub struct RequestId(pub(super) u64);
 
 impl RequestId {
-    /// Id of the `index`-th continuation of an admission whose first one has this id.
+    /// Id of the `index`-th continuation of an admission, whose first continuation has this id.
     pub fn sample(self, index: usize) -> Self {
         Self(self.0 + index as u64)
     }

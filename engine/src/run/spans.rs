@@ -1,4 +1,4 @@
-//! Row scheduling of a pass. A pure function, testable without a model.
+//! Row scheduling of a pass: a pure function, testable without a model.
 
 /// Rows that one request could use in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub enum Wants {
 }
 
 /// Divides the `rows` rows of a pass among requests in order of arrival. Every decoding request
-/// gets its row; prefill fills the rest, oldest first. A prompt thus delays another request by one
-/// pass at most, and a pass is never empty while any request can run.
+/// gets one row; prefill fills the rest, oldest prompt first. So a prompt delays another request by
+/// at most one pass, and a pass is never empty while any request can run.
 pub fn divide(wants: impl Iterator<Item = Wants> + Clone, rows: usize) -> Vec<usize> {
     let decoding = wants.clone().filter(|&w| w == Wants::Decode).count();
     let mut left = rows.saturating_sub(decoding);

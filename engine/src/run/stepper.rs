@@ -6,8 +6,8 @@
 //!                            └─ resume ◄── preempt ┘ rows parked with their activations
 //! ```
 //!
-//! A request's output does not depend on the others, on their arrival, on how prompts are chunked,
-//! or on preemption.
+//! A request's output depends neither on other requests, nor on arrival times, chunks or
+//! preemption.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use super::log_probs::LogProbs;
 use super::prompt::told_of_prompt;
 use super::request::{Request, RequestId, Stop};
 use super::spans::{Wants, divide};
-use super::text::Text;
+use super::text::LiveText;
 use super::turns::{self, Turns};
 use crate::counters::Counters;
 use crate::decoder::Hooks;
@@ -29,17 +29,17 @@ use crate::streams;
 
 /// Rows of a pass that belong to one request.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct RequestRows {
     id: RequestId,
     rows: usize,
 }
 
 /// Rows preempted between two layers.
 struct Parked {
-    part: Part,
+    part: RequestRows,
     /// Number of completed layers.
     layers: usize,
-    /// Their activations: the residual stream, and what lies beside it.
+    /// Activations: the residual stream; further streams and per-layer inputs (`beside`).
     x: Vec<f32>,
     beside: Vec<f32>,
 }
@@ -48,9 +48,9 @@ struct Parked {
 pub struct Stepper<'e> {
     engine: &'e mut Engine,
     /// In order of arrival.
-    texts: Vec<Text>,
-    /// The unfinished pass: its rows, request by request. The engine holds its activations.
-    running: Vec<Part>,
+    texts: Vec<LiveText>,
+    /// Rows of the unfinished pass by request. The engine holds its activations.
+    running: Vec<RequestRows>,
     parked: Vec<Parked>,
     finished: Vec<Finished>,
     events: Vec<Event>,
@@ -58,7 +58,7 @@ pub struct Stepper<'e> {
     yields: Arc<AtomicBool>,
     next: u64,
     turns: Turns,
-    /// The last request whose prompt the memory was to suit.
+    /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
 }
 
@@ -94,15 +94,15 @@ impl<'e> Stepper<'e> {
         self.texts.is_empty()
     }
 
-    /// A flag that any thread can set to make the running step yield at the next layer border. The
+    /// A flag that any thread may set to make the running step yield before the next layer. The
     /// step clears it.
     pub fn yield_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.yields)
     }
 
-    /// Admits a request; the next step can run it. Returns the id of its first continuation
-    /// ([`RequestId::sample`] gives the others). The keys and values of a prefix that another
-    /// request already has are shared, not recomputed.
+    /// Admits a request, which runs from the next step on. Returns the id of its first continuation
+    /// ([`RequestId::sample`] gives the others). Keys and values of a prefix that another request
+    /// already has are shared instead of recomputed.
     ///
     /// # Errors
     /// An invalid request, or no room for it; the stepper is then unchanged.
@@ -140,7 +140,7 @@ impl<'e> Stepper<'e> {
             skipped = len;
         }
         let mut text =
-            Text::new(first, sequence, prompt.clone(), request, 0, vocab, &bias).under(&rules);
+            LiveText::new(first, sequence, prompt.clone(), request, 0, vocab, &bias).under(&rules);
         text.done = skipped;
         if request.mean_hidden {
             text.hidden = vec![0.0; self.engine.config().d_model as usize];
@@ -149,7 +149,7 @@ impl<'e> Stepper<'e> {
         self.texts.push(text);
         for (index, sequence) in (1..).zip(forks) {
             let id = first.sample(index);
-            let mut text = Text::new(
+            let mut text = LiveText::new(
                 id,
                 sequence,
                 prompt.clone(),
@@ -168,11 +168,11 @@ impl<'e> Stepper<'e> {
         Ok(first)
     }
 
-    /// The request whose sequence shares the longest prefix with `prompt`, and its length. The
-    /// prompt's last token is always recomputed.
+    /// The request whose sequence shares the longest prefix with `prompt`, and the prefix length.
+    /// The prompt's last token is always recomputed.
     fn longest_prefix(&self, prompt: &[u32]) -> Option<(usize, usize)> {
         let most = &prompt[..prompt.len() - 1];
-        let common = |text: &Text| {
+        let common = |text: &LiveText| {
             let pairs = text.sequence.tokens().iter().zip(most);
             pairs.take_while(|(a, b)| a == b).count()
         };
@@ -209,7 +209,7 @@ impl<'e> Stepper<'e> {
         })
     }
 
-    /// Counts an uninterrupted pass to the turn of its group, if all its rows decode.
+    /// Counts an uninterrupted pass for the current group, if all its rows decode.
     fn count_turn(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         if decoding.clone().filter(|t| self.turns.has(t.id)).count() != rows {
@@ -217,10 +217,10 @@ impl<'e> Stepper<'e> {
         }
         let counted = self.engine.counters().since(before);
         let store = &self.engine.decoder.ffn.store;
-        // What streams is read once a pass for however many.
+        // Streamed neurons are read once per pass for any number of requests.
         let streamed = store.residency.banks.streamed();
         let needed = counted.hot_hits + counted.hits + counted.misses;
-        let pass = turns::Pass {
+        let pass = turns::PassCost {
             tokens: rows,
             needed: needed.saturating_sub(streamed),
             neurons: store.layout.total() - streamed,
@@ -238,7 +238,7 @@ impl<'e> Stepper<'e> {
         self.engine.set_batch(together)
     }
 
-    /// Divides the memory for a prompt while it is the only request, and for decoding after that.
+    /// Divides the memory for the prompt of a single request, and for decode afterwards.
     fn suit_memory(&mut self) -> Result<(), Error> {
         if !self.parked.is_empty() {
             return Ok(());
@@ -256,7 +256,7 @@ impl<'e> Stepper<'e> {
         }
     }
 
-    /// Schedules the next pass. False if no request can run.
+    /// Schedules the next pass. Returns false if no request can run.
     fn choose(&mut self) -> bool {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         self.turns.choose(decoding.map(|text| text.id));
@@ -268,16 +268,16 @@ impl<'e> Stepper<'e> {
         let rows = divide(wants, self.engine.most_rows());
         let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
         self.running
-            .extend(parts.map(|(text, &rows)| Part { id: text.id, rows }));
+            .extend(parts.map(|(text, &rows)| RequestRows { id: text.id, rows }));
         let all = rows.iter().sum();
         self.engine.pass.begin(all);
         all > 0
     }
 
-    /// Resumes parked rows: those that stopped at the same layer as the first one to resume. False
-    /// if there are none.
+    /// Resumes parked rows that stopped at the same layer as the first one. Returns false if there
+    /// are none.
     fn unpark(&mut self) -> bool {
-        let wanted = |texts: &[Text], id| texts.iter().any(|t| t.id == id && !t.aside);
+        let wanted = |texts: &[LiveText], id| texts.iter().any(|t| t.id == id && !t.aside);
         let first = (self.parked.iter()).find(|p| wanted(&self.texts, p.part.id));
         let Some(layers) = first.map(|p| p.layers) else {
             return false;
@@ -301,7 +301,7 @@ impl<'e> Stepper<'e> {
         true
     }
 
-    /// Runs the pass. False if it yields.
+    /// Runs the pass. Returns false if it yields.
     fn run(&mut self) -> Result<bool, Error> {
         let mut parts = self.running.iter().peekable();
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(self.running.len());
@@ -372,17 +372,17 @@ impl<'e> Stepper<'e> {
         self.end_texts()
     }
 
-    /// Requests that wait for the prompt of the one at `at`, if that is complete.
+    /// Requests waiting for the prompt of request `at`, if that prompt is complete.
     fn followers(&self, at: usize) -> impl Iterator<Item = usize> {
         let leader = &self.texts[at];
         let complete = leader.done == leader.prompt.len();
-        let waits = move |text: &Text| complete && text.waits_for == Some(leader.id);
+        let waits = move |text: &LiveText| complete && text.waits_for == Some(leader.id);
         (self.texts.iter().enumerate())
             .filter(move |(_, text)| waits(text))
             .map(|(follower, _)| follower)
     }
 
-    /// Shares the complete prompt that a request waited for.
+    /// Shares the completed prompt that request `at` waited for.
     fn catch_up(&mut self, at: usize) {
         let Some(leader) = self.texts[at].waits_for else {
             return;
@@ -422,7 +422,7 @@ impl<'e> Stepper<'e> {
         self.rest()
     }
 
-    /// Divides the memory for decoding where no request is left.
+    /// Divides the memory for decode when no request is left.
     fn rest(&mut self) -> Result<(), Error> {
         let idle = self.texts.is_empty() && self.parked.is_empty() && self.running.is_empty();
         if idle { self.end_prompt() } else { Ok(()) }
@@ -463,7 +463,7 @@ impl<'e> Stepper<'e> {
     }
 
     /// Removes a request's rows from the yielded pass.
-    fn leave_pass(&mut self, id: RequestId) -> Option<(Part, Vec<f32>, Vec<f32>)> {
+    fn leave_pass(&mut self, id: RequestId) -> Option<(RequestRows, Vec<f32>, Vec<f32>)> {
         let at = self.running.iter().position(|part| part.id == id)?;
         let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
         let part = self.running.remove(at);
@@ -490,7 +490,7 @@ impl<'e> Stepper<'e> {
         }
     }
 
-    /// Cancels a request. `None` if its id is unknown or already taken.
+    /// Cancels a request. `None` if its id is unknown or its result was taken.
     pub fn cancel(&mut self, id: RequestId) -> Option<Finished> {
         if let Some(at) = self.finished.iter().position(|f| f.id == id) {
             let mut finished = self.finished.remove(at);
@@ -504,13 +504,13 @@ impl<'e> Stepper<'e> {
         self.hand_over(&text);
         // Cannot fail: a plan for as many sequences was made before.
         let _ = self.set_batch();
-        // A failed read is told by the next pass.
+        // The next pass reports a failed read.
         let _ = self.rest();
         Some(text.finish(Stop::Caller))
     }
 
-    /// Hands the rest of a prompt to the first request that waits for it.
-    fn hand_over(&mut self, text: &Text) {
+    /// Makes the first request that waits for this prompt compute the rest of it.
+    fn hand_over(&mut self, text: &LiveText) {
         let mut heir = None;
         for other in self.texts.iter_mut() {
             if other.waits_for == Some(text.id) {
@@ -534,7 +534,7 @@ impl<'e> Stepper<'e> {
     pub fn logits_hash(&self, id: RequestId) -> u64 {
         let live = self.texts.iter().find(|text| text.id == id);
         let ended = self.finished.iter().find(|f| f.id == id);
-        live.map(Text::logits_hash)
+        live.map(LiveText::logits_hash)
             .or(ended.map(|f| f.logits_hash))
             .unwrap_or(0)
     }

@@ -15,21 +15,21 @@ use crate::sampler::{Bias, Sampler, Sampling};
 use crate::sequence::{Sequence, Span};
 
 /// A live request.
-pub(super) struct Text {
+pub(super) struct LiveText {
     pub id: RequestId,
     pub sequence: Sequence,
-    /// The whole prompt, and how many of its tokens are in the sequence.
+    /// The whole prompt; number of its tokens in the sequence (`done`).
     pub prompt: Vec<u32>,
     pub done: usize,
     pub request: Request,
     sampler: Sampler,
-    /// What its tokens are held to.
+    /// Constraint on its tokens.
     pub constraint: Option<Box<dyn Constraint>>,
     hash: Xxh3,
     pub tokens: Vec<u32>,
     log_prob: f64,
-    /// Sum of the prompt's last hidden states so far, if their mean is asked for. Positions are added one
-    /// after the other, so that no bit depends on the chunks of the prompt.
+    /// Sum of the prompt's last hidden states so far, if their mean is requested. Positions are
+    /// added in order, so no bit depends on prompt chunks.
     pub hidden: Vec<f64>,
     /// The request whose prefill this one waits for.
     pub waits_for: Option<RequestId>,
@@ -37,7 +37,7 @@ pub(super) struct Text {
     pub aside: bool,
 }
 
-impl Text {
+impl LiveText {
     /// Request `id`, which continues `prompt` with the `index`-th seed.
     pub fn new(
         id: RequestId,
@@ -70,13 +70,13 @@ impl Text {
         }
     }
 
-    /// Holds its tokens to the checkpoint's rules.
+    /// Applies the checkpoint's text rules.
     pub fn under(mut self, rules: &Arc<TextRules>) -> Self {
         self.sampler = self.sampler.with_rules(rules.clone());
         self
     }
 
-    /// Rows that it could use in the next pass.
+    /// Rows it could use in the next pass.
     pub fn wants(&self) -> Wants {
         match self.prompt.len() - self.done {
             _ if self.aside || self.waits_for.is_some() => Wants::Nothing,
@@ -103,7 +103,7 @@ impl Text {
         self.done == self.prompt.len() && self.request.max_tokens > 0
     }
 
-    /// Samples the next token from `logits`, those of the last position.
+    /// Samples the next token from `logits` of the last position.
     pub fn take(&mut self, logits: &[f32]) -> Result<u32, Error> {
         if !logits.iter().all(|l| l.is_finite()) {
             return Err(Error::NotFinite {
@@ -130,7 +130,7 @@ impl Text {
         Ok(token)
     }
 
-    /// Why it ends, if it has its last token.
+    /// Why the text ends, if it does.
     pub fn ends(&self, eos: &[u32]) -> Option<Stop> {
         if self.done < self.prompt.len() {
             return None;

@@ -1,56 +1,56 @@
-//! Turns: how many requests decode in one pass.
+//! Groups of requests that decode in one pass.
 //!
 //! A pass over `w` requests reads each missing neuron once for all of them, but needs the union of
-//! their neurons. Where the union does not fit in memory, each layer evicts what the next pass
-//! needs, and `w` requests together are slower than one. Requests then decode in groups that take
-//! turns of [`TURN`] passes, so that the neurons of a group are read about once a turn.
+//! their neurons. If the union does not fit in memory, each layer evicts neurons of the next pass,
+//! and `w` requests together are slower than one. Requests then decode in groups that alternate
+//! every [`TURN`] passes, so that a group's neurons are read about once per turn.
 //!
-//! Two steps find the number of requests per group, the width:
+//! The group size `w` is found in two steps:
 //! 1. After the first pass, it is halved until the union is expected to fit the slots of the cache.
-//!    Of `N` neurons, a pass of `n` requests needs `U`; if each request needs them independently, a
-//!    pass of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
-//! 2. While passes wait for the device, half the width is tried and kept if it is faster by
-//!    [`GAIN`] per token.
+//!    If a pass of `n` requests needs `U` of `N` neurons, each request independently, then a pass
+//!    of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
+//! 2. While passes wait for storage, half the size is measured and kept if it reduces the time per
+//!    token to [`GAIN`].
 //!
-//! An admission starts over. No text depends on the choice.
+//! An admission restarts the search. No text depends on the group size.
 
 use std::time::Duration;
 
 use super::request::RequestId;
 
-/// Passes of a turn. A group reads its neurons again at the start of each one.
+/// Passes per turn. A group reads its neurons again at the start of each turn.
 const TURN: usize = 128;
-/// Passes after a change of width that are not measured: their neurons are not yet resident.
+/// Passes after a change of group size that are not measured: neurons are not resident yet.
 const WARM: usize = 6;
-/// Passes that are measured.
+/// Measured passes.
 const MEASURED: usize = 6;
-/// Share of their time spent waiting for the device from which half the width is tried.
+/// Smallest share of time waiting for storage at which half the group size is measured.
 const WAITS: f64 = 0.1;
-/// Half the width is kept if a token takes at most this share of the time.
+/// Half the group size is kept if a token takes at most this share of the time: more than noise.
 const GAIN: f64 = 0.93;
 
-/// What a decoding pass needed and took.
+/// Counts and times of a decoding pass.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
-    /// Its rows, one per request.
+pub(super) struct PassCost {
+    /// Rows of the pass, one per request.
     pub tokens: usize,
     /// Distinct neurons it needed.
     pub needed: u64,
     /// All neurons.
     pub neurons: u64,
-    /// How many of them can be resident at once.
+    /// Largest number of neurons that can be resident at once.
     pub slots: u64,
     pub time: Duration,
-    /// The part of it that waited for the device.
+    /// The part of it spent waiting for storage.
     pub wait: Duration,
 }
 
-/// How the width is being found.
+/// State of the search for the group size.
 #[derive(Debug, Clone, Copy)]
 enum Search {
-    /// Nothing is known yet.
+    /// No pass was measured yet.
     Start,
-    /// The width is measured; the wider one before it and its seconds per token.
+    /// The group size is being measured; the larger size before it, and its seconds per token.
     Measure(Option<(usize, f64)>),
     /// Found.
     Done,
@@ -61,13 +61,13 @@ enum Search {
 pub(super) struct Turns {
     /// Requests per group; `usize::MAX` for all of them.
     width: usize,
-    /// The group, and the last request of it that was added.
+    /// The group, and its request that was added last.
     group: Vec<RequestId>,
     last: Option<RequestId>,
-    /// Passes left in its turn.
+    /// Remaining passes of the turn.
     left: usize,
     search: Search,
-    /// Passes since the change of width, and sums over those that are measured.
+    /// Passes since the last change of group size; sums over the measured ones.
     passes: usize,
     tokens: usize,
     seconds: f64,
@@ -89,7 +89,7 @@ impl Turns {
         }
     }
 
-    /// A request was admitted: all decode together until more is known.
+    /// A request was admitted: all requests decode together until the first pass is measured.
     pub fn admitted(&mut self) {
         self.set(usize::MAX, Search::Start);
     }
@@ -104,8 +104,8 @@ impl Turns {
         self.group.contains(&id)
     }
 
-    /// Chooses among the requests that could decode, in order of arrival. A group keeps its members
-    /// for a turn; the next ones take the places of those that ended.
+    /// Selects the group among the requests that can decode, in order of arrival. Members stay for
+    /// a turn; the next requests replace those that ended.
     pub fn choose(&mut self, decoding: impl Iterator<Item = RequestId> + Clone) {
         let mut live = decoding.clone();
         self.group.retain(|&id| live.any(|other| other == id));
@@ -129,8 +129,8 @@ impl Turns {
         self.group.sort_unstable();
     }
 
-    /// Records a pass over the group, while `live` requests could decode.
-    pub fn passed(&mut self, pass: Pass, live: usize) {
+    /// Records a pass of the group while `live` requests could decode.
+    pub fn passed(&mut self, pass: PassCost, live: usize) {
         self.left = self.left.saturating_sub(1);
         if live < 2 {
             return;
@@ -152,7 +152,7 @@ impl Turns {
         }
     }
 
-    /// Keeps the measured width, returns to the wider one before it, or tries half of it.
+    /// Keeps the measured group size, returns to the larger one before it, or tries half of it.
     fn judge(&mut self, before: Option<(usize, f64)>, live: usize) {
         let cost = self.seconds / self.tokens.max(1) as f64;
         let width = self.width.min(live);
@@ -172,9 +172,9 @@ impl Turns {
     }
 }
 
-/// The widest group whose neurons are expected to fit, by a pass over all requests; all of them if
-/// narrower groups would need about as much.
-fn width_that_fits(pass: &Pass) -> usize {
+/// The largest group whose neurons are expected to fit, from a pass over all requests; all requests
+/// if smaller groups would need nearly as many neurons.
+fn width_that_fits(pass: &PassCost) -> usize {
     let neurons = pass.neurons.max(1) as f64;
     let not_needed = 1.0 - (pass.needed as f64 / neurons).min(1.0);
     let needed = |width: usize| {
@@ -198,15 +198,15 @@ mod tests {
 
     const IDS: [RequestId; 4] = [RequestId(1), RequestId(2), RequestId(3), RequestId(4)];
 
-    /// Decodes until the width is found, if a token takes `cost(width)` milliseconds, half of it
-    /// waiting, and a request needs `share` of the neurons, half of which fit.
+    /// Decodes until the group size is found. A token takes `cost(size)` milliseconds, half of it
+    /// waiting; a request needs `share` of the neurons, half of which fit.
     fn found(share: f64, cost: impl Fn(usize) -> u64) -> usize {
         let mut turns = Turns::new();
         for _ in 0..100 {
             turns.choose(IDS.into_iter());
             let tokens = turns.group.len();
             let time = Duration::from_millis(cost(tokens) * tokens as u64);
-            let pass = Pass {
+            let pass = PassCost {
                 tokens,
                 needed: (1000.0 * (1.0 - libm::pow(1.0 - share, tokens as f64))) as u64,
                 neurons: 1000,
@@ -233,7 +233,7 @@ mod tests {
     fn the_first_pass_that_does_not_fit_narrows_at_once() {
         let mut turns = Turns::new();
         turns.choose(IDS.into_iter());
-        let pass = Pass {
+        let pass = PassCost {
             tokens: 4,
             needed: 600,
             neurons: 1000,
@@ -251,7 +251,7 @@ mod tests {
     fn groups_take_turns_and_refill() {
         let mut turns = Turns::new();
         turns.set(2, Search::Done);
-        let pass = Pass {
+        let pass = PassCost {
             tokens: 2,
             needed: 0,
             neurons: 0,
@@ -266,7 +266,7 @@ mod tests {
                 turns.passed(pass, 4);
             }
         }
-        // One of the next group has ended, then one during its turn.
+        // One request of the next group has ended, then one during its turn.
         let ids = [IDS[0], IDS[1], IDS[3]];
         turns.choose(ids.into_iter());
         assert_eq!(turns.group, [IDS[0], IDS[3]]);

@@ -1,7 +1,7 @@
-//! What is kept of the candidates: logits or weights with their tokens.
+//! Filters over candidates: (logit or weight, token).
 
-/// Drops candidates more than `n` standard deviations of the logits below the largest one. What is
-/// forbidden has no logit to count.
+/// Drops candidates more than `n` standard deviations of the logits below the largest one.
+/// Forbidden tokens are not counted.
 pub(super) fn keep_within_sigma(candidates: &mut Vec<(f32, u32)>, n: f32) {
     let logits = || {
         candidates
@@ -17,8 +17,8 @@ pub(super) fn keep_within_sigma(candidates: &mut Vec<(f32, u32)>, n: f32) {
     candidates.retain(|c| f64::from(c.0) >= least);
 }
 
-/// Keeps candidates, weights in descending order, whose surprise is nearest to its mean, until they have
-/// the share `p` of the weight; at least one.
+/// Keeps the candidates (weights in descending order) whose surprise is closest to its mean, until
+/// they have the share `p` of the weight; at least one.
 pub(super) fn keep_typical(candidates: &mut Vec<(f32, u32)>, p: f32) {
     let sum: f64 = candidates.iter().map(|c| f64::from(c.0)).sum();
     let surprise = |weight: f32| -libm::log(f64::from(weight) / sum);
@@ -42,8 +42,8 @@ pub(super) fn keep_typical(candidates: &mut Vec<(f32, u32)>, p: f32) {
     candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
 }
 
-/// Drops all candidates, weights in descending order, with at least the share `threshold` of the weight but
-/// the last of them.
+/// Of the candidates (weights in descending order) with at least the share `threshold` of the
+/// weight, drops all but the last.
 pub(super) fn drop_likely(candidates: &mut Vec<(f32, u32)>, threshold: f32) {
     let sum: f32 = candidates.iter().map(|c| c.0).sum();
     let likely = candidates
@@ -53,10 +53,10 @@ pub(super) fn drop_likely(candidates: &mut Vec<(f32, u32)>, threshold: f32) {
     candidates.drain(..likely.saturating_sub(1));
 }
 
-/// Bits of a digit of [`sort_descending`].
+/// Bits per digit of [`sort_descending`].
 const DIGIT: u32 = 11;
 
-/// A logit as a number that is smaller for a larger logit.
+/// Maps logits to integers in reverse order.
 fn descending(logit: f32) -> u32 {
     let bits = logit.to_bits();
     if logit.is_sign_negative() {
@@ -66,8 +66,8 @@ fn descending(logit: f32) -> u32 {
     }
 }
 
-/// Sorts candidates that are in the order of their numbers by descending logit, equal ones by number:
-/// by digits, which takes a third of the time of comparisons. `spare` is as long afterwards.
+/// Sorts candidates, given in token order, by descending logit, ties by token. Radix sort: a third
+/// of the time of a comparison sort. Afterwards `spare` has the same length.
 pub(super) fn sort_descending(candidates: &mut Vec<(f32, u32)>, spare: &mut Vec<(f32, u32)>) {
     const DIGITS: usize = u32::BITS.div_ceil(DIGIT) as usize;
     let digit = |logit: f32, place: usize| {
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// What the definitions keep, computed in Python.
+    /// Expected sets, computed in Python from the definitions.
     #[test]
     fn rarer_filters_keep_what_they_should() {
         let ids = |c: &[(f32, u32)]| c.iter().map(|c| c.1).collect::<Vec<u32>>();

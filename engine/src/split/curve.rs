@@ -1,11 +1,11 @@
-//! How long a processor takes for a product.
+//! Time of a product on a processor.
 
 /// `[rows × cols] · [cols × n]`: weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Product {
     /// Rows of the weights.
     pub rows: usize,
-    /// Their columns.
+    /// Columns of the weights.
     pub cols: usize,
     /// Tokens.
     pub n: usize,
@@ -13,16 +13,16 @@ pub struct Product {
 
 /// Times of products on a processor.
 pub trait Curve {
-    /// Seconds for a product: more for more rows, not less for more tokens; 0 without rows.
+    /// Seconds of a product: increasing in rows, non-decreasing in tokens; 0 without rows.
     fn seconds(&self, of: Product) -> f64;
 }
 
-/// `launch + rows · row`, whatever the tokens: pieces of one kind of work.
+/// `launch + rows · row` for any number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Linear {
-    /// Seconds for any work at all.
+    /// Seconds per launch.
     pub launch: f64,
-    /// Seconds for a row.
+    /// Seconds per row.
     pub row: f64,
 }
 

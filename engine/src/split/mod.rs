@@ -1,4 +1,4 @@
-//! How two processors share a product of matrices: HeteroInfer's partitions and its solver (§4.2, §4.4).
+//! How two processors share a matrix product: HeteroInfer's partitions and solver (§4.2, §4.4).
 //!
 //! ```text
 //! all on one   first(rows, n)                            second(rows, pad n) + sync
@@ -6,9 +6,10 @@
 //! activations  s of n tokens       max(first(rows, n−s), second(rows, s)) + sync
 //! ```
 //!
-//! The first processor (a GPU, or the CPU's threads) takes any number of tokens; the second (an NPU, or
-//! a device whose launch costs) takes the numbers that it has graphs for, so that others are padded. A
-//! *hybrid* partition is one by weights of a number that is padded. [`Pair::solve`] takes the fastest.
+//! The first processor (a GPU, or the CPU's threads) takes any number of tokens. The second (an
+//! NPU, or a device with a launch cost) takes the token counts it has graphs for; others are
+//! padded. A *hybrid* partition divides weights with a padded token count. [`Pair::solve`] returns
+//! the fastest.
 
 mod curve;
 #[cfg(test)]
@@ -22,43 +23,44 @@ pub use curve::{Curve, Linear, Product};
 pub enum Partition {
     /// The first processor alone.
     First,
-    /// The second alone, with as many tokens as it has a graph for.
+    /// The second alone, with a token count it has a graph for.
     Second {
         /// Tokens with padding.
         padded: usize,
     },
-    /// By rows of weights, `first : second`.
+    /// Divides the rows of the weights, `first : second`.
     Weights {
         /// Parts of the first.
         first: usize,
         /// Parts of the second.
         second: usize,
-        /// Tokens of the second with padding; a *hybrid* partition where they are more than there are.
+        /// Padded tokens of the second; more than the tokens of the product in a *hybrid*
+        /// partition.
         padded: usize,
     },
-    /// By tokens: the second takes so many, the first those that are left.
+    /// Divides the tokens: the second takes this many, the first the rest.
     Activations {
         /// Tokens of the second.
         second: usize,
     },
 }
 
-/// A partition and the seconds that it takes.
+/// A partition and its time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choice {
-    /// Who computes what.
+pub struct Solution {
+    /// Which processor computes what.
     pub partition: Partition,
     /// Time from start to the joined result.
     pub seconds: f64,
 }
 
-/// What may be chosen among.
+/// The search space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid<'a> {
-    /// Parts of the weights, `[first, second]`.
+    /// Ratios of weights, `[first, second]`.
     pub ratios: &'a [[usize; 2]],
-    /// Numbers of tokens that the second has graphs for, ascending. Longer inputs take several graphs, one
-    /// after the other, each of them one of these.
+    /// Token counts for which the second has graphs, ascending. Longer inputs run several graphs in
+    /// sequence.
     pub graphs: &'a [usize],
 }
 
@@ -66,14 +68,14 @@ pub struct Grid<'a> {
 pub struct Pair<'a> {
     /// Takes any number of tokens.
     pub first: &'a dyn Curve,
-    /// Takes those of the grid.
+    /// Takes the token counts of the grid.
     pub second: &'a dyn Curve,
-    /// Seconds to synchronise and to copy, wherever the second takes part: `T_sync + T_copy`.
+    /// Seconds to synchronise and copy whenever the second takes part: `T_sync + T_copy`.
     pub sync: f64,
 }
 
 impl Grid<'_> {
-    /// Graphs for at least `n` tokens: as few tokens as possible. `None` without graphs.
+    /// The fewest tokens, at least `n`, that graphs cover. `None` without graphs.
     pub fn padded(&self, n: usize) -> Option<usize> {
         let last = *self.graphs.last()?;
         let whole = n.saturating_sub(1) / last * last;
@@ -82,7 +84,7 @@ impl Grid<'_> {
         Some(whole + graph)
     }
 
-    /// Numbers of tokens, fewer than `n`, that fill graphs.
+    /// Token counts below `n` that fill graphs.
     fn filled(&self, n: usize) -> impl Iterator<Item = usize> + '_ {
         let last = self.graphs.last().copied().unwrap_or(usize::MAX);
         let whole = n.saturating_sub(1) / last * last;
@@ -93,7 +95,7 @@ impl Grid<'_> {
 }
 
 impl Pair<'_> {
-    /// Seconds of a partition. `None` if it leaves nothing for one of them.
+    /// Seconds of a partition. `None` if one of the two gets nothing.
     pub fn seconds(&self, of: Product, partition: Partition) -> Option<f64> {
         let both = |first: f64, second: f64| first.max(second) + self.sync;
         Some(match partition {
@@ -132,9 +134,9 @@ impl Pair<'_> {
         })
     }
 
-    /// The fastest partition of the grid; the simpler one of two that are as fast.
-    pub fn solve(&self, of: Product, grid: &Grid<'_>) -> Choice {
-        let mut best = Choice {
+    /// The fastest partition of the grid; the simpler one of equals.
+    pub fn solve(&self, of: Product, grid: &Grid<'_>) -> Solution {
+        let mut best = Solution {
             partition: Partition::First,
             seconds: self.first.seconds(of),
         };
@@ -152,17 +154,19 @@ impl Pair<'_> {
             .map(|second| Partition::Activations { second });
         for partition in alone.into_iter().chain(tokens).chain(weights) {
             match self.seconds(of, partition) {
-                Some(seconds) if seconds < best.seconds => best = Choice { partition, seconds },
+                Some(seconds) if seconds < best.seconds => best = Solution { partition, seconds },
                 _ => {}
             }
         }
         best
     }
 
-    /// How many of a product's rows the second takes so that both end as early as they can, if any number
-    /// may be chosen: the partition by weights on the finest grid. 0 if it does not pay.
+    /// Rows of a product for the second processor such that both finish as early as possible, if
+    /// any number may be chosen: the partition by weights on the finest grid. 0 if it does not pay
+    /// off.
     ///
-    /// Both times rise with the rows, so that the best number lies where they meet: found by bisection.
+    /// The time of the first falls with this number and that of the second rises; bisection finds
+    /// where they meet.
     pub fn rows_of_second(&self, of: Product) -> usize {
         let rows = |rows| Product { rows, ..of };
         pieces_of_second(
@@ -173,8 +177,8 @@ impl Pair<'_> {
     }
 }
 
-/// How many of `all` pieces the second of two processors takes so that both end as early as they can, by the
-/// time of the `first` when the second takes so many, and of the `second`. 0 if it does not pay.
+/// Number of `all` pieces for the second processor such that both finish as early as possible.
+/// `first`, `second`: time of each when the second takes that many. 0 if it does not pay off.
 pub fn pieces_of_second(
     all: usize,
     first: impl Fn(usize) -> f64,
@@ -185,7 +189,7 @@ pub fn pieces_of_second(
         _ => second(theirs).max(first(theirs)),
     };
     let (mut low, mut high) = (0, all);
-    // The second ends first with `low` pieces, and not with `high + 1`.
+    // The second finishes first with `low` pieces, and not with `high + 1`.
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if second(middle) <= first(middle) {

@@ -27,7 +27,7 @@ fn numbers_of_tokens_are_padded_to_whole_graphs() {
     assert_eq!(none.padded(5), None);
 }
 
-/// A curve with a start, a price for a row and a token, and steps.
+/// A curve with a launch cost, a cost per row and token, and steps.
 #[derive(Debug, Clone, Copy)]
 struct Stepped {
     launch: f64,
@@ -53,7 +53,7 @@ fn stepped() -> impl Strategy<Value = Stepped> {
 }
 
 proptest! {
-    /// The solver's choice is the fastest of all partitions, counted out one by one, and never slower than
+    /// The solver's choice is the fastest of all partitions by enumeration, and never slower than
     /// the better of the two processors alone.
     #[test]
     fn the_solver_equals_counting_out(
@@ -74,7 +74,7 @@ proptest! {
 
         let mut best = first.seconds(of);
         if let Some(&last) = graphs.last() {
-            // Numbers of tokens that graphs fill: whole ones of the last, and one of the others.
+            // Token counts that fill graphs: whole last graphs, plus one of the others.
             let filled = |n: usize| n == 0 || graphs.iter().any(|&g| n % last == g % last && n >= g);
             let padded = (n..).find(|&n| filled(n)).unwrap_or(n);
             best = best.min(second.seconds(Product { n: padded, ..of }) + sync);
@@ -97,7 +97,7 @@ proptest! {
         prop_assert!(found.seconds <= first.seconds(of));
     }
 
-    /// Any number of rows: what bisection finds is as fast as the fastest of all.
+    /// For any number of rows, bisection is as fast as the best of all.
     #[test]
     fn bisection_equals_counting_out(
         launches in [0.0..1e-3, 0.0..1e-3],

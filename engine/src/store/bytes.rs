@@ -47,7 +47,7 @@ pub(super) enum Place<'a> {
 
 /// The memory that clusters are in.
 #[derive(Clone, Copy)]
-pub(super) struct Memory<'a> {
+pub(super) struct ClusterMemory<'a> {
     pub layout: &'a Layout,
     pub residency: &'a Residency,
     pub mapped: Option<&'a MappedBundles>,
@@ -58,7 +58,7 @@ pub(super) struct Memory<'a> {
 /// The needed neurons of a ready cluster.
 #[derive(Clone, Copy)]
 pub(crate) struct ClusterBytes<'a> {
-    pub(super) memory: Memory<'a>,
+    pub(super) memory: ClusterMemory<'a>,
     /// The layer, for traces.
     pub(super) layer: usize,
     pub(super) bank: u32,
@@ -157,7 +157,7 @@ impl<'a> ClusterBytes<'a> {
     /// A neuron in a cold slot.
     #[inline]
     fn cold(&self, neuron: u32, held: &'a Held, scales: &'a [u8]) -> Option<NeuronBytes<'a>> {
-        let (content, Memory { layout, latch, .. }) = (self.content, self.memory);
+        let (content, ClusterMemory { layout, latch, .. }) = (self.content, self.memory);
         let cache = &self.memory.residency.cold.cache;
         let slot = match held {
             Held::Pinned(slot) => cache.bytes(*slot),

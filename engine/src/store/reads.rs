@@ -37,14 +37,14 @@ const BATCH: usize = 256;
 const SMALL: usize = 4 << 20;
 
 /// Who submits reads.
-enum Io {
+enum IoDriver {
     /// A dedicated I/O thread.
     Thread(IoThread),
     /// The compute thread.
     Caller(Box<CallerIo>),
 }
 
-impl Io {
+impl IoDriver {
     /// Chooses who reads. In small models a layer's reads are few and short, and handing them to a
     /// thread takes longer than the device. Long reads need a thread that keeps the device busy
     /// during computation; so do reads next to a device that computes.
@@ -89,7 +89,7 @@ pub(super) struct Arrival {
 /// Reads in flight, and stream buffers.
 pub(crate) struct Reads {
     layout: Arc<Layout>,
-    io: Io,
+    io: IoDriver,
     /// Buffers for whole clusters.
     buffers: Arena,
     /// Reads not yet submitted.
@@ -132,7 +132,7 @@ impl Reads {
         let buffers = Arena::with_limit(0, buffers, len, align, memory)
             .map_err(emberflow_storage::Error::from)?;
         Ok(Self {
-            io: Io::open(&layout, source, options, io).map_err(error)?,
+            io: IoDriver::open(&layout, source, options, io).map_err(error)?,
             buffers,
             batch: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(2 * layout.neurons_at_once()),
@@ -232,11 +232,11 @@ impl Reads {
         }
         self.submit()?;
         match &mut self.io {
-            Io::Thread(io) => {
+            IoDriver::Thread(io) => {
                 let cancelled = io.cancel_prefetches();
                 self.latch.keep(cancelled.map_err(error))
             }
-            Io::Caller(io) => {
+            IoDriver::Caller(io) => {
                 io.cancel_prefetches();
                 Ok(())
             }
@@ -249,8 +249,8 @@ impl Reads {
             return Ok(());
         }
         let sent = match &mut self.io {
-            Io::Thread(io) => io.submit(&mut self.batch),
-            Io::Caller(io) => io.submit(&mut self.batch),
+            IoDriver::Thread(io) => io.submit(&mut self.batch),
+            IoDriver::Caller(io) => io.submit(&mut self.batch),
         };
         self.latch.keep(sent.map_err(error))
     }
@@ -266,8 +266,8 @@ impl Reads {
     /// Number of reads in flight.
     pub fn outstanding(&self) -> usize {
         match &self.io {
-            Io::Thread(io) => io.outstanding(),
-            Io::Caller(io) => io.outstanding(),
+            IoDriver::Thread(io) => io.outstanding(),
+            IoDriver::Caller(io) => io.outstanding(),
         }
     }
 
@@ -358,16 +358,16 @@ impl Reads {
     /// Name of the I/O engine.
     pub fn engine(&self) -> &'static str {
         match &self.io {
-            Io::Thread(io) => io.engine(),
-            Io::Caller(io) => io.name(),
+            IoDriver::Thread(io) => io.engine(),
+            IoDriver::Caller(io) => io.name(),
         }
     }
 
     /// I/O statistics.
     pub(super) fn stats(&self) -> IoStats {
         match &self.io {
-            Io::Thread(io) => io.stats(),
-            Io::Caller(io) => io.stats(),
+            IoDriver::Thread(io) => io.stats(),
+            IoDriver::Caller(io) => io.stats(),
         }
     }
 }

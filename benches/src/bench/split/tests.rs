@@ -1,11 +1,11 @@
 //! The solver on the published curves gives the published table.
 
-use emberflow_engine::split::{Choice, Curve, Pair, Partition, Product};
+use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
 
 use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
 
 /// A choice as Table 3 names it.
-fn named(of: Product, choice: Choice) -> String {
+fn named(of: Product, choice: Solution) -> String {
     match choice.partition {
         Partition::First => "GPU alone".into(),
         Partition::Second { padded } if padded > of.n => "NPU alone, padded".into(),

@@ -23,7 +23,7 @@ use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::device::NeuronRows;
 use crate::error::Error;
-use crate::store::bytes::{ClusterBytes, Memory, Place};
+use crate::store::bytes::{ClusterBytes, ClusterMemory, Place};
 use crate::store::job::{ByteSource, Held, Item, Job, Step, UnitWork};
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
@@ -88,7 +88,7 @@ pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usi
 #[inline]
 fn bytes<'a>(
     job: &'a Job,
-    memory: Memory<'a>,
+    memory: ClusterMemory<'a>,
     device: Option<&'a Tier>,
     item: usize,
 ) -> ClusterBytes<'a> {
@@ -301,7 +301,7 @@ impl NeuronStore {
     /// The bytes of a ready item.
     #[inline]
     pub fn cluster(&self, item: usize) -> ClusterBytes<'_> {
-        let memory = Memory {
+        let memory = ClusterMemory {
             layout: &self.layout,
             residency: &self.residency,
             mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),
@@ -319,7 +319,7 @@ impl NeuronStore {
         buffer: usize,
         place: usize,
     ) -> Result<bool, Error> {
-        let memory = Memory {
+        let memory = ClusterMemory {
             layout: &self.layout,
             residency: &self.residency,
             mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),

@@ -31,7 +31,7 @@ struct Gates {
 
 /// Gate rows of a bank at a constant stride.
 #[derive(Clone, Copy)]
-pub(crate) struct GateRows<'a> {
+pub(crate) struct ResidentGates<'a> {
     pub bytes: &'a [u8],
     /// Bytes from one row to the next.
     pub stride: usize,
@@ -82,9 +82,9 @@ impl Resident {
     }
 
     /// All Gate rows of a bank, if resident with inline scales.
-    pub fn gates(&self, bank: u32) -> Option<GateRows<'_>> {
+    pub fn gates(&self, bank: u32) -> Option<ResidentGates<'_>> {
         let bytes = self.gates[bank as usize].as_ref()?.bytes.as_slice();
-        self.format.inline_scales.then(|| GateRows {
+        self.format.inline_scales.then(|| ResidentGates {
             bytes,
             stride: self.format.gate_len(),
         })
