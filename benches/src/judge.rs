@@ -1,4 +1,4 @@
-//! `judge`: a container's predictors held against what the gates of a text do.
+//! `emberflow-lab judge`: a container's predictors compared with the true gates of a text.
 
 use std::io::Write;
 
@@ -11,23 +11,23 @@ use emberflow_engine::{FfnSeen, Judge, Model};
 use emberflow_predictor::Quality;
 use serde::Serialize;
 
-/// The result. Keys are a contract.
+/// Output of the command. JSON keys are a contract.
 #[derive(Debug, Clone, Serialize)]
-struct Report {
-    /// Without the predictors.
+struct JudgeReport {
+    /// Perplexity without the predictors.
     #[serde(flatten)]
     perplexity: Perplexity,
     predictors: Judged,
 }
 
-/// The container's predictors on a text. Keys are a contract.
+/// Quality of a container's predictors on a text. JSON keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct Judged {
-    /// Perplexity with them.
+    /// Perplexity with the predictors.
     pub perplexity: f64,
-    /// Their bytes.
+    /// Bytes of the predictors.
     pub bytes: u64,
-    /// As a share of the container.
+    /// Share of the container's bytes.
     pub share: f64,
     /// Over all layers.
     pub all: Named,
@@ -35,18 +35,18 @@ pub struct Judged {
     pub layers: Vec<Named>,
 }
 
-/// Pairs of a neuron and a token, those that were named and those that fire.
+/// Quality over (neuron, token) pairs.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Named {
     /// Share of the pairs that fire.
     pub active_share: f64,
-    /// Share of the pairs that were named.
+    /// Share of the pairs that were predicted.
     pub looked_at_share: f64,
-    /// Share of those that fire that were named.
+    /// Share of the firing pairs that were predicted.
     pub recall: f64,
-    /// Share of those named that fire.
+    /// Share of the predicted pairs that fire.
     pub precision: f64,
-    /// Pairs named per pair that fires.
+    /// Predicted pairs per firing pair.
     pub overhead: f64,
 }
 
@@ -62,7 +62,7 @@ impl From<Quality> for Named {
     }
 }
 
-/// Tokens computed at once while predictors are judged.
+/// Tokens per pass.
 const CHUNK: usize = 128;
 
 /// Runs the command.
@@ -81,13 +81,13 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
     Ok((report.predictors).print(&mut out, report.perplexity.perplexity)?)
 }
 
-/// Runs the text without the predictors, holding them against it, then with them.
+/// Runs the text twice: without the predictors, to compare them with the gates, and with them.
 fn judged(
     args: &PerplexityArgs,
     model: Model,
     ids: &[u32],
     window: usize,
-) -> Result<Report, Failure> {
+) -> Result<JudgeReport, Failure> {
     let sparse = model.text().config().has_zeros();
     let mut engine_args = args.engine.clone();
     engine_args.sparsity = if sparse {
@@ -126,7 +126,7 @@ fn judged(
         all: all.into(),
         layers: judge.layers().iter().map(|&q| q.into()).collect(),
     };
-    Ok(Report {
+    Ok(JudgeReport {
         perplexity,
         predictors,
     })
@@ -162,7 +162,7 @@ impl Judged {
     }
 }
 
-/// Gives `ids` piece by piece.
+/// Yields `ids` in pieces.
 fn windows_of(ids: &[u32]) -> impl FnMut(usize) -> Result<Vec<u32>, Failure> {
     let bar = progress::steps("perplexity", ids.len() as u64);
     let mut left = ids;

@@ -1,15 +1,15 @@
-//! The laboratory: what measures, draws, simulates and reproduces papers. Its program is
-//! `cargo run --release -p emberflow-benches -- …`; what users need is the program `emberflow`.
+//! The laboratory: measurements, charts, simulations and reproductions of papers. Run it with
+//! `cargo run --release -p emberflow-benches -- …`. The program for users is `emberflow`.
 //!
-//! [`mod@bench`] measures the whole; `cargo bench -p emberflow-benches` measures one layer per file, and
-//! `cargo test --release -p emberflow-benches --benches` runs each of these once, to see that it works.
-//! [`synth`] writes random models, [`trace`] records and replays which neurons a text needs, [`judge`]
-//! holds predictors against a text.
+//! [`mod@bench`] measures whole runs. `cargo bench -p emberflow-benches` measures one part per
+//! file, and `cargo test --release -p emberflow-benches --benches` runs each of these once.
+//! [`synth`] writes random models, [`trace`] records and replays which neurons a text needs,
+//! [`judge`] evaluates predictors on a text.
 //!
-//! [`report`] makes `benches/README.md` and the numbers of `README.md` from the CSV files below
-//! `benches/results/`.
+//! [`report`] generates `benches/README.md` and the measured part of `README.md` from the CSV files
+//! in `benches/results/`.
 #![forbid(unsafe_code)]
-// these panic when whoever reads our output has gone
+// The print macros panic when the reader of a pipe has gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bench;
@@ -25,7 +25,7 @@ use emberflow::Failure;
 /// Runs one command.
 ///
 /// # Errors
-/// What went wrong.
+/// Any error of the command.
 pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
     use cli::Command::*;
     match command {
@@ -49,10 +49,10 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
     }
 }
 
-/// Runs a command given as on the command line, without the program's name, in this process.
+/// Runs a command in this process, given its arguments without the program's name.
 ///
 /// # Errors
-/// A line that is wrong, or what went wrong.
+/// An invalid command line, or an error of the command.
 pub fn call<S: AsRef<str>>(words: &[S]) -> Result<(), Failure> {
     let line = std::iter::once("emberflow-lab").chain(words.iter().map(AsRef::as_ref));
     let cli = cli::Cli::try_parse_from(line).map_err(Failure::usage)?;

@@ -1,6 +1,6 @@
 //! The laboratory's program.
 #![forbid(unsafe_code)]
-// these panic when whoever reads our output has gone
+// The print macros panic when the reader of a pipe has gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;

@@ -25,8 +25,8 @@ pub struct ContainerMeta {
     pub quant: Quant,
     /// Order of packed neuron ids.
     pub order: Order,
-    /// Origin of the weights.
-    pub source: Origin,
+    /// Source of the weights.
+    pub source: Source,
     /// Summary of the activation statistics, if packed with them.
     pub stats: Option<StatsSummary>,
     /// The text of `pack --calibrate`, if it was used.
@@ -77,7 +77,7 @@ pub enum Order {
 
 /// The checkpoint a container was packed from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct Source {
     /// Name of the file or folder without its path, so that the container does not depend on the
     /// checkpoint's location.
     pub name: String,

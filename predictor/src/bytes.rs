@@ -1,9 +1,9 @@
-//! Weights in memory that the caller allocated.
+//! Weights in memory allocated by the caller.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A part of a shared block of bytes.
+/// A range of a shared block of bytes.
 #[derive(Clone)]
 pub struct SharedBytes {
     block: Arc<dyn AsRef<[u8]> + Send + Sync>,

@@ -1,5 +1,5 @@
-//! Coarse-gate predictor: a copy of the gate rows in two or three bits, too coarse to compute with, but good
-//! enough to predict which gates are positive.
+//! Coarse-gate predictor: a copy of the gate rows in two or three bits. It is too coarse to compute
+//! with, but predicts well which gates are positive.
 //!
 //! The quants minimise the change of the *products* with a text's inputs (`train/coarse.rs`), and
 //! each neuron has its own threshold.
@@ -11,7 +11,7 @@ use crate::predict::{Features, Predictor, Shared, SharedShape};
 use crate::products::{Inputs, ROWS, with_rows};
 use crate::thresholds::Thresholds;
 
-/// Rows widened together for a token: they stay in the L1 cache.
+/// Rows widened together for one token, so that they stay in the L1 cache.
 const FEW_ROWS: usize = 8;
 
 /// The predictor of one layer.
@@ -35,7 +35,7 @@ impl CoarseGate {
 }
 
 impl CoarseGate {
-    /// What it stores per token, for inputs of `d` elements.
+    /// Per-token memory for inputs of `d` elements.
     pub(crate) fn shared_shape(d: usize) -> SharedShape {
         SharedShape {
             row: d,

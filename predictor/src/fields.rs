@@ -1,4 +1,4 @@
-//! Fields of records, little endian, at places that are known to be there.
+//! Little-endian fields of records; the caller guarantees that they exist.
 
 pub(crate) fn put(out: &mut [u8], at: usize, value: u32) {
     out[at..at + 4].copy_from_slice(&value.to_le_bytes());

@@ -1,8 +1,8 @@
-//! Which of a sample of neurons fire, token after token: what a cache is simulated on.
+//! Firings of a sample of neurons, token by token: the input of cache simulations.
 
 use crate::stats::words;
 
-/// Neurons of a sample, about, and tokens that are kept of them.
+/// Approximate number of sampled neurons; most tokens of the trace.
 const NEURONS: usize = 4096;
 const TOKENS: usize = 4096;
 
@@ -18,7 +18,7 @@ pub struct FiringTrace {
 }
 
 impl FiringTrace {
-    /// Nothing seen yet of `banks` banks of `neurons` neurons.
+    /// An empty trace of `banks` banks of `neurons` neurons.
     pub fn new(banks: usize, neurons: usize) -> Self {
         Self {
             banks,
@@ -28,12 +28,12 @@ impl FiringTrace {
         }
     }
 
-    /// Bytes that a trace comes to hold.
+    /// Bytes of a full trace.
     pub fn bytes_for(banks: usize, neurons: usize) -> u64 {
         8 * (TOKENS * Self::new(banks, neurons).width()) as u64
     }
 
-    /// Banks.
+    /// Number of banks.
     pub fn banks(&self) -> usize {
         self.banks
     }
@@ -47,7 +47,7 @@ impl FiringTrace {
         words(self.banks * self.sampled())
     }
 
-    /// Tokens that were seen.
+    /// Tokens recorded.
     pub fn tokens(&self) -> usize {
         self.bits.len() / self.width().max(1)
     }
@@ -57,15 +57,15 @@ impl FiringTrace {
         &self.bits
     }
 
-    /// Takes over stored words; `None` where they are no whole tokens.
+    /// Restores stored words; `None` if they are not whole tokens.
     pub(crate) fn restore(&mut self, bits: Vec<u64>) -> Option<()> {
         let width = self.width().max(1);
         let fits = bits.len().is_multiple_of(width) && bits.len() / width <= TOKENS;
         fits.then(|| self.bits = bits)
     }
 
-    /// Takes in a token by the bits of all neurons, `[banks][words]`. What comes after enough tokens
-    /// is ignored.
+    /// Records a token, given the bits of all neurons, `[banks][words]`. Ignored once the trace is
+    /// full.
     pub(crate) fn push(&mut self, fired: &[u64]) {
         if self.tokens() >= TOKENS {
             return;
@@ -80,7 +80,7 @@ impl FiringTrace {
         }
     }
 
-    /// The same of the banks that `keeps` wants.
+    /// The trace of the banks for which `keeps` is true.
     pub fn of_banks(&self, keeps: impl Fn(usize) -> bool) -> Self {
         let mut banks = 0;
         let mut places = vec![None; self.banks];
@@ -117,7 +117,7 @@ impl FiringTrace {
         counts.iter().map(|&c| c as f64 / tokens).collect()
     }
 
-    /// Calls `f` for each sampled neuron that fires for a token, by its place in the sample.
+    /// Calls `f` with the index in the sample of each neuron that fires for a token.
     pub fn each(&self, token: usize, mut f: impl FnMut(usize)) {
         let width = self.width();
         for (w, &word) in self.bits[token * width..][..width].iter().enumerate() {

@@ -21,7 +21,7 @@ pub struct LowRankSpec {
     pub fc1: DType,
     /// Format of the second matrix, `[neurons × rank]`.
     pub fc2: DType,
-    /// Its input.
+    /// The vector it reads.
     pub reads: Reads,
     /// Whether the hidden layer has a ReLU.
     pub relu: bool,
@@ -38,7 +38,7 @@ impl LowRankSpec {
         self.neurons.saturating_mul(self.fc2.row_bytes(self.rank))
     }
 
-    /// Products for a token.
+    /// Products per token.
     pub fn products(&self) -> f64 {
         self.rank as f64 * (self.d as f64 + self.neurons as f64)
     }
@@ -47,7 +47,7 @@ impl LowRankSpec {
         self.rank.next_multiple_of(GROUP)
     }
 
-    /// What it stores per token.
+    /// Per-token memory.
     pub fn shared_shape(&self) -> SharedShape {
         let residual = self.reads == Reads::Residual && self.fc1.is_grouped();
         SharedShape {
@@ -68,10 +68,10 @@ pub struct LowRank {
 }
 
 impl LowRank {
-    /// Assembles its matrices and thresholds.
+    /// Assembles matrices and thresholds.
     ///
     /// # Panics
-    /// If a length does not fit `spec`. Check sizes from files first.
+    /// If a length does not match `spec`. Validate sizes from files first.
     pub fn new(
         spec: LowRankSpec,
         fc1: SharedBytes,
@@ -88,13 +88,13 @@ impl LowRank {
         }
     }
 
-    /// Its sizes.
+    /// Sizes and options.
     pub fn spec(&self) -> LowRankSpec {
         self.spec
     }
 
-    /// The hidden layers of all tokens, for products with rows of the second matrix; `None` where they do not lie one
-    /// after the other as these want them.
+    /// Hidden layers of all tokens, as inputs of products with the second matrix; `None` if they
+    /// are not contiguous in the required form.
     fn hidden<'a>(&self, shared: &'a Shared, tokens: usize) -> Option<Inputs<'a>> {
         let s = &self.spec;
         if s.fc2.is_grouped() {

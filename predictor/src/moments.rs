@@ -1,12 +1,13 @@
-//! Mean and deviation of a token's gates or scores, which the cutoff of Gaussian top-k comes from.
+//! Mean and standard deviation of a token's gates or scores, from which the cutoff of Gaussian
+//! top-k is computed.
 
-/// Chains of a sum.
+/// Independent accumulators of a sum.
 const LANES: usize = 8;
 
-/// The multiple of the deviation above the mean below which `share` of normally distributed gates
-/// lies (`_gaussian_topk` in `modeling_gemma3n.py`).
+/// `Φ⁻¹(share)`: number of standard deviations above the mean below which `share` of normally
+/// distributed gates lie (`_gaussian_topk` in `modeling_gemma3n.py`).
 pub fn top_multiple(share: f32) -> f32 {
-    // erfc keeps the digits of shares near 1
+    // erfc keeps precision for shares near 1.
     let below = |x: f64| 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
     let (mut low, mut high) = (-9.0, 9.0);
     for _ in 0..100 {
@@ -20,7 +21,7 @@ pub fn top_multiple(share: f32) -> f32 {
     (0.5 * (low + high)) as f32
 }
 
-/// Mean and deviation of a token's values.
+/// Mean and standard deviation of a token's values.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Moments {
     /// The mean.
@@ -30,7 +31,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Of `count` values with these sums.
+    /// From the sum and the sum of squares of `count` values.
     pub(crate) fn of(sum: f64, squares: f64, count: usize) -> Self {
         let mean = sum / count as f64;
         let variance = (squares / count as f64 - mean * mean).max(0.0);
@@ -46,7 +47,7 @@ impl Moments {
     }
 }
 
-/// Memory to find [`Moments`] in.
+/// Buffers for computing [`Moments`].
 #[derive(Debug, Default)]
 pub struct Sums {
     /// Sums and sums of squares, `[2 × LANES × tokens]`.
@@ -61,13 +62,13 @@ impl Sums {
         }
     }
 
-    /// Bytes that [`Sums::with_capacity`] allocates.
+    /// Bytes allocated by [`Sums::with_capacity`].
     pub fn bytes_for(tokens: usize) -> usize {
         (2 * LANES * size_of::<f64>()).saturating_mul(tokens)
     }
 
-    /// The moments of `tokens` tokens with `values [neurons × tokens]`. Sums run in the order of
-    /// neurons, in as many chains as there are lanes, whatever the number of tokens.
+    /// Moments of `tokens` tokens with `values [neurons × tokens]`. Neuron `i` is added to
+    /// accumulator `i % LANES`, in order, so a token's result does not depend on other tokens.
     pub fn moments(
         &mut self,
         values: &[f32],

@@ -4,13 +4,12 @@
 /// stay in temperature order.
 const HOT: f64 = 0.5;
 
-/// Ratio of firing counts within which neurons may be reordered: those of a band fire at least half
-/// as often as its hottest. So even in its last band, every prefix of the order has at least half
-/// the activations of the hottest neurons.
+/// Neurons may be reordered within a band whose firing counts differ by at most this ratio. So even
+/// in its last band, every prefix of the order has at least half the activations of the hottest
+/// neurons.
 const BAND: u64 = 2;
 
-/// How many neurons back a read can be extended to include a neuron: the I/O engine merges reads
-/// over gaps of a page.
+/// Number of preceding neurons that share a read: the I/O engine merges reads over gaps of a page.
 const REACH: usize = 5;
 
 /// Neurons by descending activation count, ties by original id. Every hot/cold split is then a
@@ -31,7 +30,7 @@ pub fn original(neurons: usize) -> Vec<u32> {
 ///
 /// `fired` has one row of bits per neuron, `[neurons × width]`, one bit per sampled token. In each
 /// band, the next neuron is the one with the largest share of activations in common with the union
-/// of the few before it: its reads need no command of their own.
+/// of the [`REACH`] neurons before it, so that its reads can be merged with theirs.
 pub fn by_coactivation(counts: &[u64], tokens: u64, fired: &[u64]) -> Vec<u32> {
     let mut order = by_temperature(counts);
     let width = fired.len() / counts.len().max(1);
@@ -72,12 +71,12 @@ fn chain<'a>(band: &mut [u32], row: impl Fn(u32) -> &'a [u64]) {
                 shared += (u & w).count_ones();
             }
             let share = f64::from(shared) / f64::from(ones(bits).max(1));
-            // of equal shares, take the hottest
+            // Ties go to the hottest.
             if share > best.1 {
                 best = (place, share);
             }
         }
-        // keeps the rest in temperature order
+        // Keeps the others in temperature order.
         band[next..=best.0].rotate_right(1);
     }
 }
@@ -95,15 +94,15 @@ mod tests {
 
     #[test]
     fn neurons_that_fire_together_become_neighbours() {
-        // 8 cold neurons of one temperature: the even ones fire together, and the odd ones
+        // 8 cold neurons of one temperature: the even ones fire together, and so do the odd ones.
         let rows: Vec<u64> = (0..8)
             .map(|i| if i % 2 == 0 { 0x0f } else { 0xf0 })
             .collect();
         let order = by_coactivation(&[10; 8], 100, &rows);
         assert_eq!(order, [0, 2, 4, 6, 1, 3, 5, 7]);
-        // hot ones stay in place
+        // Hot neurons stay in place.
         assert_eq!(by_coactivation(&[90; 8], 100, &rows), original(8));
-        // and so do all without a sample
+        // Without a sample all neurons stay in place.
         assert_eq!(by_coactivation(&[10; 8], 100, &[]), original(8));
     }
 
@@ -121,10 +120,10 @@ mod tests {
             let at = |i: usize| counts[order[i] as usize];
             let sorted = by_temperature(&counts);
             for i in 0..order.len() {
-                // no neuron comes before one that is more than twice as hot
+                // No neuron precedes one that is more than twice as hot.
                 let after = (i..order.len()).map(at).max().unwrap_or(0);
                 prop_assert!(at(i) >= after.div_ceil(BAND), "{} before {after}", at(i));
-                // the hot part is exactly sorted
+                // The hot part is exactly sorted.
                 if counts[sorted[i] as usize] >= 50 {
                     prop_assert_eq!(order[i], sorted[i]);
                 }

@@ -1,8 +1,8 @@
 //! The predictor interface: for every token, it selects the neurons of one layer to compute.
 //!
-//! A prediction depends only on its input and the predictor's weights, token by token: not on other
-//! tokens of a chunk, on the division of a layer among threads, or on what is resident. So the
-//! selected neurons, and the model's output, are the same under every memory budget.
+//! A prediction for a token depends only on its input and the predictor's weights: not on other
+//! tokens of the chunk, the division among threads, or residency. So the selected neurons, and the
+//! model's output, are the same under every memory budget.
 
 use emberflow_kernels::{Activations, ActivationsRef, Compute, Cpu};
 
@@ -18,12 +18,12 @@ pub enum Reads {
     Residual,
 }
 
-/// A layer's input for some tokens.
+/// A layer's input for several tokens.
 #[derive(Clone, Copy)]
 pub struct Features<'a> {
     /// The FFN's input after its norm, `[tokens × d_model]`.
     pub normed: &'a [f32],
-    /// The same, quantised.
+    /// `normed`, quantised.
     pub quantized: ActivationsRef<'a>,
     /// The residual stream before the norm, `[tokens × d_model]`.
     pub residual: &'a [f32],
@@ -66,18 +66,18 @@ impl<'a> Features<'a> {
 
 /// Selects the neurons of one layer to compute.
 pub trait Predictor: Send + Sync {
-    /// Bytes it holds in memory.
+    /// Bytes in memory.
     fn bytes(&self) -> u64;
 
-    /// Its needs in [`Shared`] per token.
+    /// Per-token memory in [`Shared`].
     fn shape(&self) -> SharedShape;
 
-    /// Computes what all neurons share into `shared`.
+    /// Computes everything that all neurons share, into `shared`.
     fn prepare(&self, on: &Compute, input: Features<'_>, shared: &mut Shared);
 
-    /// After [`prepare`](Predictor::prepare) of the same input: `scores[i × tokens + t]` of neuron
-    /// `first + i` for token `t`. Several threads call it for different neurons. A longer range
-    /// prefetches better.
+    /// `scores[i × tokens + t]` of neuron `first + i` for token `t`, after
+    /// [`prepare`](Predictor::prepare) with the same input. Several threads call it for different
+    /// neurons; longer ranges prefetch better.
     fn scores(
         &self,
         cpu: Cpu,
@@ -91,8 +91,8 @@ pub trait Predictor: Send + Sync {
     /// threshold.
     fn thresholds(&self, cpu: Cpu, first: usize, thresholds: &mut [f32]);
 
-    /// After [`prepare`](Predictor::prepare): what the gates of each token have to exceed to fire;
-    /// empty where that does not depend on the token.
+    /// After [`prepare`](Predictor::prepare): the value that each token's gates must exceed to
+    /// fire; empty if it does not depend on the token.
     fn cutoffs<'s>(&self, _: &'s Shared) -> &'s [f32] {
         &[]
     }
@@ -162,8 +162,8 @@ pub fn predict_all(
 /// Neurons per block when a layer is divided among threads.
 pub const RANGE: usize = 128;
 
-/// `values [neurons × tokens]` of the neurons from `first` on, in blocks of at most [`RANGE`]
-/// neurons, each with its first neuron.
+/// Splits `values [neurons × tokens]` of the neurons from `first` on into blocks of at most
+/// [`RANGE`] neurons, each with the id of its first neuron.
 pub(crate) fn blocks(
     first: usize,
     values: &mut [f32],
@@ -173,24 +173,24 @@ pub(crate) fn blocks(
     firsts.zip(values.chunks_mut(RANGE * tokens))
 }
 
-/// What a predictor stores per token between its two steps.
+/// Memory that a predictor needs per token between its two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SharedShape {
     /// Floats of the hidden layer.
     pub hidden: usize,
     /// Bytes of the input's signs.
     pub signs: usize,
-    /// Elements of an input to quantise first.
+    /// Elements of an input to quantise.
     pub quantized: usize,
     /// Scores of all neurons.
     pub scores: usize,
-    /// Elements of the longest row that is multiplied with several tokens at once: each thread has memory for
-    /// that.
+    /// Longest row that is multiplied with several tokens at once, in elements; determines the
+    /// scratch of each thread.
     pub row: usize,
 }
 
 impl SharedShape {
-    /// The maximum of each.
+    /// The element-wise maximum.
     pub fn max(self, other: Self) -> Self {
         Self {
             hidden: self.hidden.max(other.hidden),
@@ -209,8 +209,8 @@ pub struct Shared {
     pub(crate) hidden_q: Activations,
     pub(crate) input_q: Activations,
     pub(crate) signs: Vec<u8>,
-    /// Scores of all neurons, and of each token the cutoff of its gates and the deviation of its
-    /// scores (`top.rs`).
+    /// Scores of all neurons; each token's cutoff of its gates and deviation of its scores
+    /// (`top.rs`).
     pub(crate) scores: Vec<f32>,
     pub(crate) cutoffs: Vec<f32>,
     pub(crate) deviations: Vec<f32>,
@@ -233,7 +233,7 @@ impl Shared {
         }
     }
 
-    /// Bytes that [`Shared::new`] and `threads` threads that score allocate.
+    /// Bytes allocated by [`Shared::new`] and by `threads` scoring threads.
     pub fn bytes_for(shape: SharedShape, chunk: usize, threads: usize) -> u64 {
         let tops = if shape.scores > 0 { chunk } else { 0 };
         let of_tokens = shape.hidden.saturating_add(shape.scores);

@@ -1,16 +1,16 @@
-//! Products of rows with the inputs of several tokens, as scores are stored: neuron by neuron.
+//! Products of rows with the inputs of several tokens, stored by neuron.
 
 use std::cell::RefCell;
 
 use emberflow_kernels::{ActivationsRef, Columns, Cpu, DType, matmul_scratch, matmul_scratch_q};
 
-/// Rows that are multiplied together: as many as the kernels for several tokens pack.
+/// Rows multiplied together: as many as the multi-token kernels pack.
 pub(crate) const ROWS: usize = 32;
 
-/// Tokens that are multiplied together, so that their products stay in the L1 cache.
+/// Tokens multiplied together, so that their products stay in the L1 cache.
 const TOKENS: usize = 64;
 
-/// A thread's memory.
+/// Buffers of a thread.
 #[derive(Default)]
 struct Work {
     scratch: Vec<f32>,
@@ -22,7 +22,7 @@ thread_local! {
     static WORK: RefCell<Work> = RefCell::default();
 }
 
-/// Bytes of a thread's memory for rows of up to `n` elements.
+/// Bytes of a thread's buffers for rows of up to `n` elements.
 pub(crate) fn work_bytes(n: usize) -> u64 {
     let floats = scratch_len(n).saturating_add(ROWS * TOKENS);
     let rows = ROWS.saturating_mul(DType::Q4.row_bytes(n));
@@ -33,7 +33,7 @@ fn scratch_len(n: usize) -> usize {
     matmul_scratch_q(n).max(matmul_scratch(n))
 }
 
-/// Grows a buffer to `len` elements, and lends these.
+/// Grows a buffer to at least `len` elements and returns the first `len`.
 fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, T::default());
@@ -41,7 +41,7 @@ fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     &mut buffer[..len]
 }
 
-/// Calls `f` with this thread's memory for `len` bytes of rows.
+/// Calls `f` with this thread's buffers, including `len` bytes for rows.
 pub(crate) fn with_rows<R>(len: usize, f: impl FnOnce(&mut [u8], &mut Multiplier<'_>) -> R) -> R {
     WORK.with_borrow_mut(|work| {
         let Work {
@@ -53,17 +53,17 @@ pub(crate) fn with_rows<R>(len: usize, f: impl FnOnce(&mut [u8], &mut Multiplier
     })
 }
 
-/// Calls `f` with this thread's memory.
+/// Calls `f` with this thread's buffers.
 pub(crate) fn with_multiplier<R>(f: impl FnOnce(&mut Multiplier<'_>) -> R) -> R {
     with_rows(0, |_, multiplier| f(multiplier))
 }
 
-/// Inputs of tokens.
+/// Inputs of several tokens.
 #[derive(Clone, Copy)]
 pub(crate) enum Inputs<'a> {
-    /// For rows of groups.
+    /// For rows of grouped formats.
     Quantized(ActivationsRef<'a>),
-    /// For rows of floats: vectors of `n` elements, one after the other.
+    /// For rows of floats: contiguous vectors of `n` elements.
     Floats { x: &'a [f32], n: usize },
 }
 
@@ -94,15 +94,15 @@ impl Inputs<'_> {
     }
 }
 
-/// Multiplies with a thread's memory.
+/// Multiplies with a thread's buffers.
 pub(crate) struct Multiplier<'a> {
     scratch: &'a mut Vec<f32>,
     products: &'a mut Vec<f32>,
 }
 
 impl Multiplier<'_> {
-    /// `out[i × tokens + t]` is the product of row `i` of `rows` with token `t`, bit-equal to that of the row and
-    /// the token alone.
+    /// `out[i × tokens + t]` = row `i` of `rows` · token `t`, bit-equal to the product of that row
+    /// and token alone.
     pub fn by_row(&mut self, cpu: Cpu, dtype: DType, rows: &[u8], x: Inputs<'_>, out: &mut [f32]) {
         let (row, tokens) = (dtype.row_bytes(x.n()), x.tokens());
         if tokens == 1 {
@@ -126,7 +126,7 @@ impl Multiplier<'_> {
         }
     }
 
-    /// `out.row(t)[i]` is the product of row `i` with token `t`.
+    /// `out.row(t)[i]` = row `i` · token `t`.
     pub fn by_token(
         &mut self,
         cpu: Cpu,
@@ -152,7 +152,7 @@ fn one(cpu: Cpu, dtype: DType, rows: &[u8], x: Inputs<'_>, out: &mut [f32]) {
     }
 }
 
-/// Products with several.
+/// Products with several tokens.
 fn columns(
     cpu: Cpu,
     dtype: DType,
@@ -183,7 +183,7 @@ mod tests {
     proptest! {
             #![proptest_config(ProptestConfig::with_cases(64))]
 
-            /// How many tokens are multiplied at once changes no bit.
+            /// The number of tokens multiplied at once changes no bit.
             #[test]
             fn products_are_those_of_each_token(
                 dtype in prop::sample::select(vec![DType::Q4, DType::Q8, DType::F16, DType::F32]),
@@ -223,7 +223,7 @@ mod tests {
             }
         }
 
-    /// A budget counts what a thread's memory is at most.
+    /// A thread's buffers never exceed the budgeted bytes.
     #[test]
     fn memory_is_as_much_as_is_counted() {
         for (n, tokens) in [(32, 1), (96, 5), (2048, 200)] {

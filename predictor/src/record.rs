@@ -1,9 +1,9 @@
 //! Collects statistics from a running model.
 //!
 //! The text is divided into independent windows. A batch of size B consists of B different windows:
-//! its tokens have the same position in each, like independent sequences decoded side by side
+//! its tokens have the same position in each, like independent sequences decoded in parallel
 //! (PowerInfer-2, figure 2). Windows run one after the other. Unions of 2, 4, … windows form like
-//! the carries of a binary counter, so at most one window of bits is kept per size.
+//! the carries of a binary counter, so at most one window of bits is stored per size.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -13,16 +13,16 @@ use crate::stats::{
     Profile, Sample, Sampled, StatsError, words,
 };
 
-/// What is profiled.
+/// What is profiled: model, text and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     /// Model and checkpoint, as [`Profile::model`].
     pub model: String,
     /// Hash of the text.
     pub text: u64,
-    /// Layers; each has one FFN.
+    /// Number of layers; each has one FFN.
     pub layers: usize,
-    /// Neurons of an FFN.
+    /// Neurons per FFN.
     pub neurons: usize,
     /// Maximum tokens per window.
     pub window: usize,
@@ -108,7 +108,7 @@ impl Recorder {
         trace + windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
     }
 
-    /// Tokens to sample for a sample of about `bytes`.
+    /// Number of tokens to sample for a sample of about `bytes` bytes.
     pub fn sample_for(layers: usize, neurons: usize, bytes: usize) -> usize {
         (bytes / (8 * layers * words(neurons)).max(1)).clamp(256, 16384)
     }
@@ -123,7 +123,7 @@ impl Recorder {
         self.stats.tokens
     }
 
-    /// Records an FFN's activations for a chunk of tokens. `gates` and `hidden` are `[neurons ×
+    /// Records an FFN's activations for a chunk of tokens; `gates` and `hidden` are `[neurons ×
     /// tokens]`. Skips the first `skip` tokens; the next one has position `at` in the window.
     /// Ignores tokens beyond the window.
     pub fn see(
@@ -159,7 +159,7 @@ impl Recorder {
         }
     }
 
-    /// Ends a window, number `window` of the text.
+    /// Ends window number `window` of the text.
     pub fn end_window(&mut self, window: u64) {
         let width = width(&self.subject);
         let fresh = Fired {
@@ -223,12 +223,12 @@ impl Recorder {
         }
     }
 
-    /// Drops the partial unions: the windows that follow belong to other batches.
+    /// Drops the partial unions: the following windows belong to other batches.
     pub fn end_group(&mut self) {
         self.open.fill(None);
     }
 
-    /// Which neurons of a sample fired in the first windows.
+    /// Firings of a sample of neurons in the first windows.
     pub fn trace(&self) -> &FiringTrace {
         &self.trace
     }
@@ -241,7 +241,7 @@ impl Recorder {
         }
     }
 
-    /// The full state, for [`Recorder::resume`].
+    /// The complete state, for [`Recorder::resume`].
     ///
     /// # Errors
     /// As [`ActivationStats::to_bytes`].
@@ -335,7 +335,7 @@ impl Recorder {
 /// Distinguishes checkpoints from other checksummed data.
 const SEED: u64 = 0x70726f66;
 
-/// Words of one position.
+/// Words per position.
 fn width(subject: &Subject) -> usize {
     subject.layers * words(subject.neurons)
 }
@@ -358,7 +358,7 @@ fn count(fired: &Fired, bank: usize, neurons: usize, width: usize, mut add: impl
 
 /// The order in which `windows` windows run. Those of a batch run consecutively and are far apart
 /// in the text, so they are independent. A batch ends (`None`) after every [`BATCHES`]`.last()`
-/// windows; the rest at the end of the text form the last one.
+/// windows; the remaining ones form the last batch.
 pub fn spread(windows: u64) -> impl Iterator<Item = Option<u64>> + Clone {
     let most = BATCHES[BATCHES.len() - 1] as u64;
     let groups = (windows / most).max(1);

@@ -6,20 +6,20 @@ use crate::stats::{ActivationStats, BATCHES, FORMAT_V2, Misses, Profile, Sample}
 /// Marks a layer without routes.
 const NONE: u16 = u16::MAX;
 
-/// What is profiled.
+/// What is profiled: model, text and sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutedSubject {
     /// Model and checkpoint, as [`Profile::model`].
     pub model: String,
     /// Hash of the text.
     pub text: u64,
-    /// By layer: experts, 0 where its FFN is dense.
+    /// Experts by layer; 0 for a dense FFN.
     pub experts: Vec<u32>,
-    /// Experts that a token visits.
+    /// Experts per token and layer.
     pub chosen: usize,
-    /// Most tokens of a window.
+    /// Most tokens per window.
     pub window: usize,
-    /// Most tokens whose routes are kept.
+    /// Most tokens whose routes are stored.
     pub kept: usize,
 }
 
@@ -35,7 +35,7 @@ pub struct RouteRecorder {
     trace: RouteTrace,
 }
 
-/// The routes of the first tokens of a text.
+/// Routes of the first tokens of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteTrace {
     layers: usize,
@@ -47,12 +47,12 @@ pub struct RouteTrace {
 }
 
 impl RouteTrace {
-    /// Tokens kept.
+    /// Number of stored tokens.
     pub fn tokens(&self) -> usize {
         self.routes.len() / (self.layers * self.chosen).max(1)
     }
 
-    /// The experts that a token visits in a layer, ascending; none in a dense one.
+    /// Experts that a token visits in a layer, ascending; none in a dense layer.
     pub fn experts(&self, token: usize, layer: usize) -> impl Iterator<Item = u32> {
         let first = (token * self.layers + layer) * self.chosen;
         let routes = self.routes.get(first..first + self.chosen).unwrap_or(&[]);
@@ -60,7 +60,7 @@ impl RouteTrace {
         routed.map(|&expert| u32::from(expert))
     }
 
-    /// Visits of the experts by layer.
+    /// Visits of each expert, by layer.
     pub fn visits(&self) -> &[Vec<u64>] {
         &self.visits
     }
@@ -94,7 +94,7 @@ impl RouteRecorder {
         }
     }
 
-    /// Bytes that a recorder holds.
+    /// Bytes of a recorder.
     pub fn bytes_for(subject: &RoutedSubject) -> u64 {
         let row = 2 * subject.experts.len() * subject.chosen;
         let lists =
@@ -108,8 +108,8 @@ impl RouteRecorder {
         self.tokens
     }
 
-    /// Takes the routes of a layer for the tokens of the window from `at` on. `experts` has
-    /// [`RoutedSubject::chosen`] entries for each token; the first `skip` tokens belong to no text.
+    /// Records the routes of a layer for the tokens of the window from `at` on. `experts` has
+    /// [`RoutedSubject::chosen`] entries per token; the first `skip` tokens are not counted.
     pub fn see(
         &mut self,
         layer: usize,
@@ -154,7 +154,7 @@ impl RouteRecorder {
         self.now.fill(NONE);
     }
 
-    /// The routes that were kept.
+    /// The stored routes.
     pub fn trace(&mut self) -> &RouteTrace {
         self.trace.visits = self
             .routing
@@ -165,7 +165,7 @@ impl RouteRecorder {
         &self.trace
     }
 
-    /// The statistics, with what a cache misses.
+    /// The statistics, with the misses of a cache.
     pub fn stats(self, misses: ExpertMisses) -> ActivationStats {
         let mut steps = [0; BATCHES.len()];
         steps[0] = self.tokens;
@@ -191,7 +191,7 @@ impl RouteRecorder {
     }
 }
 
-/// Counts the experts of a token, and those of the token before it, both ascending.
+/// Counts the experts of a token and of the token before it, both ascending.
 fn count(layer: &mut RoutedLayer, before: &[u16], now: &[u16]) {
     let known = layer.visits.len();
     let routed = || (now.iter().map(|&e| usize::from(e))).filter(move |&e| e < known);
@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// The experts of a token, as a router names them.
+    /// The experts of a token in the router's order.
     fn routes(window: usize, token: usize, layer: usize) -> [u32; 2] {
         let a = (window * 5 + token / 2 + layer) as u32 % 6;
         [(a + 3) % 6, a]
@@ -232,7 +232,7 @@ mod tests {
         let mut recorder = RouteRecorder::new(subject());
         let lengths = [8usize, 8, 3];
         for (window, &len) in lengths.iter().enumerate() {
-            // chunks of three, the first token belongs to no text
+            // Chunks of three; the first token is not counted.
             for from in (0..len + 1).step_by(3) {
                 let tokens = 3.min(len + 1 - from);
                 let skip = usize::from(from == 0);
@@ -318,7 +318,7 @@ mod tests {
         let firing = routing_of(&mut counted).layers[0].firing().unwrap();
         assert!(firing[0] == 1.0 && firing[1] == 0.0 && (0.3..=0.5).contains(&firing[2]));
         assert_eq!(routing_of(&mut counted).layers[2].firing(), None);
-        // Experts of even numbers in another order.
+        // Experts with even numbers in another order.
         let mut moved = counted.clone();
         routing_of(&mut moved).permute(|layer, expert| match (layer, expert % 2) {
             (0, 0) => &[2, 0, 1],
@@ -335,7 +335,7 @@ mod tests {
         );
         let bytes = moved.to_bytes().unwrap();
         assert_eq!(ActivationStats::read(&bytes).unwrap(), moved);
-        // Of another text, in the same order or another one, with and without counts.
+        // Another text, in the same or another order, with and without counts.
         let mut other = counted.clone();
         other.profile.as_mut().unwrap().texts = vec![8];
         assert!(moved.clone().merge(&other).is_err());

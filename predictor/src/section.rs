@@ -25,9 +25,9 @@
 //!   none, magnitude   nothing
 //! ```
 //!
-//! Banks are those of the container, in its order; rows are in packed order. An expert is measured on
-//! the tokens that visit it. A bank of kind *none* keeps the measurements of the predictor that was
-//! rejected; zeros say that none was made.
+//! Banks and their order are those of the container; rows are in packed order. An expert is
+//! measured on the tokens that visit it. A bank of kind *none* has the measurements of the
+//! predictor that was rejected; zeros mean that none was trained.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -58,12 +58,12 @@ const ALIGN: usize = 64;
 /// Largest rank: the dimensions of any model, with a margin.
 const MAX_RANK: usize = 1 << 16;
 
-/// How a bank's neurons are selected.
+/// How the neurons of a bank are selected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// By computing the gate itself.
+    /// By computing the gates.
     None,
-    /// [`SignBit`] with its limit.
+    /// [`SignBit`].
     Sign {
         /// Most negative products.
         limit: u32,
@@ -72,7 +72,7 @@ pub enum Kind {
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
     Coarse(Narrow),
-    /// [`CoarseTop`], of gates that fire above a cutoff of their token.
+    /// [`CoarseTop`], for gates that fire above a cutoff of their token.
     CoarseTop(Narrow),
     /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {
@@ -87,12 +87,12 @@ impl Kind {
         !matches!(self, Kind::None | Kind::Magnitude { .. })
     }
 
-    /// Whether it estimates the cutoff of each token's gates.
+    /// Whether the predictor estimates each token's cutoff.
     pub fn knows_cutoffs(&self) -> bool {
         matches!(self, Kind::CoarseTop(_))
     }
 
-    /// What the predictor of `neurons` neurons stores per token, for inputs of `d` elements.
+    /// Memory per token of a predictor of `neurons` neurons, for inputs of `d` elements.
     pub fn shared_shape(&self, d: usize, neurons: usize) -> SharedShape {
         match self {
             Kind::None | Kind::Magnitude { .. } => SharedShape::default(),
@@ -103,7 +103,7 @@ impl Kind {
         }
     }
 
-    /// Products of 4 bits with 8 that take as long as scoring `neurons` neurons for a token with `d` elements.
+    /// Time to score `neurons` neurons for a token with `d` elements, in 4-bit × 8-bit products.
     pub fn products(&self, d: usize, neurons: usize) -> f64 {
         match self {
             Kind::None | Kind::Magnitude { .. } => 0.0,
@@ -137,13 +137,13 @@ pub struct Directory {
     pub trained_on: u64,
     /// Tokens of the held-out text.
     pub measured_on: u64,
-    /// Recall they are calibrated for.
+    /// Recall for which the thresholds were calibrated.
     pub target: f32,
     /// One per bank.
     pub banks: Vec<BankEntry>,
 }
 
-/// Why a section is rejected.
+/// Errors of a section.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum SectionError {
     /// A wrong length.
@@ -169,14 +169,14 @@ pub enum SectionError {
     /// An invalid record or payload.
     #[error("bank {bank}: {what}")]
     Bank {
-        /// Its number.
+        /// Bank number.
         bank: usize,
-        /// What is wrong.
+        /// Description.
         what: String,
     },
 }
 
-/// A bank's predictor to write.
+/// A bank's predictor to encode.
 #[derive(Debug, Clone)]
 pub struct NewBank {
     /// How neurons are selected.
@@ -187,7 +187,7 @@ pub struct NewBank {
     pub parts: Vec<Vec<u8>>,
 }
 
-/// Lengths of the parts of a payload; saturating.
+/// Lengths of the parts of a payload, saturating.
 fn part_lens(kind: &Kind, d: usize, neurons: usize) -> [usize; 3] {
     match kind {
         Kind::None | Kind::Magnitude { .. } => [0; 3],
@@ -221,14 +221,14 @@ fn payload_len(kind: &Kind, d: usize, neurons: usize) -> usize {
 }
 
 impl Directory {
-    /// Bytes before the first payload, for so many banks.
+    /// Bytes before the first payload, for `banks` banks.
     pub fn len_for(banks: usize) -> usize {
         HEADER.saturating_add(banks.saturating_mul(RECORD))
     }
 
-    /// Parses the head of a section of `len` bytes from at least its first [`Directory::len_for`]
-    /// bytes, and checks that the payloads fill the rest in order and without gaps. `neurons` are
-    /// those of each bank, `d` the elements of a gate row.
+    /// Parses the head of a section of `len` bytes, given at least its first [`Directory::len_for`]
+    /// bytes, and checks that the payloads fill the rest in order without gaps. `neurons`: neurons
+    /// of each bank; `d`: elements of a gate row.
     ///
     /// # Errors
     /// A [`SectionError`] for the first invalid field.
@@ -279,7 +279,7 @@ impl Directory {
         })
     }
 
-    /// Checks the payloads of this directory's section: padding is zero, thresholds are not NaN.
+    /// Checks the payloads: padding is zero, thresholds are not NaN.
     ///
     /// # Errors
     /// The first invalid bank.
@@ -327,7 +327,7 @@ impl Directory {
             },
             _ => return Ok(()),
         };
-        // infinite thresholds are valid: always, and never
+        // Infinite thresholds are valid: always or never.
         let is_nan = |b: &[u8]| (b[1] & 0x7c) == 0x7c && (b[1] & 3 | b[0]) != 0;
         match bytes[thresholds].chunks_exact(2).position(is_nan) {
             Some(n) => Err(format!("the threshold of neuron {n} is not a number")),
@@ -345,7 +345,7 @@ impl Directory {
         })
     }
 
-    /// The predictor of a bank over the section it was parsed from; `None` if the bank has none.
+    /// The predictor of a bank, over the section that was parsed; `None` if the bank has none.
     pub fn predictor(
         &self,
         bank: usize,
@@ -374,7 +374,7 @@ impl Directory {
         }
     }
 
-    /// A bank of `section`, as given to [`encode`]; `None` if there is none.
+    /// A bank of `section` in the form that [`encode`] takes; `None` if there is none.
     pub fn bank(&self, bank: usize, section: &[u8]) -> Option<NewBank> {
         let entry = self.banks.get(bank)?;
         let parts = self.parts(entry);
@@ -393,7 +393,7 @@ impl Directory {
         self.banks.get(bank).map_or(0, |b| b.len)
     }
 
-    /// Measurements of all banks combined.
+    /// Measurements of all banks, added up.
     pub fn quality(&self) -> Quality {
         let mut all = Quality::default();
         self.banks.iter().for_each(|b| all += b.quality);
@@ -406,7 +406,7 @@ fn most(neurons: &[usize]) -> usize {
     neurons.iter().copied().max().unwrap_or(0)
 }
 
-/// Checks the fields of the header that do not depend on the records.
+/// Checks the header fields that do not depend on records.
 fn check_header(header: &[u8], d: usize, neurons: &[usize]) -> Result<(), SectionError> {
     let refused = |what, found: String, expected: &dyn Display| {
         Err(SectionError::Header {
@@ -440,7 +440,7 @@ fn check_header(header: &[u8], d: usize, neurons: &[usize]) -> Result<(), Sectio
     Ok(())
 }
 
-/// The kind that a record names.
+/// Parses the kind of a record.
 fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     let [kind, flags, rank, fc1, fc2, value] = [0, 4, 8, 12, 16, 20].map(|at| u32_at(record, at));
     let plain = |kind| {
@@ -491,7 +491,7 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
     }
 }
 
-/// A bank's record, whose payload is expected at `expected_offset`.
+/// Parses a bank's record, whose payload must begin at `expected_offset`.
 fn bank_entry(
     record: &[u8],
     d: usize,
@@ -538,21 +538,21 @@ fn bank_entry(
     })
 }
 
-/// From how much text the predictors of a section were made.
+/// Amounts of text for a section's predictors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Training {
-    /// Tokens that they were made from.
+    /// Tokens of the training text.
     pub trained_on: u64,
-    /// Tokens of held-out text that they were measured on.
+    /// Tokens of the held-out text for measuring.
     pub measured_on: u64,
-    /// Recall that they were calibrated to.
+    /// Recall for which the thresholds were calibrated.
     pub target: f32,
 }
 
-/// The bytes of a section, of the banks and the neurons of each.
+/// Encodes a section from its banks and the neurons of each.
 ///
 /// # Panics
-/// If there are not as many banks as `neurons`, or a part has not the length that its kind needs.
+/// If `banks` and `neurons` differ in length, or a part does not have the length of its kind.
 pub fn encode(d: usize, neurons: &[usize], training: Training, banks: &[NewBank]) -> Vec<u8> {
     assert_eq!(banks.len(), neurons.len());
     let mut out = vec![0; Directory::len_for(banks.len())];

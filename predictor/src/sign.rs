@@ -20,13 +20,13 @@ impl SignBit {
         Self { bytes, d, limit }
     }
 
-    /// Products of 4 bits with 8 that take as long as scoring `neurons` neurons for a token with `d` elements: a
+    /// Time to score `neurons` neurons for a token with `d` elements, in 4-bit × 8-bit products: a
     /// register counts eight times as many signs.
     pub(crate) fn products(d: usize, neurons: usize) -> f64 {
         d as f64 * neurons as f64 / 8.0
     }
 
-    /// What it stores per token.
+    /// Per-token memory.
     pub fn shared_shape(d: usize) -> SharedShape {
         SharedShape {
             signs: sign_bytes(d),

@@ -6,9 +6,9 @@ use crate::bytes::SharedBytes;
 
 /// Thresholds of a layer's neurons.
 pub enum Thresholds {
-    /// The same for all.
+    /// One for all neurons.
     One(f32),
-    /// One f16 per neuron.
+    /// An f16 per neuron.
     Each(SharedBytes),
 }
 

@@ -1,9 +1,10 @@
 //! Gates that fire above a cutoff of their token: Gaussian top-k (Gemma 3n).
 //!
-//! The cutoff is the mean of all gates of a layer plus a multiple of their deviation, so finding it
-//! takes all gates. [`CoarseTop`] scores all of them from rows in two or three bits and estimates the cutoff from
-//! the mean and the deviation of the scores. Rounding widens the scores by nearly the same amount
-//! for every token, which three fitted numbers undo. Scores count from the estimate, in deviations.
+//! The cutoff is the mean of all gates of a layer plus a multiple of their deviation, so computing
+//! it takes all gates. [`CoarseTop`] scores all neurons with rows in two or three bits and
+//! estimates the cutoff from the mean and deviation of the scores. Rounding widens the scores by
+//! nearly the same amount for every token; three fitted numbers correct that. Scores are relative
+//! to the estimated cutoff, in deviations.
 
 use emberflow_kernels::{Compute, Cpu};
 
@@ -11,7 +12,7 @@ use crate::coarse::CoarseGate;
 use crate::moments::Moments;
 use crate::predict::{Features, Predictor, RANGE, Shared, SharedShape};
 
-/// How a token's cutoff follows from the moments of its scores.
+/// Linear fit of a token's cutoff from the moments of its scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CutoffFit {
     /// `cutoff = fixed + by_mean × mean + by_deviation × deviation`.
@@ -24,7 +25,7 @@ impl CutoffFit {
     /// Bytes in a file.
     pub const BYTES: usize = 12;
 
-    /// The least squares fit to tokens with the moments `of` of their scores and the `cutoffs` of
+    /// Least squares fit for tokens with the moments `of` of their scores and the `cutoffs` of
     /// their gates.
     pub fn new(of: &[Moments], cutoffs: &[f32]) -> Self {
         let count = (of.len().max(1)) as f64;
@@ -36,7 +37,7 @@ impl CutoffFit {
         let with = |a: &dyn Fn(usize) -> f64, b: &dyn Fn(usize) -> f64| average(&|t| a(t) * b(t));
         let (dm, ds) = (|t: usize| mean(t) - m, |t: usize| deviation(t) - s);
         let dc = |t: usize| cutoff(t) - c;
-        // a trace of ridge keeps values that do not vary finite
+        // A small ridge keeps the solution finite if values do not vary.
         let ridge = 1e-9 * (m * m + s * s) + 1e-30;
         let [mm, ss, ms] = [
             with(&dm, &dm) + ridge,
@@ -58,7 +59,7 @@ impl CutoffFit {
         numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
     }
 
-    /// `None` unless these are three finite numbers.
+    /// `None` unless all three numbers are finite.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let number = |at: usize| {
             let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
@@ -77,7 +78,7 @@ impl CutoffFit {
     }
 }
 
-/// The predictor of one layer whose gates fire above a cutoff.
+/// Predictor of a layer whose gates fire above a cutoff.
 pub struct CoarseTop {
     gate: CoarseGate,
     neurons: usize,
@@ -90,7 +91,7 @@ impl CoarseTop {
         Self { gate, neurons, fit }
     }
 
-    /// What it stores per token, for inputs of `d` elements.
+    /// Per-token memory for inputs of `d` elements.
     pub(crate) fn shared_shape(d: usize, neurons: usize) -> SharedShape {
         SharedShape {
             scores: neurons,
@@ -157,7 +158,7 @@ impl Predictor for CoarseTop {
     }
 }
 
-/// A predictor of `neurons` neurons from the parts of its payload.
+/// Builds a predictor of `neurons` neurons from the parts of its payload.
 pub(crate) fn assemble(gate: CoarseGate, neurons: usize, fit: &[u8]) -> Option<Box<dyn Predictor>> {
     let fit = CutoffFit::from_bytes(fit)?;
     Some(Box::new(CoarseTop::new(gate, neurons, fit)))
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(CutoffFit::from_bytes(&fit.to_bytes()), Some(fit));
         assert_eq!(CutoffFit::from_bytes(&[0; 11]), None);
         assert_eq!(CutoffFit::from_bytes(&[0xff; 12]), None);
-        // the same moments for all tokens, and none
+        // Tokens with equal moments, and no tokens.
         let same = CutoffFit::new(&[of[0]; 4], &[2.0; 4]);
         assert!((same.cutoff(of[0]) - 2.0).abs() < 1e-4, "{same:?}");
         assert!(CutoffFit::from_bytes(&CutoffFit::new(&[], &[]).to_bytes()).is_some());

@@ -1,5 +1,5 @@
-//! `emberflow-lab ablation`: what bundles, the cache, the cluster pipeline and a device give, one after
-//! the other (PowerInfer-2, Fig. 14).
+//! `emberflow-lab ablation`: speed with bundles, cache, cluster pipeline and a device added one by
+//! one (PowerInfer-2, Fig. 14).
 
 use std::fs::File;
 
@@ -17,30 +17,30 @@ use emberflow::chart::{Labels, bars};
 use emberflow::stats::Range;
 use emberflow::{Failure, progress};
 
-/// One rung on one device.
+/// One policy on one device.
 #[derive(Debug, Serialize)]
-struct Row {
+struct AblationRow {
     /// `--io` of the runs.
     io: String,
     policy: &'static str,
-    /// What it has more than the one before.
+    /// The mechanism that this policy adds to the one before.
     adds: &'static str,
     tokens_per_s: Range,
     wait_share: f64,
     hit_rate: f64,
-    /// Bytes per read, and megabytes read per token.
+    /// Bytes per read; megabytes read per token.
     read_len: f64,
     read_mb_per_token: f64,
-    /// Speed as a multiple of that of the rung before; 1 for the first.
+    /// Speed relative to the policy before; 1 for the first.
     factor: f64,
-    /// Speed as a multiple of the first rung's.
+    /// Speed relative to the first policy.
     of_first: f64,
-    /// What the paper has there, measured by its authors on their phone.
+    /// The paper's value, measured by its authors on their phone.
     paper_tokens_per_s: f64,
     /// See `paper_tokens_per_s`.
     paper_factor: f64,
     bound: Bound,
-    /// Over the rounds, token time as a multiple of the bound.
+    /// Token time relative to the bound, over the rounds.
     of_bound: Range,
     note: Option<String>,
 }
@@ -52,7 +52,7 @@ pub fn command(args: &AblationArgs) -> Result<(), Failure> {
     let (tokens, rounds) = (bench.tokens_or(16), bench.rounds_or(3));
     let facts = Facts::of(&bench.model)?;
     let child = Child::new(bench)?;
-    // A name that is wrong is said before minutes have passed.
+    // Reports wrong names before minutes have passed.
     let open = |io: &String| Device::open(&bench.model, io, bench.quick);
     let ios = &args.io;
     let mut devices: Vec<Device> = ios.iter().map(open).collect::<Result<_, _>>()?;
@@ -61,7 +61,7 @@ pub fn command(args: &AblationArgs) -> Result<(), Failure> {
         warm(&file_of(&bench.model)?)?;
     }
     let rungs = &LADDER[..LADDER.len() - usize::from(args.device.is_none())];
-    let points: Vec<(&str, &Rung)> = (ios.iter())
+    let points: Vec<(&str, &PolicyStep)> = (ios.iter())
         .flat_map(|io| rungs.iter().map(move |rung| (io.as_str(), rung)))
         .collect();
     let names: Vec<String> = (points.iter())
@@ -82,7 +82,7 @@ pub fn command(args: &AblationArgs) -> Result<(), Failure> {
         child.run(&run.with(&more), None)
     })?;
     let memory = memory_of(&series);
-    let rows: Vec<Row> = (ios.iter().zip(&devices))
+    let rows: Vec<AblationRow> = (ios.iter().zip(&devices))
         .zip(series.chunks(rungs.len()))
         .flat_map(|((io, device), series)| ladder(io, series, device, memory))
         .collect();
@@ -110,10 +110,10 @@ pub fn command(args: &AblationArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-/// A step of the ladder.
-type Rung = (&'static str, &'static str, f64);
+/// A policy: name, added mechanism, the paper's tokens per second.
+type PolicyStep = (&'static str, &'static str, f64);
 
-/// What a reader should know, of measurements of which some are `simulated`.
+/// Notes for the reader; some measurements are `simulated`.
 fn notes(simulated: bool) -> Vec<String> {
     let mut notes = vec![
         "paper: PowerInfer-2, Fig. 14 and §7.5, measured by its authors with Bamboo-7B on a OnePlus 12; its \
@@ -131,7 +131,8 @@ fn notes(simulated: bool) -> Vec<String> {
     notes
 }
 
-/// Reads the file once, so that a simulated device is not as slow as the real one below it.
+/// Reads the file once, so that the page cache serves it and the real disk does not slow a
+/// simulated one.
 fn warm(path: &std::path::Path) -> Result<(), Failure> {
     let file = File::open(path).map_err(Failure::file(path))?;
     let len = file.metadata().map_or(0, |m| m.len());
@@ -141,13 +142,13 @@ fn warm(path: &std::path::Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rungs of one device, each beside the one before.
-fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row> {
+/// The policies on one device, each relative to the one before.
+fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<AblationRow> {
     let of = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
     let speeds: Vec<Range> = (series.iter())
         .map(|s| s.range(|r| r.decode_tokens_per_s))
         .collect();
-    let one = |(i, (series, rung)): (usize, (&Series, &Rung))| {
+    let one = |(i, (series, rung)): (usize, (&Series, &PolicyStep))| {
         let before = i.saturating_sub(1);
         let (bound, of_bound) = bounds(series, device, memory);
         let per_token = |run: &Run, values: &[u64]| {
@@ -155,7 +156,7 @@ fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row>
         };
         let bytes = series.range(|r| per_token(r, &r.details.bytes_read)).median;
         let reads = series.range(|r| per_token(r, &r.details.reads)).median;
-        Row {
+        AblationRow {
             io: io.to_owned(),
             policy: rung.0,
             adds: rung.1,
@@ -176,7 +177,7 @@ fn ladder(io: &str, series: &[Series], device: &Device, memory: f64) -> Vec<Row>
     series.iter().zip(&LADDER).enumerate().map(one).collect()
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[AblationRow]) -> Table {
     let mut table = Table::new(
         "device | step | policy | tokens/s | factor | of the first | waiting | hits | \
          MB/token | bound, ms | limit | of bound | paper: tokens/s | paper: factor | \
@@ -206,7 +207,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[AblationRow]) -> Table {
     let mut table = Table::new(
         "io | policy | adds | tokens_per_s | tokens_per_s_min | tokens_per_s_max | factor | \
          of_first | wait_share | hit_rate | read_len | read_mb_per_token | \
@@ -236,11 +237,11 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-/// Speeds as multiples of the first rung's: what compares across devices and with the paper.
-fn chart(title: &str, facts: &str, io: &[String], rows: &[Row]) -> String {
+/// Speeds relative to the first policy, which compare across devices and with the paper.
+fn chart(title: &str, facts: &str, io: &[String], rows: &[AblationRow]) -> String {
     let mut names: Vec<String> = io.to_vec();
     names.push("paper (their phone)".into());
-    let shown = |rung: &&Rung| rows.iter().any(|r| r.adds == rung.1);
+    let shown = |rung: &&PolicyStep| rows.iter().any(|r| r.adds == rung.1);
     let groups: Vec<(String, Vec<f64>)> = (LADDER.iter().filter(shown))
         .map(|rung| {
             let here = rows.iter().filter(|r| r.adds == rung.1);

@@ -1,4 +1,4 @@
-//! `emberflow-lab batch`: several texts at once (PowerInfer-2, Fig. 13 and §2.2).
+//! `emberflow-lab batch`: several texts decoded at once (PowerInfer-2, Fig. 13 and §2.2).
 
 use serde::Serialize;
 
@@ -13,19 +13,19 @@ use emberflow::bench::sweep::{bounds, memory_of, model_of};
 use emberflow::chart::{Curve, Labels, curves};
 use emberflow::stats::Range;
 
-/// One share and number of texts.
+/// One share of the FFN in memory and number of texts.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BatchRow {
     share: f64,
     texts: u16,
-    /// Of all texts together.
+    /// Tokens per second of all texts together.
     tokens_per_s: Range,
     ms_per_pass: f64,
-    /// Speed as a multiple of that of one text at a time.
+    /// Speed relative to one text.
     gain: f64,
-    /// Share of the neurons that fire for any of the texts.
+    /// Share of the neurons that fire for at least one text.
     needed_share: f64,
-    /// Share of the clusters that the plan calls hot for so many texts.
+    /// Share of the clusters that are hot in the plan for this number of texts.
     hot_cut: f64,
     /// Bytes of the hot region.
     hot_bytes: u64,
@@ -33,7 +33,7 @@ struct Row {
     wait_share: f64,
     within_budget: Option<bool>,
     bound: Bound,
-    /// Over the rounds, time of a pass as a multiple of the bound.
+    /// Pass time relative to the bound, over the rounds.
     of_bound: Range,
     note: Option<String>,
 }
@@ -84,7 +84,7 @@ pub fn command(args: &BatchArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<BatchRow> {
     let memory = memory_of(all);
     let speed = |s: &Series| s.range(|r| r.decode_tokens_per_s);
     let one = |(point, series): (&Point<u16>, &Series)| {
@@ -99,7 +99,7 @@ fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<Row> {
         let first = series.first();
         let (bound, of_bound) = bounds(series, device, memory);
         let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
-        Row {
+        BatchRow {
             share,
             texts,
             tokens_per_s,
@@ -123,7 +123,7 @@ fn rows(points: &[Point<u16>], all: &[Series], device: &Device) -> Vec<Row> {
     points.iter().zip(all).map(one).collect()
 }
 
-/// Every text of every run against the same seed's in the first run that has it.
+/// Compares every text of every run with the same seed's text in the first run that has it.
 fn agreement(all: &[Series]) -> Agreement {
     let mut known: Vec<&str> = Vec::new();
     let mut differing: Vec<String> = Vec::new();
@@ -148,7 +148,7 @@ fn agreement(all: &[Series]) -> Agreement {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[BatchRow]) -> Table {
     let mut table = Table::new(
         "FFN in memory | texts | tokens/s | gain | ms/pass | neurons needed | hot cut | \
          hot region, MiB | hits | waiting | bound, ms | limit | of bound",
@@ -173,7 +173,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[BatchRow]) -> Table {
     let mut table = Table::new(
         "share | texts | tokens_per_s | tokens_per_s_min | tokens_per_s_max | gain | \
          ms_per_pass | needed_share | hot_cut | hot_bytes | hit_rate | wait_share | \
@@ -193,12 +193,12 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(title: &str, facts: &str, rows: &[Row]) -> String {
+fn chart(title: &str, facts: &str, rows: &[BatchRow]) -> String {
     let mut lines: Vec<Curve> = Vec::new();
     let mut ticks: Vec<(f64, String)> = Vec::new();
     for r in rows.iter().filter(|r| r.note.is_none()) {
         let name = format!("{} of the FFN in memory", percent(r.share));
-        // Doublings are steps of the same length.
+        // Doublings are equal steps.
         let x = f64::from(r.texts).log2();
         match lines.iter_mut().find(|c| c.name == name) {
             Some(line) => line.points.push((x, r.tokens_per_s)),

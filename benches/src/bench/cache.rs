@@ -1,5 +1,5 @@
-//! `emberflow-lab cache`: what finding, pinning, releasing and replacing a neuron of the cold region
-//! takes, beside one access to memory that waits for the one before.
+//! `emberflow-lab cache`: nanoseconds to find, pin, release and replace a neuron of the cold
+//! region, compared with a dependent memory access.
 
 use std::time::Duration;
 
@@ -13,29 +13,29 @@ use emberflow::chart::{Curve, Labels, curves};
 use emberflow::stats::Range;
 use emberflow::{Failure, progress, size};
 
-/// What is measured, and where it stands.
-type Step = (&'static str, fn(&ColdRates) -> f64);
+/// Name of a measured operation, and its rate.
+type Operation = (&'static str, fn(&ColdRates) -> f64);
 
-const STEPS: [Step; 4] = [
+const STEPS: [Operation; 4] = [
     ("look up", |r| r.lookup_ns),
     ("find and pin", |r| r.pin_ns),
     ("release", |r| r.release_ns),
     ("replace", |r| r.replace_ns),
 ];
 
-/// One step in a cache of one size.
+/// One operation in a cache of one size.
 #[derive(Debug, Serialize)]
-struct Row {
-    /// Neurons it holds.
+struct CacheRow {
+    /// Neurons in the cache.
     slots: u32,
-    /// Bytes of its tables.
+    /// Bytes of the cache's tables.
     table_bytes: u64,
     step: &'static str,
-    /// Nanoseconds for one neuron.
+    /// Nanoseconds per neuron.
     ns: Range,
-    /// The bound: nanoseconds of an access within as many bytes as the tables have.
+    /// Bound: nanoseconds per dependent access to as many bytes as the tables have.
     access_ns: Range,
-    /// The time as a multiple of that, round by round.
+    /// Time relative to the bound, round by round.
     of_bound: Range,
 }
 
@@ -65,7 +65,7 @@ pub fn command(args: &CacheArgs) -> Result<(), Failure> {
             let mut values: Vec<f64> = rounds.iter().map(of).collect();
             Range::of(&mut values)
         };
-        rows.extend(STEPS.map(|(step, of)| Row {
+        rows.extend(STEPS.map(|(step, of)| CacheRow {
             slots,
             table_bytes: rounds.first().map_or(0, |r| r.table_bytes),
             step,
@@ -97,7 +97,7 @@ pub fn command(args: &CacheArgs) -> Result<(), Failure> {
     .finish(&repeat.output)
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[CacheRow]) -> Table {
     let mut table = Table::new("neurons held | tables | step | ns/neuron | bound, ns | of bound");
     for r in rows {
         table.rows.push(vec![
@@ -112,7 +112,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[CacheRow]) -> Table {
     let mut table =
         Table::new("slots | table_bytes | step | ns | ns_min | ns_max | access_ns | of_bound");
     for r in rows {
@@ -129,8 +129,8 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-/// Time over size, a curve for each step and one for the bound.
-fn chart(facts: &str, rows: &[Row]) -> String {
+/// Time by size: a curve for each operation and one for the bound.
+fn chart(facts: &str, rows: &[CacheRow]) -> String {
     let x = |slots: u32| f64::from(slots).log2();
     let line = |name: &str, points: Vec<(f64, Range)>| {
         let mut points = points;

@@ -1,5 +1,5 @@
-//! `emberflow-lab kernels`: how fast the kernels of decoding and prompts are, beside a plain read of
-//! the same memory by the same threads.
+//! `emberflow-lab kernels`: speed of the kernels of decode and prefill, compared with a plain read
+//! of the same memory by the same threads.
 
 use std::time::Duration;
 
@@ -15,35 +15,35 @@ use emberflow::chart::{Labels, bars};
 use emberflow::stats::Range;
 use emberflow::{Failure, progress, size};
 
-/// More memory than caches of large processors hold, and several walks through it.
+/// More memory than the caches of large processors, and several passes over it.
 const FULL: Effort = Effort {
     time: Duration::from_millis(60),
     memory: 1 << 30,
 };
 
-/// Small enough for a test.
+/// Fast enough for a test.
 const QUICK: Effort = Effort {
     time: Duration::from_millis(1),
     memory: 4 << 20,
 };
 
-/// One kernel of one format with one number of threads, out of memory of one size.
+/// One kernel with one format, thread count and working set.
 #[derive(Debug, Clone, Serialize)]
-struct Row {
+struct KernelRow {
     threads: u32,
     format: &'static str,
-    /// `rows` one after the other, scattered `neurons`, or `products` with several tokens.
+    /// `rows` in sequence, scattered `neurons`, or `products` with several tokens.
     kernel: &'static str,
-    /// Bytes that are walked through, or the tokens of products.
+    /// Bytes of the working set; tokens for products.
     size: u64,
-    /// Of the rate: 10^9 bytes or multiply-adds per second.
+    /// Unit of `rate`: 10^9 bytes or multiply-adds per second.
     unit: &'static str,
     rate: Range,
-    /// The fastest plain read of as much memory by the same threads in any round, 10^9 bytes per
-    /// second; absent for products, whose bound is arithmetic.
+    /// Fastest plain read of as much memory by the same threads in any round, in 10^9 bytes per
+    /// second; absent for products, which are bound by arithmetic.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<f64>,
-    /// The rate as a share of that.
+    /// The rate as a share of the bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     of_bound: Option<Range>,
 }
@@ -83,14 +83,14 @@ pub fn command(args: &KernelsArgs) -> Result<(), Failure> {
     .finish(&repeat.output)
 }
 
-/// 10^9 bytes per second of rows out of a working set, the cost of starting a row included.
+/// 10^9 bytes per second of rows from a working set, including the cost per row.
 fn rate(speed: &Throughput, dtype: DType, set: u64) -> f64 {
     let bytes = dtype.row_bytes(LONG) as f64;
     bytes / speed.ns(1.0, bytes, set as f64)
 }
 
-/// Every number of the rounds, which all have the same.
-fn rows(rounds: &[Rates]) -> Vec<Row> {
+/// All measurements of the rounds, which have the same form.
+fn rows(rounds: &[Rates]) -> Vec<KernelRow> {
     let mut rows = Vec::new();
     let Some(first) = rounds.first() else {
         return rows;
@@ -103,7 +103,7 @@ fn rows(rounds: &[Rates]) -> Vec<Row> {
             };
             let row = |kernel, size, mut rates: Vec<f64>, bound: Option<f64>| {
                 let rate = Range::of(&mut rates);
-                Row {
+                KernelRow {
                     threads: threads.threads,
                     format: dtype.name(),
                     kernel,
@@ -115,7 +115,7 @@ fn rows(rounds: &[Rates]) -> Vec<Row> {
                 }
             };
             for &(set, _) in &threads.read.gb_per_s {
-                // A slow moment is no bound.
+                // The best round is the bound, since others may have been disturbed.
                 let reads = rounds.iter().map(|r| r.threads[t].read.at(set as f64));
                 let read = Some(reads.fold(0.0, f64::max));
                 let dots = kernels().map(|k| rate(&k.dot, dtype, set)).collect();
@@ -133,13 +133,13 @@ fn rows(rounds: &[Rates]) -> Vec<Row> {
     rows
 }
 
-/// For people: out of the largest memory, and with the most tokens.
-fn is_last(rows: &[Row], row: &Row) -> bool {
+/// Printed rows: the largest memory, the most tokens.
+fn is_last(rows: &[KernelRow], row: &KernelRow) -> bool {
     let same = rows.iter().filter(|r| r.kernel == row.kernel);
     same.map(|r| r.size).max() == Some(row.size)
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[KernelRow]) -> Table {
     let mut table = Table::new("threads | format | kernel | of | rate | bound | of bound");
     for r in rows.iter().filter(|row| is_last(rows, row)) {
         let of = match r.bound {
@@ -160,7 +160,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[KernelRow]) -> Table {
     let mut table = Table::new(
         "threads | format | kernel | size | unit | rate | rate_min | rate_max | bound | \
          of_bound",
@@ -177,8 +177,8 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-/// Out of the largest memory with the most threads: a group for each format.
-fn chart(facts: &str, rows: &[Row]) -> String {
+/// Largest memory and most threads, grouped by format.
+fn chart(facts: &str, rows: &[KernelRow]) -> String {
     let threads = rows.iter().map(|r| r.threads).max().unwrap_or(1);
     let most = || {
         let rows = rows.iter().filter(|row| is_last(rows, row));

@@ -1,5 +1,4 @@
-//! `emberflow-lab latency`: how long single tokens take and what they wait for (PowerInfer-2,
-//! Table 5 and §7.2.4).
+//! `emberflow-lab latency`: time and stalls of single tokens (PowerInfer-2, Table 5 and §7.2.4).
 
 use emberflow_engine::Ablation;
 use serde::Serialize;
@@ -16,7 +15,7 @@ use emberflow::bench::sweep::{bounds, memory_of, model_of};
 use emberflow::chart::{Labels, histogram};
 use emberflow::stats::{Range, percentile};
 
-/// Lower ends of the classes of hit rates, and what they are called.
+/// Lower ends of the hit-rate classes, and their names.
 const CLASSES: [(f64, &str); 6] = [
     (0.0, "below 50 %"),
     (0.5, "50 to 80 %"),
@@ -26,9 +25,9 @@ const CLASSES: [(f64, &str); 6] = [
     (0.99, "99 % and more"),
 ];
 
-/// One share and policy, all rounds together.
+/// One share of the FFN and policy, all rounds together.
 #[derive(Debug, Serialize)]
-struct Row {
+struct LatencyRow {
     share: f64,
     policy: &'static str,
     tokens: usize,
@@ -40,10 +39,10 @@ struct Row {
     p99_of_mean: f64,
     wait_share: f64,
     hit_rate: f64,
-    /// Hit rate that 99 % of the tokens reach.
+    /// Hit rate reached by 99 % of the tokens.
     worst_hit_rate: f64,
     bound: Bound,
-    /// Over the rounds, token time as a multiple of the bound.
+    /// Token time relative to the bound, over the rounds.
     of_bound: Range,
     by_hit_rate: Vec<Class>,
     note: Option<String>,
@@ -71,7 +70,7 @@ pub fn command(args: &LatencyArgs) -> Result<(), Failure> {
     let series = setup.decode(&decoding, rounds, &points, named, more)?;
     let (facts, device) = (setup.facts, setup.device);
     let memory = memory_of(&series);
-    let rows: Vec<Row> = (points.iter().zip(&series))
+    let rows: Vec<LatencyRow> = (points.iter().zip(&series))
         .map(|(point, series)| row(*point, series, &device, memory))
         .collect();
     let model = model_of(&series)?;
@@ -105,8 +104,8 @@ pub fn command(args: &LatencyArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-/// What the paper measured, and the tokens by their hits.
-fn notes(rows: &[Row]) -> Vec<String> {
+/// The paper's values, and the tokens by hit rate.
+fn notes(rows: &[LatencyRow]) -> Vec<String> {
     let [mean, p50, p90, p99] = LATENCY;
     vec![
         NOTE.to_owned(),
@@ -124,13 +123,13 @@ fn notes(rows: &[Row]) -> Vec<String> {
     ]
 }
 
-/// Something of every token of every run.
+/// Concatenates a per-token series of all runs.
 fn each(series: &Series, of: impl Fn(&Run) -> &Vec<f64>) -> Vec<f64> {
     let all = series.runs.iter().flat_map(|run| of(run).iter().copied());
     all.collect()
 }
 
-fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) -> Row {
+fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) -> LatencyRow {
     let (bound, of_bound) = bounds(series, device, memory);
     let ms = each(series, |r| &r.details.ms);
     let waits = each(series, |r| &r.details.wait_ms);
@@ -140,7 +139,7 @@ fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) ->
     sorted.sort_by(f64::total_cmp);
     hits.sort_by(f64::total_cmp);
     let (mean_ms, p99_ms) = (mean(&ms), percentile(&sorted, 0.99));
-    Row {
+    LatencyRow {
         share: point.share,
         policy: point.variant.name(),
         tokens: ms.len(),
@@ -160,7 +159,7 @@ fn row(point: Point<Ablation>, series: &Series, device: &Device, memory: f64) ->
     }
 }
 
-/// Tokens by the share of their neurons that was in memory; classes without tokens are left out.
+/// Groups tokens by hit rate; empty classes are omitted.
 fn classes(ms: &[f64], waits: &[f64], rates: &[f64]) -> Vec<Class> {
     let ends = CLASSES.iter().skip(1).map(|c| c.0).chain([f64::INFINITY]);
     let class = |(&(low, name), high): (&(f64, &'static str), f64)| {
@@ -182,8 +181,8 @@ fn classes(ms: &[f64], waits: &[f64], rates: &[f64]) -> Vec<Class> {
     CLASSES.iter().zip(ends).filter_map(class).collect()
 }
 
-/// The classes as a table of their own.
-fn by_hit_rate(rows: &[Row]) -> String {
+/// A table of the classes.
+fn by_hit_rate(rows: &[LatencyRow]) -> String {
     let mut table =
         Table::new("FFN in memory | policy | hit rate of the token | tokens | ms/token | waiting");
     for row in rows {
@@ -201,7 +200,7 @@ fn by_hit_rate(rows: &[Row]) -> String {
     format!("\n{}", table.markdown())
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[LatencyRow]) -> Table {
     let mut table = Table::new(
         "FFN in memory | policy | mean, ms | P50 | P90 | P99 | max | P99 of mean | \
          waiting | hits | hits of the worst 1 % | bound, ms | limit | of bound",
@@ -220,7 +219,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[LatencyRow]) -> Table {
     let mut table = Table::new(
         "share | policy | tokens | mean_ms | p50_ms | p90_ms | p99_ms | max_ms | \
          wait_share | hit_rate | worst_hit_rate | bound_ms | of_bound",

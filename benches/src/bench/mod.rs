@@ -1,7 +1,7 @@
-//! One benchmark per claim, built from the parts of `emberflow bench`.
+//! Benchmarks, one per claim, built from the parts of `emberflow bench`.
 //!
 //! `kernels`, `cache`, `predictor`, `timeline`, `serve` and `split` measure in this process.
-//! `ablation`, `latency`, `prefill` and `batch` start this program again for every point.
+//! `ablation`, `latency`, `prefill` and `batch` start a new process for every point.
 
 pub mod ablation;
 pub mod batch;

@@ -1,8 +1,8 @@
-//! Numbers that PowerInfer-2 published, measured by its authors on their phones: they stand beside
-//! ours for orientation, never mixed with them.
+//! Values published in PowerInfer-2, measured by its authors on their phones. They are shown for
+//! comparison and never mixed with ours.
 
-/// Fig. 14 and §7.5: Bamboo-7B on a OnePlus 12 (UFS 4.0), half of the FFN in memory. A policy, what
-/// its step adds, and tokens per second. The last step needs a device: the authors' XPU.
+/// Fig. 14 and §7.5: Bamboo-7B on a OnePlus 12 (UFS 4.0), half of the FFN in memory: (policy, added
+/// mechanism, tokens per second). The last one needs a device: the authors' XPU.
 pub const LADDER: [(&str, &str, f64); 5] = [
     ("baseline", "nothing", 0.4),
     ("bundle-only", "+ bundles", 1.1),
@@ -15,6 +15,6 @@ pub const LADDER: [(&str, &str, f64); 5] = [
 /// P50, P90, P99.
 pub const LATENCY: [f64; 4] = [90.32, 86.88, 115.02, 162.02];
 
-/// Table 4: share of the critical path that Bamboo-7B waits for I/O, half of the FFN in memory:
-/// PowerInfer-2, and LLM in a flash as its authors built it.
+/// Table 4: share of the critical path spent waiting for I/O, Bamboo-7B, half of the FFN in memory:
+/// PowerInfer-2, and the authors' implementation of LLM in a flash.
 pub const WAITING: [f64; 2] = [0.137, 0.767];

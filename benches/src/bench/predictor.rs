@@ -1,5 +1,5 @@
-//! `emberflow-lab predictor`: what naming the neurons of each layer takes, beside the speed at which
-//! the same threads read the predictor's weights.
+//! `emberflow-lab predictor`: time to predict the active neurons of each layer, compared with a
+//! plain read of the predictor's weights by the same threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,42 +21,42 @@ use emberflow::model::open_container;
 use emberflow::stats::Range;
 use emberflow::{Failure, progress};
 
-/// Tokens of a round; each layer's median counts.
+/// Tokens per round; the median of each layer counts.
 const TOKENS: usize = 32;
 
 /// One bank, or all of them.
 #[derive(Debug, Serialize)]
-struct Row {
-    /// `null` for all together.
+struct PredictorRow {
+    /// Layer; `null` for all together.
     layer: Option<usize>,
-    /// Its expert; absent in models without.
+    /// Expert; absent in dense models.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert: Option<u32>,
     kind: &'static str,
-    /// Bytes of weights that a token reads.
+    /// Bytes of weights read per token.
     bytes: u64,
-    /// Microseconds of a token.
+    /// Microseconds per token.
     us: Range,
-    /// Those bytes per second, 10^9, at the median.
+    /// 10^9 bytes of weights per second, at the median.
     gb_per_s: f64,
-    /// The bound: microseconds in which the same threads read as many bytes of the weights.
+    /// Bound: microseconds in which the same threads read as many bytes of the weights.
     bound_us: f64,
-    /// The time as a multiple of that.
+    /// Time relative to the bound.
     of_bound: Range,
-    /// Share of the neurons that fire which are named, as recorded in the model.
+    /// Share of the firing neurons that are predicted, as recorded in the model.
     recall: f64,
-    /// Share of the named neurons that fire, as recorded in the model.
+    /// Share of the predicted neurons that fire, as recorded in the model.
     precision: f64,
-    /// Share of all neurons that are named.
+    /// Share of all neurons that are predicted.
     predicted_share: f64,
 }
 
-/// The predictors of a model and the threads they run on.
+/// The predictors of a model, and the compute threads.
 struct Lab {
     layers: Vec<Box<dyn Predictor>>,
     on: Compute,
     d: usize,
-    /// Of each layer.
+    /// Neurons by layer.
     neurons: Vec<usize>,
 }
 
@@ -76,7 +76,7 @@ pub fn command(args: &PredictorArgs) -> Result<(), Failure> {
     let (mut speed, mut us) = (0f64, vec![Vec::new(); known.len() + 1]);
     let bar = progress::steps("naming", u64::from(rounds));
     for _ in 0..rounds {
-        // The best that was seen: a slow moment is no bound.
+        // The best round is the bound, since others may have been disturbed.
         let weights = (*weights).as_ref();
         speed = speed.max(read_bandwidth(&lab.on, &[weights], time));
         for (all, us) in us.iter_mut().zip(lab.round()) {
@@ -110,7 +110,7 @@ pub fn command(args: &PredictorArgs) -> Result<(), Failure> {
 
 type Weights = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Weights on huge pages, as the engine holds them.
+/// Weights on huge pages, as in the engine.
 struct Held(Slot);
 
 impl Held {
@@ -135,7 +135,7 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// The layers that name neurons, their weights, and what measures them.
+/// The predictors, their weights, and what measures them.
 fn open(
     container: &Container,
     c: &ModelConfig,
@@ -168,8 +168,8 @@ fn open(
 }
 
 impl Lab {
-    /// Microseconds of each layer, and of all together: medians of some tokens. The layers take
-    /// turns, as in decoding, so that weights come from where they are then.
+    /// Microseconds of each layer and of all together: medians over some tokens. Layers run in
+    /// model order, as in decode, so that weights are as likely to be in a cache.
     fn round(&self) -> Vec<f64> {
         let shapes = self.layers.iter().map(|p| p.shape());
         let shape = shapes.fold(SharedShape::default(), SharedShape::max);
@@ -182,7 +182,7 @@ impl Lab {
         let inputs: Vec<f32> = (0..(TOKENS + 1) * self.d)
             .map(|_| random(&mut state))
             .collect();
-        // the first token is not counted
+        // The first token warms up.
         for (token, x) in inputs.chunks_exact(self.d).enumerate() {
             let mut sum = 0.0;
             let layers = self.layers.iter().zip(&self.neurons);
@@ -211,7 +211,7 @@ impl Lab {
     }
 }
 
-/// Nearly normal, of spread 1, as inputs after a norm are.
+/// Approximately standard normal, as inputs after a norm.
 fn random(state: &mut u32) -> f32 {
     let mut sum = 0.0;
     for _ in 0..3 {
@@ -221,15 +221,15 @@ fn random(state: &mut u32) -> f32 {
     sum
 }
 
-fn rows(known: &[BankPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
+fn rows(known: &[BankPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<PredictorRow> {
     let row = |layer: Option<&BankPredictor>, mut us: Vec<f64>| {
         let sum = |of: fn(&BankPredictor) -> f64| known.iter().map(of).sum::<f64>();
-        // Of all together: by neurons that fire, and by neurons that are named.
+        // Recall of all together is weighted by firing neurons, precision by predicted ones.
         let hit: f64 = known.iter().map(|l| l.recall * l.active_share).sum();
         let bytes = layer.map_or_else(|| known.iter().map(|l| l.bytes).sum(), |l| l.bytes);
         let bound_us = bytes as f64 / speed.max(1.0) * 1e6;
         let us = Range::of(&mut us);
-        Row {
+        PredictorRow {
             layer: layer.map(|l| l.layer),
             expert: layer.and_then(|l| l.expert),
             kind: layer.map_or("all", |l| l.kind),
@@ -253,7 +253,7 @@ fn rows(known: &[BankPredictor], us: Vec<Vec<f64>>, speed: f64) -> Vec<Row> {
     layers.zip(us).map(|(layer, us)| row(layer, us)).collect()
 }
 
-impl Row {
+impl PredictorRow {
     fn name(&self) -> String {
         match (self.layer, self.expert) {
             (None, _) => "all".into(),
@@ -263,7 +263,7 @@ impl Row {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[PredictorRow]) -> Table {
     let mut table = Table::new(
         "layer | kind | bytes | us/token | GB/s | bound, us | of bound | recall | \
          precision | names",
@@ -278,7 +278,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[PredictorRow]) -> Table {
     let mut table = Table::new(
         "layer | kind | bytes | us | us_min | us_max | gb_per_s | bound_us | of_bound | \
          recall | precision | predicted_share",
@@ -293,7 +293,7 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(model: &str, facts: &str, rows: &[Row]) -> String {
+fn chart(model: &str, facts: &str, rows: &[PredictorRow]) -> String {
     let names = ["naming", "bytes / speed of memory"].map(str::to_owned);
     let groups: Vec<(String, Vec<f64>)> = (rows.iter())
         .filter(|r| r.layer.is_some())

@@ -1,5 +1,5 @@
-//! `emberflow-lab prefill`: the speed of prompts with a part of the FFN on disk, beside memory and
-//! the disk's sequential rate (PowerInfer-2, Figs 8 and 9).
+//! `emberflow-lab prefill`: speed of prompts with part of the FFN on disk, compared with everything
+//! in memory and with the disk's sequential rate (PowerInfer-2, Figs 8 and 9).
 
 use serde::Serialize;
 
@@ -14,49 +14,49 @@ use emberflow::chart::{Labels, bars};
 use emberflow::model::open_model;
 use emberflow::stats::Range;
 
-/// One prompt, chunk and share.
+/// One prompt, chunk and share of the FFN.
 #[derive(Debug, Serialize)]
-struct Row {
+struct PrefillRow {
     prompt_tokens: usize,
-    /// Tokens computed at once.
+    /// Prompt tokens per pass.
     chunk: usize,
-    /// `--chunk` of the run; 0 where the planner chose.
+    /// `--chunk` of the run; 0 if the planner chose.
     asked_chunk: u16,
     share: f64,
     tokens_per_s: Range,
-    /// Speed as a share of that with everything in memory.
+    /// Speed relative to everything in memory.
     of_resident: f64,
     bytes_read: u64,
-    /// Milliseconds of the prompt.
+    /// Milliseconds of prefill.
     ms: f64,
-    /// Milliseconds with everything in memory: the rate of computing.
+    /// Milliseconds with everything in memory: the compute bound.
     compute_ms: f64,
-    /// Milliseconds of a sequential read of as many bytes as were read.
+    /// Milliseconds of a sequential read of the same number of bytes: the disk bound.
     disk_ms: f64,
-    /// The greater of both is the bound; which one it is.
+    /// Which of the two bounds is larger.
     limit: &'static str,
-    /// Time as a multiple of the bound.
+    /// Time relative to the larger bound.
     of_bound: f64,
     note: Option<String>,
 }
 
-/// A prompt computed in chunks.
+/// A prompt and its chunk size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Chunked {
-    /// The prompt by its place in the list.
+    /// Index of the prompt.
     prompt: usize,
-    /// Tokens computed at once; 0: the planner chooses.
+    /// Prompt tokens per pass; 0 = the planner's choice.
     chunk: u16,
 }
 
-/// Prompts and how many tokens were asked of each.
+/// Prompts, and their requested numbers of tokens.
 struct Prompts {
     lengths: Vec<u32>,
     texts: Vec<String>,
 }
 
 impl Prompts {
-    /// Of the lengths that were asked for, or of those that are usual and fit the model.
+    /// With the requested lengths, or the default ones that fit the model.
     fn new(args: &PrefillArgs) -> Result<Self, Failure> {
         let model = open_model(&args.bench.model)?;
         let most = model.text().config().max_context.saturating_sub(1);
@@ -88,7 +88,7 @@ impl Prompts {
     }
 }
 
-/// Every prompt and chunk with the share that was asked for and with everything in memory.
+/// Every prompt and chunk, at the requested share and with everything in memory.
 fn points(args: &PrefillArgs, prompts: usize) -> Vec<Point<Chunked>> {
     let shares = [args.share, 1.0];
     let shares = if args.share == 1.0 {
@@ -170,7 +170,7 @@ pub fn command(args: &PrefillArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-/// A text of `length` tokens, or as near as words go, by `tokens` that counts them.
+/// A text of about `length` tokens, in whole words; `tokens` counts them.
 fn prompt(
     length: usize,
     tokens: impl Fn(&str) -> Result<usize, Failure>,
@@ -180,7 +180,7 @@ fn prompt(
         "since", "winter", "and", "every", "evening", "some", "light", "falls", "on", "its",
         "broken", "wheel", "again",
     ];
-    // No two parts alike: repeated words would need the same neurons.
+    // No repetition: repeated words would need the same neurons.
     let (mut state, mut words) = (length as u64 | 1, Vec::new());
     let mut word = || {
         state = state
@@ -190,7 +190,7 @@ fn prompt(
     };
     words.extend((0..length).map(|_| word()));
     let (mut low, mut high) = (1, words.len());
-    // More words are more tokens; each word is one at least.
+    // Bisection: more words are more tokens, and each word has at least one.
     while low < high {
         let middle = (low + high).div_ceil(2);
         if tokens(&words[..middle].join(" "))? <= length {
@@ -202,7 +202,7 @@ fn prompt(
     Ok(words[..low].join(" "))
 }
 
-fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<Row> {
+fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<PrefillRow> {
     let ms = |s: &Series| {
         let of = |r: &Run| 1e3 * r.prompt_tokens as f64 / r.prefill_tokens_per_s.max(1e-9);
         s.range(of).median
@@ -223,7 +223,7 @@ fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<Row> 
         };
         let bound = compute_ms.max(disk_ms);
         let of = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
-        Row {
+        PrefillRow {
             prompt_tokens: first.map_or(0, |r| r.prompt_tokens),
             chunk: first.map_or(0, |r| r.plan.chunk),
             asked_chunk: point.variant.chunk,
@@ -246,7 +246,7 @@ fn rows(points: &[Point<Chunked>], all: &[Series], sequential: f64) -> Vec<Row> 
     points.iter().zip(all).map(one).collect()
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[PrefillRow]) -> Table {
     let mut table = Table::new(
         "prompt | chunk | FFN in memory | tokens/s | of resident | ms | computing, ms | \
          sequential reads, ms | limit | of bound",
@@ -267,7 +267,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[PrefillRow]) -> Table {
     let mut table = Table::new(
         "prompt_tokens | chunk | share | tokens_per_s | tokens_per_s_min | \
          tokens_per_s_max | of_resident | bytes_read | ms | compute_ms | disk_ms | \
@@ -291,7 +291,7 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(title: &str, facts: &str, rows: &[Row]) -> String {
+fn chart(title: &str, facts: &str, rows: &[PrefillRow]) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut groups: Vec<(String, Vec<f64>)> = Vec::new();
     for r in rows {
@@ -324,7 +324,7 @@ mod tests {
         let words = |text: &str| Ok(text.split(' ').count());
         let text = super::prompt(20, words).unwrap();
         assert_eq!(text.split(' ').count(), 20);
-        // Two tokens for each word.
+        // Two tokens per word.
         let twice = super::prompt(21, |text| Ok(words(text)? * 2)).unwrap();
         assert_eq!(twice.split(' ').count(), 10);
     }

@@ -1,11 +1,12 @@
-//! `emberflow-lab serve`: latency of interactive requests beside background work, by scheduling.
+//! `emberflow-lab serve`: latency of interactive requests next to background work, by scheduling
+//! policy.
 //!
-//! Agent.xpu's load (§6.1): both classes arrive by Poisson processes, independently, for 15 minutes. A
-//! minute of the paper is scaled to this machine: six requests (`--serial`) that run one after the
-//! other fill it, so that the paper's six background requests alone are as much as serial service can
-//! do. The same arrivals are served twice: by class, as the server does, and first come, first served.
-//! With `--simulate` only passes are measured, and the server's schedule runs over them in simulated
-//! time, so that traces can be long.
+//! The load of Agent.xpu (§6.1): Poisson arrivals of both classes, independent, for 15 minutes. A
+//! minute of the paper is scaled to this machine: it is the time of six requests (`--serial`) that
+//! run one after the other, so the paper's six background requests alone saturate serial service.
+//! The same arrivals are served twice: by class, as the server does, and first come, first served.
+//! With `--simulate` only passes are measured, and the server's schedule runs over them in
+//! simulated time, so that traces can be long.
 
 mod load;
 mod passes;
@@ -35,21 +36,21 @@ use emberflow::{Failure, progress};
 
 const BOTH: [Scheduling; 2] = [Scheduling::FirstCome, Scheduling::Classes];
 
-/// A load under a scheduling.
+/// A load under one scheduling policy.
 #[derive(Debug, Serialize)]
-struct Row {
+struct ServeRow {
     /// Interactive requests per scaled minute.
     reactive_per_minute: f64,
     scheduling: &'static str,
     /// Interactive requests of all rounds.
     reactive_requests: usize,
-    /// Their milliseconds per token of prompt and answer, from arrival to end: mean, and the ninth of
-    /// ten.
+    /// Their milliseconds per token of prompt and answer, from arrival to end: mean and 90th
+    /// percentile.
     reactive_ms_per_token: Range,
     reactive_p90_ms_per_token: Range,
-    /// Milliseconds from their arrival until they run.
+    /// Milliseconds from arrival until they run.
     reactive_wait_ms: Range,
-    /// Background requests of all rounds, their tokens per second and milliseconds per token.
+    /// Background requests of all rounds: number, tokens per second, milliseconds per token.
     proactive_requests: usize,
     proactive_tokens_per_s: Range,
     proactive_ms_per_token: Range,
@@ -106,20 +107,20 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     .finish(&repeat.output)
 }
 
-/// Serves loads, in real or in simulated time.
+/// Serves loads in real or in simulated time.
 struct Server {
     engine: Engine,
-    /// What passes take, for simulated time.
+    /// Times of passes, for simulated time.
     passes: Option<Passes>,
 }
 
-/// Scaled minutes.
+/// Length of a load in scaled minutes.
 fn minutes(args: &ServeArgs) -> f64 {
     if args.repeat.quick { 1.0 } else { args.minutes }
 }
 
 impl Server {
-    /// All loads by both schedulings, round by round: for each rate and scheduling its rounds.
+    /// Serves all loads with both policies, round by round. Returns the rounds by rate and policy.
     fn serve_all(
         &mut self,
         args: &ServeArgs,
@@ -161,7 +162,7 @@ impl Server {
         }
     }
 
-    /// Time of a request that is alone: the median of five, after one to warm up.
+    /// Time of a single request: median of five after a warm-up.
     fn serial(&mut self) -> Result<Duration, Failure> {
         let mut times = Vec::new();
         for number in 0..6 {
@@ -179,7 +180,7 @@ impl Server {
     }
 }
 
-/// Serves a load, from the first arrival to the last end.
+/// Serves a load, from the first arrival to the end of the last request.
 fn serve(
     engine: &mut Engine,
     arrivals: &[Arrival],
@@ -220,12 +221,12 @@ fn serve(
     })
 }
 
-/// Somebody who asks once.
+/// A client that sends one request.
 struct Client {
     arrival: Arrival,
     jobs: Sender<Job>,
     shared: Arc<Shared>,
-    /// As the HTTP side does for interactive requests.
+    /// Interrupts the engine's pass, as the HTTP side does for interactive requests.
     interrupts: bool,
     start: Instant,
     vocab: u32,
@@ -278,7 +279,7 @@ impl Client {
     }
 }
 
-fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> Row {
+fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> ServeRow {
     let range = |of: &dyn Fn(&[Served]) -> f64| {
         let mut values: Vec<f64> = rounds.iter().map(|round| of(round)).collect();
         Range::of(&mut values)
@@ -295,7 +296,7 @@ fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> Row {
         let all = rounds.iter().flatten();
         all.filter(|one| one.proactive == proactive).count()
     };
-    Row {
+    ServeRow {
         reactive_per_minute: rate,
         scheduling: scheduling.name(),
         reactive_requests: count(false),
@@ -323,8 +324,8 @@ fn row(rate: f64, scheduling: Scheduling, rounds: &[Vec<Served>]) -> Row {
     }
 }
 
-/// What the numbers mean, and how the schedulings compare.
-fn notes(args: &ServeArgs, server: &Server, minute: Duration, rows: &[Row]) -> Vec<String> {
+/// Explains the numbers and compares the policies.
+fn notes(args: &ServeArgs, server: &Server, minute: Duration, rows: &[ServeRow]) -> Vec<String> {
     let (serial, proactive) = (f64::from(args.serial), args.proactive);
     let alone = minute.as_secs_f64() * 1e3 / serial;
     let mut notes = vec![format!(
@@ -336,7 +337,7 @@ fn notes(args: &ServeArgs, server: &Server, minute: Duration, rows: &[Row]) -> V
     notes.extend(server.passes.as_ref().map(Passes::line));
     for pair in rows.chunks_exact(BOTH.len()) {
         let [first, classes] = pair else { continue };
-        let times = |of: fn(&Row) -> Range| of(classes).median / of(first).median.max(1e-9);
+        let times = |of: fn(&ServeRow) -> Range| of(classes).median / of(first).median.max(1e-9);
         let load = (first.reactive_per_minute + proactive) / serial;
         let mut note = format!(
             "{} interactive requests per minute, {}: ",
@@ -359,9 +360,8 @@ fn notes(args: &ServeArgs, server: &Server, minute: Duration, rows: &[Row]) -> V
     notes
 }
 
-/// What a load, as a share of what serial service can do, means for who is served in turn: the mean
-/// wait in a queue with Poisson arrivals and one service time `s` is `s·ρ / (2·(1 − ρ))`
-/// (Pollaczek and Khinchine).
+/// Describes serial service at utilisation ρ: the mean wait in a queue with Poisson arrivals and
+/// constant service time `s` is `s·ρ / (2·(1 − ρ))` (Pollaczek–Khinchine).
 fn served_in_turn(load: f64) -> String {
     let percent = 100.0 * load;
     if load < 1.0 {
@@ -376,7 +376,7 @@ fn served_in_turn(load: f64) -> String {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[ServeRow]) -> Table {
     let mut table = Table::new(
         "interactive/min | scheduling | ms/token | P90 | until it runs, ms | background tokens/s | ms/token",
     );
@@ -398,7 +398,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[ServeRow]) -> Table {
     let mut table = Table::new(
         "reactive_per_minute | scheduling | reactive_requests | reactive_ms_per_token | reactive_p90_ms_per_token | \
          reactive_wait_ms | proactive_requests | proactive_tokens_per_s | proactive_ms_per_token",
@@ -420,7 +420,7 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(facts: &str, rows: &[Row]) -> String {
+fn chart(facts: &str, rows: &[ServeRow]) -> String {
     let names = BOTH.map(|scheduling| scheduling.name().to_owned());
     let groups: Vec<(String, Vec<f64>)> = rows
         .chunks_exact(BOTH.len())

@@ -1,5 +1,5 @@
-//! `emberflow-lab split`: the solver of partitions on the published curves of a phone, beside what its
-//! authors report. Nothing is measured here.
+//! `emberflow-lab split`: the partition solver on a phone's published curves, compared with the
+//! authors' results. Nothing is measured here.
 
 mod chunks;
 #[cfg(test)]
@@ -14,12 +14,12 @@ use std::io::{self, Write};
 use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
 use serde::Serialize;
 
-use self::snapdragon::{GPU, GRID, NPU, PAIR, Published, SLOW_SYNC, TABLE};
+use self::snapdragon::{GPU, GRID, NPU, PAIR, PublishedSplit, SLOW_SYNC, TABLE};
 
 use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};
 
-/// Products of a layer of Llama-3 8B, gate and up in one, as `[rows, columns]`.
+/// Products of a layer of Llama-3 8B, gate and up combined, as `[rows, columns]`.
 const LAYER: [[usize; 2]; 6] = [
     [4096, 4096],
     [1024, 4096],
@@ -28,32 +28,32 @@ const LAYER: [[usize; 2]; 6] = [
     [28672, 4096],
     [4096, 14336],
 ];
-/// Its layers.
+/// Number of layers.
 const LAYERS: f64 = 32.0;
-/// Its head, which takes one token.
+/// The head, computed for one token.
 const HEAD: Product = Product {
     rows: 128_256,
     cols: 4096,
     n: 1,
 };
 
-/// Numbers of tokens that an engine without a partition has graphs for (HeteroInfer §5.3.2).
+/// Token counts for which an engine without partitions has graphs (HeteroInfer §5.3.2).
 const STANDARD: [usize; 4] = [128, 256, 512, 1024];
 
-/// Tokens of a chunk (Agent.xpu §4.2 takes one size).
+/// Tokens per chunk (Agent.xpu §4.2 uses one size).
 const CHUNK: usize = 128;
 
-/// Milliseconds to build the graphs of a number of tokens (§5.3.2).
+/// Milliseconds to build the graphs for a token count (§5.3.2): `[tokens, ms]`.
 const BUILDING: [[f64; 2]; 2] = [[135.0, 408.4], [1000.0, 2050.0]];
 
-/// Factors over the others at 525 tokens (§5.3.2): building online, padding, one graph after the other.
+/// Published speedups at 525 tokens (§5.3.2) over building online, padding, and graphs in sequence.
 const PUBLISHED_525: [f64; 3] = [2.24, 2.21, 1.35];
-/// Decoding of Llama-8B: over the GPU alone (§5.4), and over synchronising with clFinish (§5.5).
+/// Published speedups of decode, Llama-8B: over the GPU alone (§5.4), and over `clFinish` (§5.5).
 const PUBLISHED_DECODE: [f64; 2] = [1.22, 4.01];
 
-/// A row of the paper's table beside the solver's choice.
+/// A row of the paper's table, with the solver's choice.
 #[derive(Serialize)]
-struct Row {
+struct SplitRow {
     weights: [usize; 2],
     tokens: [usize; 2],
     gpu_us: f64,
@@ -64,7 +64,7 @@ struct Row {
     published: &'static str,
 }
 
-/// A prompt, in milliseconds.
+/// Prefill times of a prompt in milliseconds.
 #[derive(Serialize)]
 struct Prompt {
     tokens: usize,
@@ -73,14 +73,14 @@ struct Prompt {
     online: f64,
     padded: f64,
     in_pieces: f64,
-    /// By chunks (Agent.xpu, Algorithm 1), while the GPU is idle and while it decodes other texts; and how
-    /// much of that time it is left to them.
+    /// In chunks (Agent.xpu, Algorithm 1), with an idle GPU and with one that decodes other texts;
+    /// GPU time left to those.
     chunks: f64,
     chunks_busy: f64,
     gpu_left: f64,
 }
 
-/// Decoding, in milliseconds a token.
+/// Decode times in milliseconds per token.
 #[derive(Serialize)]
 struct Decoding {
     split: f64,
@@ -89,18 +89,18 @@ struct Decoding {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct SplitReport {
     bench: &'static str,
     simulated: &'static str,
     sync_us: u32,
-    table: Vec<Row>,
+    table: Vec<SplitRow>,
     prompts: Vec<Prompt>,
     decoding: Decoding,
 }
 
-fn row(pair: &Pair<'_>, of: &Published) -> Row {
+fn row(pair: &Pair<'_>, of: &PublishedSplit) -> SplitRow {
     let Solution { partition, seconds } = pair.solve(of.product, &GRID);
-    Row {
+    SplitRow {
         weights: [of.product.rows, of.product.cols],
         tokens: [of.product.n, of.until],
         gpu_us: GPU.seconds(of.product) * 1e6,
@@ -111,13 +111,13 @@ fn row(pair: &Pair<'_>, of: &Published) -> Row {
     }
 }
 
-/// Milliseconds of all layers for `n` tokens, if each product takes what `seconds` says.
+/// Milliseconds of all layers for `n` tokens, with `seconds` per product.
 fn layers(n: usize, seconds: impl Fn(Product) -> f64) -> f64 {
     let all = LAYER.map(|[rows, cols]| seconds(Product { rows, cols, n }));
     1e3 * LAYERS * all.iter().sum::<f64>()
 }
 
-/// The graphs of [`STANDARD`] that take `n` tokens one after the other, the last of them padded.
+/// Graphs of [`STANDARD`] that cover `n` tokens in sequence; the last one is padded.
 fn pieces(mut n: usize) -> Vec<usize> {
     let mut found = Vec::new();
     while n > 0 {
@@ -173,7 +173,7 @@ fn decoding(pair: &Pair<'_>) -> Decoding {
     Decoding {
         split: each(&|of| pair.solve(of, &GRID).seconds),
         gpu_alone: each(&|of| GPU.seconds(of)),
-        // The same partitions, joined by clFinish.
+        // The same partitions, joined with `clFinish`.
         slow_sync: each(&|of| {
             let chosen = pair.solve(of, &GRID).partition;
             slow.seconds(of, chosen).unwrap_or(f64::NAN)
@@ -200,7 +200,7 @@ pub fn command(args: &SplitArgs) -> Result<(), Failure> {
         sync: f64::from(args.sync_us) / 1e6,
         ..PAIR
     };
-    let report = Report {
+    let report = SplitReport {
         bench: "split",
         simulated: "Snapdragon 8 Gen 3 by HeteroInfer, Table 3, W4A16; products alone, no attention, no norms",
         sync_us: args.sync_us,
@@ -219,7 +219,7 @@ pub fn command(args: &SplitArgs) -> Result<(), Failure> {
     }
 }
 
-fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
+fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "simulated: {}", report.simulated)?;
     writeln!(out, "{} us to synchronise and to copy\n", report.sync_us)?;
     writeln!(

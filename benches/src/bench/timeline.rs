@@ -1,5 +1,5 @@
-//! `emberflow-lab timeline`: one token as lanes of threads, of the I/O thread and of the device
-//! (PowerInfer-2, Fig. 6, on our own run).
+//! `emberflow-lab timeline`: one token as lanes of compute threads, the I/O thread and the storage
+//! device (as PowerInfer-2, Fig. 6).
 
 use std::io::Write;
 use std::ops::Range;
@@ -14,38 +14,38 @@ use emberflow::chrome::{ROOM, label};
 use emberflow::model::{Use, open_for, open_model};
 use emberflow::{Failure, atomic, budget, print_json, progress};
 
-/// Tokens that are looked at; the one with the median time is shown.
+/// Traced tokens; the one with the median time is drawn.
 const TOKENS: usize = 9;
 
-/// What the model continues.
+/// Default prompt.
 const PROMPT: &str = "# Ownership\n\nOwnership is";
 
-/// How one lane spent the token.
+/// Use of a lane during the token.
 #[derive(Debug, Serialize)]
 pub struct LaneShare {
-    /// Whose lane.
+    /// Name of the lane.
     pub name: String,
-    /// Share of the time in which it did something.
+    /// Share of the time in which the lane was busy.
     pub busy: f64,
-    /// Share of the time in which it did nothing while the computation waited for reads.
+    /// Share of the time in which it was idle while computation waited for reads.
     pub waiting: f64,
     /// Spans recorded.
     pub spans: usize,
 }
 
-/// Time of one sort of work, over all lanes.
+/// Time of one kind of work over all lanes.
 #[derive(Debug, Serialize)]
 pub struct KindTime {
-    /// Its name.
+    /// Name of the kind.
     pub name: &'static str,
-    /// Milliseconds; spans inside of others count in both.
+    /// Milliseconds; nested spans count in both kinds.
     pub ms: f64,
-    /// Spans.
+    /// Number of spans.
     pub count: usize,
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct TimelineReport {
     model: String,
     threads: usize,
     io: &'static str,
@@ -53,7 +53,7 @@ struct Report {
     /// Position of the token.
     position: usize,
     token_ms: f64,
-    /// All times that were looked at, ascending.
+    /// All measured times, ascending.
     all_ms: Vec<f64>,
     lanes: Vec<LaneShare>,
     kinds: Vec<KindTime>,
@@ -61,7 +61,7 @@ struct Report {
     reads: u64,
 }
 
-/// One token.
+/// Trace of one token.
 struct Shot {
     position: usize,
     time: Range<u64>,
@@ -129,7 +129,7 @@ pub fn command(args: &TimelineArgs) -> Result<(), Failure> {
     shots.sort_by_key(Shot::ns);
     let all_ms = shots.iter().map(|shot| ms(shot.ns())).collect();
     let shot = shots.swap_remove(shots.len() / 2);
-    let report = Report::of(&engine, &shot, all_ms);
+    let report = TimelineReport::of(&engine, &shot, all_ms);
     if let Some(path) = &args.svg {
         atomic::write(path, draw(&report, &shot, args.layers).as_bytes())?;
     }
@@ -139,8 +139,8 @@ pub fn command(args: &TimelineArgs) -> Result<(), Failure> {
     Ok(write!(std::io::stdout().lock(), "{}", table(&report))?)
 }
 
-impl Report {
-    /// Of the token in the middle, and the times of all.
+impl TimelineReport {
+    /// The median token, with all times.
     fn of(engine: &Engine, shot: &Shot, all_ms: Vec<f64>) -> Self {
         Self {
             model: engine.config().name.clone(),
@@ -170,7 +170,7 @@ fn is_wait(span: &Span) -> bool {
     *span.kind == kinds::WAIT
 }
 
-/// The parts of `time` that the spans cover, in order and apart.
+/// The disjoint intervals of `time` covered by the spans, in order.
 fn covered<'a>(spans: impl Iterator<Item = &'a Span>, time: &Range<u64>) -> Vec<Range<u64>> {
     let clip = |at: u64| at.clamp(time.start, time.end);
     let mut parts: Vec<_> = spans
@@ -236,7 +236,7 @@ fn times(lanes: &[Lane]) -> Vec<KindTime> {
     out
 }
 
-/// Colours, and which spans lie behind others.
+/// Colours, in drawing order: earlier ones lie behind.
 const FILLS: [(&str, &str); 13] = [
     ("embedding", "#d8a7c9"),
     ("attention", "#74b774"),
@@ -253,7 +253,7 @@ const FILLS: [(&str, &str); 13] = [
     ("deliver", "#76a5af"),
 ];
 
-fn draw(report: &Report, shot: &Shot, layers: Option<u64>) -> String {
+fn draw(report: &TimelineReport, shot: &Shot, layers: Option<u64>) -> String {
     let mut time = shot.time.clone();
     if let Some(layers) = layers {
         let first = |span: &&Span| span.kind.keys[0] == "layer" && span.values[0] < layers;
@@ -266,7 +266,7 @@ fn draw(report: &Report, shot: &Shot, layers: Option<u64>) -> String {
             let mut spans: Vec<&Span> = (lane.spans.iter())
                 .filter(|span| span.start < time.end)
                 .collect();
-            // Sections behind the clusters in them.
+            // Sections are drawn behind the clusters inside them.
             spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
             let bars = spans.into_iter().map(|span| Bar {
                 from: at(span.start),
@@ -300,7 +300,7 @@ fn draw(report: &Report, shot: &Shot, layers: Option<u64>) -> String {
     timeline(&title, ms(time.end - time.start), &FILLS, &rows)
 }
 
-fn table(report: &Report) -> String {
+fn table(report: &TimelineReport) -> String {
     let mut text = format!(
         "{}: token at position {} in {:.2} ms (median of {}: {:.2} to {:.2}), FFN {:.0} % resident, \
          {} reads of {:.1} KiB in all ({})\n\n{:<12} {:>7} {:>9} {:>7}\n",
@@ -361,7 +361,7 @@ mod tests {
             span(&kinds::FFN, 20, 40),
             span(&kinds::WAIT, 40, 60),
         ];
-        // Still at work when the wait begins.
+        // Still busy when the wait begins.
         let other = vec![span(&kinds::FFN, 20, 45)];
         let reads = vec![span(&READ, 30, 50), span(&READ, 45, 60)];
         Shot {

@@ -21,7 +21,7 @@ pub struct AblationArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub bench: BenchArgs,
-    /// Devices: auto and pread are the real one, sim:PROFILE a simulated one.
+    /// I/O engines: auto and pread use the real disk, sim:PROFILE a simulated one.
     #[arg(
         long,
         value_name = "LIST",
@@ -33,7 +33,7 @@ pub struct AblationArgs {
     /// Share of the FFN in memory, in percent.
     #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
     pub share: f64,
-    /// A device for a last step: as for run.
+    /// Device for a last step with the full system, as for run.
     #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
     pub device: Option<String>,
 }
@@ -60,7 +60,7 @@ pub struct LatencyArgs {
         value_parser = ablation_names()
     )]
     pub policies: Vec<Ablation>,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:PROFILE simulates a disk.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
@@ -75,16 +75,16 @@ pub struct PrefillArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub bench: BenchArgs,
-    /// Tokens of the prompts, about; default: 128 and 512, as far as the model goes.
+    /// Approximate prompt lengths in tokens; default: 128 and 512, limited to the model's context.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub lengths: Vec<u32>,
-    /// Prompt tokens computed at once; 0: what the planner chooses.
+    /// Prompt tokens per pass; 0 = the planner's choice.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u16).range(0..=512))]
     pub chunks: Vec<u16>,
-    /// Share of the FFN in memory, in percent; measured beside 100.
+    /// Share of the FFN in memory, in percent; 100 is measured for comparison.
     #[arg(long, value_name = "SHARE", default_value = "50", value_parser = parse_share_percent)]
     pub share: f64,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:PROFILE simulates a disk.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
@@ -106,18 +106,18 @@ pub struct BatchArgs {
     /// Shares of the FFN in memory, in percent.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "50,100", value_parser = parse_share_percent)]
     pub shares: Vec<f64>,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:PROFILE simulates a disk.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
 }
 
-/// What benchmarks of parts that are measured over and over in this process have in common.
+/// Common arguments of benchmarks that measure repeatedly in this process.
 #[derive(Debug, Clone, Args)]
 pub struct RepeatArgs {
-    /// Times that everything is measured, all in turns; default: 5.
+    /// Rounds, interleaved over all points; default: 5.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Little time, one round: whether it works here, in seconds.
+    /// One short round, to see that it works; seconds.
     #[arg(long)]
     pub quick: bool,
     #[command(flatten)]
@@ -156,7 +156,7 @@ Examples:
   emberflow-lab cache
   emberflow-lab cache --slots 4096,262144 --svg cache.svg")]
 pub struct CacheArgs {
-    /// Neurons that the cache holds, of twice as many.
+    /// Neurons in the cache, out of twice as many.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4096,32768,262144",
           value_parser = clap::value_parser!(u32).range(64..=1 << 24))]
     pub slots: Vec<u32>,
@@ -187,14 +187,14 @@ pub struct ServeArgs {
     /// Background requests per scaled minute.
     #[arg(long, value_name = "N", default_value_t = 6.0)]
     pub proactive: f64,
-    /// Requests that fill a scaled minute if they run one after the other. Where this is below the
-    /// number that arrives, first come, first served falls behind for good, as Agent.xpu's baselines do.
+    /// Requests that fill a scaled minute when run one after the other. If fewer than arrive, first
+    /// come, first served falls behind for good, as do Agent.xpu's baselines.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     pub serial: u32,
-    /// Scaled minutes.
+    /// Length of the load in scaled minutes.
     #[arg(long, value_name = "N", default_value_t = 15.0)]
     pub minutes: f64,
-    /// Measure passes only, and serve in simulated time: for long traces.
+    /// Measure passes only, and serve in simulated time (for long traces).
     #[arg(long)]
     pub simulate: bool,
     #[command(flatten)]
@@ -240,13 +240,13 @@ pub struct TimelineArgs {
     /// Text to continue.
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// Tokens before those that are looked at.
+    /// Tokens before the traced ones.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub warm_up: usize,
     /// Draw only the first N layers.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub layers: Option<u64>,
-    /// Write the picture as SVG.
+    /// Write the timeline as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Replace an existing file.
@@ -271,7 +271,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "135,256,525,1000",
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub tokens: Vec<u32>,
-    /// Microseconds to synchronise two processors and to copy.
+    /// Microseconds to synchronise two processors and copy.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub sync_us: u32,
     /// Print one JSON object.
@@ -279,7 +279,7 @@ pub struct SplitArgs {
     pub json: bool,
 }
 
-/// The name of a device, as it is.
+/// Validates the name of a device.
 fn parse_device(name: &str) -> Result<String, String> {
     name.parse::<DeviceChoice>().map(|_| name.to_owned())
 }

@@ -10,14 +10,14 @@ pub use self::bench::*;
 pub use self::trace::*;
 use crate::synth::SynthArgs;
 
-/// Emberflow's laboratory: measures, draws, simulates, reproduces papers.
+/// Emberflow's laboratory: measurements, charts, simulations, reproductions of papers.
 #[derive(Debug, Parser)]
 #[command(name = "emberflow-lab", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// More detail on stderr: -v what was chosen and why, -vv everything.
+    /// More detail on stderr: -v plan and choices, -vv everything.
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 }
@@ -37,7 +37,7 @@ two variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Generate text, as emberflow run does, with what else can be measured of it.
+    /// Generate text as emberflow run does, with further measurements.
     #[command(
         alias = "point",
         after_help = "\
@@ -47,9 +47,9 @@ Examples:
   emberflow-lab run demo-moe -p \"A trait\" --ffn-resident 0.5 --read-ahead off --io sim:ufs4"
     )]
     Run(Box<PointArgs>),
-    /// Write a random checkpoint of a real model's shape with given activation statistics.
+    /// Write a random checkpoint with the shape of a real model and given activation statistics.
     Synth(SynthArgs),
-    /// Record which neurons a real run needs, and replay that against caches.
+    /// Record which neurons a run needs, and replay that on caches.
     #[command(
         subcommand,
         after_help = "\
@@ -58,46 +58,46 @@ Examples:
   emberflow-lab trace simulate text.trace"
     )]
     Trace(TraceCommand),
-    /// Speed of the kernels that decoding and prompts use, beside that of memory.
+    /// Speed of the kernels for decode and prefill, compared with memory.
     Kernels(KernelsArgs),
-    /// What the bookkeeping of the neuron cache takes, beside an access to memory.
+    /// Cost of the neuron cache's bookkeeping, compared with a memory access.
     Cache(CacheArgs),
-    /// What naming the neurons of each layer takes, beside the speed of memory, and how good it is.
+    /// Time and quality of predicting each layer's active neurons, compared with memory speed.
     Predictor(PredictorArgs),
-    /// Hold a container's predictors against what the gates of a text do, by layer, and give the
-    /// perplexity with and without them.
+    /// Compare a container's predictors with the true gates of a text, layer by layer, and report
+    /// the perplexity with and without them.
     #[command(after_help = "\
 Example:
   emberflow-lab judge named.ember -f heldout.txt --window 512")]
     Judge(JudgeArgs),
-    /// As emberflow bench decode, also with a perfect predictor.
+    /// As emberflow bench decode, optionally with a perfect predictor.
     #[command(after_help = "\
 Example:
   emberflow-lab decode model.ember --oracle --json")]
     Decode(DecodeArgs),
-    /// One token as a picture: what every thread, the I/O thread and the device did when.
+    /// Timeline of one token: every compute thread, the I/O thread and the disk.
     Timeline(TimelineArgs),
-    /// What bundles, cache and pipeline give, one after the other.
+    /// Speed with bundles, cache and pipeline, added one by one.
     Ablation(AblationArgs),
-    /// How long single tokens take, and what they wait for.
+    /// Latency of single tokens, and what they wait for.
     Latency(LatencyArgs),
-    /// Speed of prompts with a part of the FFN on disk, beside memory.
+    /// Speed of prompts with part of the FFN on disk, compared with memory.
     Prefill(PrefillArgs),
-    /// Several texts at once: tokens per second, and what they share.
+    /// Several texts at once: tokens per second, and shared neurons.
     Batch(BatchArgs),
-    /// Requests at random times: latency of interactive ones beside background work.
+    /// Requests at random times: latency of interactive ones next to background work.
     Serve(ServeArgs),
-    /// How the GPU and the NPU of a phone, as published, would share the products of a model: simulated.
+    /// Simulated: how a phone's GPU and NPU would share a model's products, from published times.
     Split(SplitArgs),
-    /// Measure the processor and the memory, for this program itself.
+    /// Measure processor and memory; used by this program itself.
     #[command(hide = true)]
     MeasureMachine,
-    /// A command of the program emberflow, for tests.
+    /// Any command of the program emberflow; used by tests.
     #[command(subcommand, hide = true)]
     Program(Box<emberflow::cli::Command>),
 }
 
-/// How the engine is run, and how it is measured.
+/// Engine options, and what is measured.
 #[derive(Debug, Clone, Args)]
 pub struct LabEngineArgs {
     #[command(flatten)]
@@ -107,7 +107,7 @@ pub struct LabEngineArgs {
 }
 
 impl LabEngineArgs {
-    /// Both together.
+    /// Engine options with those of the laboratory.
     pub fn engine(&self) -> EngineArgs {
         let mut engine = self.engine.clone();
         self.lab.apply(&mut engine);
@@ -125,7 +125,7 @@ pub struct JudgeArgs {
 }
 
 impl JudgeArgs {
-    /// The text, and how its model is run.
+    /// The text and the engine options for it.
     pub fn into_text(mut self) -> PerplexityArgs {
         self.lab.apply(&mut self.text.engine);
         self.text
@@ -139,14 +139,14 @@ pub struct DecodeArgs {
     decode: BenchDecodeArgs,
     #[command(flatten)]
     lab: LabArgs,
-    /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
-    /// perfect predictor without costs would give. Needs resident Gate rows.
+    /// Use recorded active sets of a first run over the same tokens: the speed of a perfect
+    /// predictor that costs nothing. Requires resident Gate rows.
     #[arg(long)]
     oracle: bool,
 }
 
 impl DecodeArgs {
-    /// What is decoded, and how.
+    /// Decode options with those of the laboratory.
     pub fn into_decode(mut self) -> BenchDecodeArgs {
         self.lab.apply(&mut self.decode.engine);
         self.decode.oracle = self.oracle;

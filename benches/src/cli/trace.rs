@@ -10,9 +10,9 @@ use super::LabEngineArgs;
 /// `trace …`
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Run a text through a model and write down which neurons, or experts, each token needs.
+    /// Run a text through a model and record which neurons or experts each token needs.
     Record(Box<TraceRecordArgs>),
-    /// Replay a trace against cache sizes and policies.
+    /// Replay a trace on caches of several sizes and policies.
     Simulate(TraceSimulateArgs),
 }
 
@@ -62,11 +62,11 @@ pub struct TraceSimulateArgs {
     /// A trace.
     #[arg(value_name = "TRACE")]
     pub trace: PathBuf,
-    /// Sizes of the cache, in percent of all neurons, or of all experts.
+    /// Cache sizes, in percent of all neurons or experts.
     #[arg(long, value_name = "PERCENT,..", value_delimiter = ',', default_value = "25%,50%,75%",
           value_parser = parse_share_percent)]
     pub cache: Vec<f64>,
-    /// Policies.
+    /// Eviction policies.
     #[arg(
         long,
         value_enum,
@@ -75,7 +75,7 @@ pub struct TraceSimulateArgs {
         default_value = "shipped,lru,lfu,s3fifo,belady,belady-bypass"
     )]
     pub policy: Vec<EvictionArg>,
-    /// Tokens that fill the cache before misses are counted; default: a tenth.
+    /// Tokens that fill the cache before misses are counted; default: a tenth of the trace.
     #[arg(long, value_name = "N")]
     pub warm_up: Option<u64>,
     /// Draw the miss curves.
@@ -89,19 +89,19 @@ pub struct TraceSimulateArgs {
     pub json: bool,
 }
 
-/// Which neuron leaves.
+/// Eviction policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EvictionArg {
-    /// The cache of real runs.
+    /// The engine's cache.
     Shipped,
-    /// The least recently used.
+    /// Least recently used.
     Lru,
-    /// The least frequently used so far.
+    /// Least frequently used, over all uses so far.
     Lfu,
     /// S3-FIFO.
     S3fifo,
-    /// The one that is needed last.
+    /// Belady's optimum: evicts the neuron needed last.
     Belady,
-    /// The one that is needed last, be it the one that was just read.
+    /// Belady's optimum that may also drop the neuron just read.
     BeladyBypass,
 }

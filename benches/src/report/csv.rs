@@ -2,27 +2,27 @@
 
 use std::path::Path;
 
-/// A table whose columns have names.
+/// A table with named columns.
 #[derive(Debug, Clone, Default)]
 pub struct Csv {
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-/// One row of a table.
+/// A row of a table.
 #[derive(Debug, Clone, Copy)]
-pub struct Row<'a> {
+pub struct CsvRow<'a> {
     csv: &'a Csv,
     cells: &'a [String],
 }
 
 impl Csv {
-    /// Reads a file; `None` where there is none.
+    /// Reads a file; `None` if there is none.
     pub fn read(path: &Path) -> Option<Self> {
         std::fs::read_to_string(path).ok().map(|t| Self::parse(&t))
     }
 
-    /// Takes a text apart. Fields that are missing at the end of a line are empty.
+    /// Parses a text. Missing fields at the end of a line are empty.
     pub fn parse(text: &str) -> Self {
         let mut lines = text.lines().filter(|line| !line.is_empty()).map(fields);
         let columns = lines.next().unwrap_or_default();
@@ -32,38 +32,38 @@ impl Csv {
         }
     }
 
-    /// Its rows, in order.
-    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.rows.iter().map(|cells| Row { csv: self, cells })
+    /// All rows in order.
+    pub fn rows(&self) -> impl Iterator<Item = CsvRow<'_>> {
+        self.rows.iter().map(|cells| CsvRow { csv: self, cells })
     }
 
-    /// The first row whose fields are these.
-    pub fn find(&self, wanted: &[(&str, &str)]) -> Option<Row<'_>> {
+    /// The first row with these fields.
+    pub fn find(&self, wanted: &[(&str, &str)]) -> Option<CsvRow<'_>> {
         self.rows()
             .find(|row| wanted.iter().all(|(column, is)| row.text(column) == *is))
     }
 }
 
-impl<'a> Row<'a> {
-    /// A field; empty where the column is missing.
+impl<'a> CsvRow<'a> {
+    /// A field; empty if there is no such column.
     pub fn text(&self, column: &str) -> &'a str {
         let at = self.csv.columns.iter().position(|c| c == column);
         at.and_then(|at| self.cells.get(at))
             .map_or("", String::as_str)
     }
 
-    /// A number, if the field is one.
+    /// The field as a number, if it is one.
     pub fn number(&self, column: &str) -> Option<f64> {
         self.text(column).parse().ok()
     }
 
-    /// A number; 0 where there is none.
+    /// The field as a number; 0 if it is none.
     pub fn or_zero(&self, column: &str) -> f64 {
         self.number(column).unwrap_or(0.0)
     }
 }
 
-/// The fields of a line.
+/// Splits a line into fields.
 fn fields(line: &str) -> Vec<String> {
     let (mut out, mut quoted) = (vec![String::new()], false);
     for c in line.chars() {

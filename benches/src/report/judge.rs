@@ -1,45 +1,45 @@
-//! Beside what the papers publish, and beside our own targets.
+//! Comparison with published results, and with our own targets.
 
 use super::parts::within_a_fifth;
 use super::results::Results;
 use super::tables::{OFFLOAD, ours, times_llama};
 use super::text::{Table, gib, num, percent};
 
-/// The file of half of the FFN beside llama.cpp.
+/// Results with half of the FFN in memory, including llama.cpp.
 const HALF: &str = OFFLOAD[2].1;
 
-/// Half of the FFN in memory, with a policy.
+/// Rows with half of the FFN in memory, by policy.
 const LLMFLASH: [(&str, &str); 2] = [("share", "0.5"), ("policy", "llmflash")];
 const MMAP: [(&str, &str); 2] = [("share", "0.5"), ("policy", "mmap")];
 
-/// A number of a file, from the first row with these fields.
+/// A number from the first row of a file with these fields.
 fn cell(r: &Results, file: &str, wanted: &[(&str, &str)], column: &str) -> Option<f64> {
     r.csv(file)?.find(wanted)?.number(column)
 }
 
-/// A number of a file's first row.
+/// A number from the first row of a file.
 fn first(r: &Results, file: &str, column: &str) -> Option<f64> {
     cell(r, file, &[], column)
 }
 
-/// Our speed at half as a multiple of that of a policy of ours.
+/// Our speed at half relative to another of our policies.
 fn times_policy(r: &Results, policy: &str) -> Option<f64> {
     let csv = r.csv(HALF)?;
     Some(ours(&csv, "full")? / ours(&csv, policy)?)
 }
 
-/// `full` as a multiple of `llmflash` in a sweep of one share.
+/// `full` relative to `llmflash` in a sweep with one share.
 fn times_flash(r: &Results, file: &str) -> Option<f64> {
     let speed = |policy| cell(r, file, &[("policy", policy)], "tokens_per_s");
     Some(speed("full")? / speed("llmflash")?)
 }
 
-/// Both, or nothing.
+/// Joins both, or `None`.
 fn both(a: Option<String>, between: &str, b: Option<String>) -> Option<String> {
     Some(format!("{}{between}{}", a?, b?))
 }
 
-/// Speeds and memory of the ends of the sweep.
+/// Speed and memory at both ends of the sweep.
 fn sweep_ends(r: &Results) -> Option<String> {
     let sweep = r.csv("sweep.csv")?;
     let (first, last) = (sweep.rows().next()?, sweep.rows().last()?);
@@ -50,7 +50,7 @@ fn sweep_ends(r: &Results) -> Option<String> {
     ))
 }
 
-/// A published number and ours.
+/// A published result and ours.
 struct Published {
     place: &'static str,
     what: &'static str,
@@ -58,7 +58,7 @@ struct Published {
     here: Option<String>,
 }
 
-/// Our numbers beside those of PowerInfer-2 and LLM in a flash. Rows without a file are left out.
+/// Our results next to those of PowerInfer-2 and LLM in a flash. Rows without a file are omitted.
 pub fn papers(r: &Results) -> String {
     let mut table = Table::new(&["paper", "what", "paper", "here"]);
     let mut left_out = Vec::new();
@@ -79,7 +79,7 @@ fn not_measured(what: &[&str]) -> String {
     }
 }
 
-/// Decoding with half of the FFN in memory.
+/// Decode with half of the FFN in memory.
 fn decoding(r: &Results) -> [Published; 5] {
     let latency = |column| first(r, "latency.csv", column);
     let tail = latency("p99_ms").zip(latency("mean_ms"));
@@ -118,7 +118,7 @@ fn decoding(r: &Results) -> [Published; 5] {
     ]
 }
 
-/// Other models, prompts, memory, batches, mechanisms.
+/// Other models, prefill, memory, batches, mechanisms.
 fn whole(r: &Results) -> [Published; 6] {
     let gain = |share| cell(r, "batch.csv", &[("share", share), ("texts", "4")], "gain").map(num);
     let ladder = |io, name: &str| {
@@ -181,14 +181,14 @@ fn whole(r: &Results) -> [Published; 6] {
     ]
 }
 
-/// A target, and what was measured with whether that is enough.
+/// A target, and the measurement with whether it is met.
 struct Target {
     what: &'static str,
     wanted: &'static str,
     measured: Option<(String, bool)>,
 }
 
-/// Our own targets: those that are missed first.
+/// Our own targets; missed ones first.
 pub fn targets(r: &Results) -> String {
     let mut table = Table::new(&["target", "wanted", "measured", ""]);
     let all: Vec<Target> = beside(r).into_iter().chain(within(r)).collect();
@@ -205,7 +205,7 @@ pub fn targets(r: &Results) -> String {
     table.end() + &not_measured(&unknown)
 }
 
-/// Beside others, and beside the speed of memory.
+/// Targets relative to other programs and to memory speed.
 fn beside(r: &Results) -> [Target; 6] {
     let times = |x: Option<f64>, least: f64| x.map(|x| (format!("{x:.2}"), x >= least));
     let share = |x: Option<f64>, least: f64| x.map(|x| (percent(x), x >= least));
@@ -245,7 +245,7 @@ fn beside(r: &Results) -> [Target; 6] {
     ]
 }
 
-/// Shares of our own time, budgets and plans.
+/// Targets for shares of our own time, budgets and plans.
 fn within(r: &Results) -> [Target; 5] {
     let at_most = |x: f64| (percent(x), x <= 0.10);
     let decode = |column| first(r, "decode-predicted.csv", column);

@@ -1,38 +1,38 @@
-//! [`Report::make`] fills `benches/report.md`: a line `@name` there is a table or a sentence. What
-//! has no file is left out, with a line that says which command measures it.
+//! [`Report::make`] fills the template `benches/report.md`: a line `@name` becomes a table or a
+//! sentence. If its file is missing, a line says which command measures it.
 
 use std::path::{Path, PathBuf};
 
 use emberflow::chart::{Curve, Labels, curves};
 use emberflow::stats::Range;
 
-use super::csv::Row;
+use super::csv::CsvRow;
 use super::results::Results;
 use super::tables::{OFFLOAD, best_llama, budget, ours, times_llama};
 use super::text::num;
 use super::{judge, parts, tables};
 
-/// The measured part of the README begins and ends with these lines.
+/// First and last line of the measured part of README.md.
 pub const MARKS: [&str; 2] = [
     "<!-- measured: made by benches/examples/report.rs, do not edit -->",
     "<!-- end of measured -->",
 ];
 
-/// What is made of a folder of results.
+/// Pages generated from a folder of results.
 pub struct Report {
-    /// `benches/README.md`.
+    /// Text of `benches/README.md`.
     pub page: String,
-    /// What stands between [`MARKS`] in `README.md`.
+    /// Text between [`MARKS`] in `README.md`.
     pub summary: String,
-    /// The picture, and where it lies below the root; absent without a sweep.
+    /// The chart and its path from the root; absent without a sweep.
     pub picture: Option<(PathBuf, String)>,
 }
 
 impl Report {
-    /// Makes it of `folder`, which is given below `root`.
+    /// Generates the pages from `folder`, a path from `root`.
     ///
     /// # Errors
-    /// A file that cannot be read, or a line of the template that means nothing.
+    /// A file that cannot be read, or an unknown name in the template.
     pub fn make(root: &Path, folder: &Path) -> Result<Self, String> {
         let results = Results::open(&root.join(folder))?;
         let path = root.join("benches/report.md");
@@ -60,7 +60,7 @@ impl Report {
         })
     }
 
-    /// `readme` with the summary in its place.
+    /// `readme` with the summary between the marks.
     ///
     /// # Errors
     /// A README without [`MARKS`].
@@ -72,13 +72,13 @@ impl Report {
     }
 }
 
-/// The folder that a page was made from.
+/// The folder a page was generated from.
 pub fn folder_of(page: &str) -> Option<PathBuf> {
     let rest = page.strip_prefix("<!-- Made from ")?;
     rest.split_whitespace().next().map(PathBuf::from)
 }
 
-/// What a line of the template stands for.
+/// The text for a line of the template.
 fn part(r: &Results, name: &str) -> Result<String, String> {
     Ok(match name {
         "machine" => machine(r),
@@ -110,7 +110,7 @@ fn part(r: &Results, name: &str) -> Result<String, String> {
     })
 }
 
-/// Where and when.
+/// Machine and date.
 fn machine(r: &Results) -> String {
     format!(
         "Everything on this page was measured on one machine, with one version of the program, which may be \
@@ -134,7 +134,7 @@ fn machine(r: &Results) -> String {
     )
 }
 
-/// The one number, in a sentence.
+/// The main result in one sentence.
 fn headline(r: &Results) -> String {
     let (share, file) = OFFLOAD[2];
     let Some(csv) = r.csv(file) else {
@@ -177,7 +177,7 @@ fn summary(r: &Results, picture: Option<&Path>) -> String {
     text
 }
 
-/// Speed over the memory of the process; `None` without a sweep.
+/// Chart of speed by memory of the process; `None` without a sweep.
 fn picture(r: &Results) -> Option<String> {
     let sweep = r.csv("sweep.csv")?;
     let mut lines = vec![Curve {
@@ -217,12 +217,12 @@ fn picture(r: &Results) -> Option<String> {
 }
 
 /// The budget of a row, in GiB.
-fn memory(row: Row<'_>) -> f64 {
+fn memory(row: CsvRow<'_>) -> f64 {
     row.or_zero("budget_bytes") / f64::from(1 << 30)
 }
 
-/// Memory and speed of a row of a sweep.
-fn point(row: Row<'_>) -> (f64, Range) {
+/// Memory and speed in a row of a sweep.
+fn point(row: CsvRow<'_>) -> (f64, Range) {
     let speed = Range {
         median: row.or_zero("tokens_per_s"),
         min: row.or_zero("tokens_per_s_min"),
@@ -231,7 +231,7 @@ fn point(row: Row<'_>) -> (f64, Range) {
     (memory(row), speed)
 }
 
-/// Memory and speed of the fastest llama.cpp under each cap.
+/// Memory and speed of the fastest llama.cpp configuration under each limit.
 fn llama(r: &Results) -> Vec<(f64, Range)> {
     let mut points = Vec::new();
     for (share, file) in OFFLOAD {

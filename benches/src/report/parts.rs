@@ -1,12 +1,12 @@
-//! The tables of parts: kernels, predictors, cache, reads, plans.
+//! Tables of parts: kernels, predictors, cache, reads, plans.
 
 use super::results::Results;
 use super::text::{Table, num, percent, range};
 
-/// The most bytes that `bench kernels` walks over: out of every cache.
+/// Largest working set of `kernels` in bytes, beyond every cache.
 const FAR: &str = "1073741824";
 
-/// Kernels beside a plain read.
+/// Kernels compared with a plain read.
 pub fn kernels(r: &Results) -> String {
     let Some(csv) = r.csv("kernels.csv") else {
         return r.left_out("kernels.csv");
@@ -122,7 +122,7 @@ pub fn cache(r: &Results) -> String {
     table.end()
 }
 
-/// Reads beside fio's, each at its best depth.
+/// Our reads and fio's, each at its best depth.
 pub fn fio(r: &Results) -> String {
     let Some(csv) = r.csv("fio.csv") else {
         return r.left_out("fio.csv");
@@ -166,7 +166,7 @@ pub fn fio(r: &Results) -> String {
     table.end()
 }
 
-/// What plans expect beside what runs achieve.
+/// Forecasts of plans, and achieved values.
 pub fn plan(r: &Results) -> String {
     let Some(csv) = r.csv("plan.csv") else {
         return r.left_out("plan.csv");
@@ -202,7 +202,7 @@ pub fn plan(r: &Results) -> String {
     format!("{}\n{within} of {all} rows lie within 20 %.\n", table.end())
 }
 
-/// How many of a plan's rows are within 20 %, and of how many.
+/// (Rows of a plan within 20 %, all rows).
 pub fn within_a_fifth(csv: &super::csv::Csv) -> (usize, usize) {
     let ratios: Vec<f64> = csv.rows().map(|row| row.or_zero("ratio")).collect();
     let good = |r: &&f64| (1.0 / 1.2..=1.2).contains(*r);

@@ -1,18 +1,17 @@
-//! The results of one machine: a folder of CSV files, and what is known of how they were made.
+//! Results of one machine: a folder of CSV files, with how they were measured.
 //!
-//! `machine.csv` says what the machine is, `measured.csv` names for each file the commit of the
-//! program, the date and the rounds. `benches/reproduce.sh` writes both. A page is made of files of one
-//! commit: that of the comparison with llama.cpp at half of the FFN, where it is there, else that of
-//! most files.
+//! `machine.csv` describes the machine; `measured.csv` has for each file the program's commit, the
+//! date and the rounds. `benches/reproduce.sh` writes both. A page uses files of one commit: that
+//! of the comparison with llama.cpp at half of the FFN if it exists, otherwise that of most files.
 
 use std::path::{Path, PathBuf};
 
 use super::csv::Csv;
 
-/// The file that says which commit a page is about.
+/// The file whose commit a page uses.
 const HEADLINE: &str = "offload-50.csv";
 
-/// The files that a page is made of, and the parts of `benches/reproduce.sh` that make them.
+/// Files of a page, and the part of `benches/reproduce.sh` that makes each.
 pub const FILES: [(&str, &str); 27] = [
     ("kernels.csv", "device"),
     ("cache.csv", "device"),
@@ -48,7 +47,7 @@ fn part_of(file: &str) -> &'static str {
     known.map_or("all", |known| known.1)
 }
 
-/// A folder below `benches/results/`.
+/// A folder in `benches/results/`.
 pub struct Results {
     dir: PathBuf,
     machine: Csv,
@@ -60,7 +59,7 @@ impl Results {
     /// Opens a folder.
     ///
     /// # Errors
-    /// No folder of results.
+    /// The folder has no results.
     pub fn open(dir: &Path) -> Result<Self, String> {
         let need = |name: &str| {
             let path = dir.join(name);
@@ -76,24 +75,24 @@ impl Results {
         })
     }
 
-    /// The folder's name, which is the machine's.
+    /// Name of the folder, which is that of the machine.
     pub fn name(&self) -> String {
         let name = self.dir.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// The commit of the program that everything here was measured with.
+    /// Commit of the measured program.
     pub fn commit(&self) -> &str {
         &self.commit
     }
 
-    /// What `machine.csv` says of something.
+    /// A value of `machine.csv`.
     pub fn fact(&self, what: &str) -> String {
         let row = self.machine.find(&[("what", what)]);
         row.map_or("?", |row| row.text("value")).to_owned()
     }
 
-    /// First and last day of the measurements of the page's commit.
+    /// First and last day of measurements with this commit.
     pub fn days(&self) -> String {
         let all = self.measured.rows();
         let mut days: Vec<&str> = all
@@ -108,14 +107,14 @@ impl Results {
         }
     }
 
-    /// A file of the page's commit.
+    /// A file measured with this commit.
     pub fn csv(&self, file: &str) -> Option<Csv> {
         let row = self.measured.find(&[("file", file)])?;
         let ours = row.text("commit") == self.commit;
         ours.then(|| Csv::read(&self.dir.join(file))).flatten()
     }
 
-    /// How often each point of a file was measured.
+    /// Number of rounds of a file, in words.
     pub fn rounds(&self, file: &str) -> String {
         let row = self.measured.find(&[("file", file)]);
         let rounds = row.map_or("?", |row| row.text("rounds"));
@@ -125,7 +124,7 @@ impl Results {
         }
     }
 
-    /// In place of a table whose file is not there.
+    /// Text in place of a missing table.
     pub fn left_out(&self, file: &str) -> String {
         let part = part_of(file);
         let how = format!("`benches/reproduce.sh DIR {part}`");
@@ -139,7 +138,7 @@ impl Results {
     }
 }
 
-/// That of the headline's file, else the one of most files.
+/// Commit of the headline's file, otherwise the one of most files.
 fn commit_of(measured: &Csv) -> Option<String> {
     if let Some(row) = measured.find(&[("file", HEADLINE)]) {
         return Some(row.text("commit").to_owned());

@@ -1,10 +1,10 @@
-//! The tables of whole runs: beside llama.cpp, over memory, where the time goes.
+//! Tables of whole runs: comparison with llama.cpp, speed by memory, breakdown of time.
 
-use super::csv::{Csv, Row};
+use super::csv::{Csv, CsvRow};
 use super::results::Results;
 use super::text::{Table, gib, num, percent, range};
 
-/// Shares of the FFN for which llama.cpp runs in the same control group, with their files.
+/// Shares of the FFN at which llama.cpp runs in the same control group, and the files.
 pub const OFFLOAD: [(&str, &str); 4] = [
     ("100 %", "offload-100.csv"),
     ("75 %", "offload-75.csv"),
@@ -12,7 +12,7 @@ pub const OFFLOAD: [(&str, &str); 4] = [
     ("25 %", "offload-25.csv"),
 ];
 
-/// The fastest llama.cpp of a comparison under one cap.
+/// Fastest llama.cpp configuration in a comparison under one limit.
 pub fn best_llama(csv: &Csv) -> f64 {
     let theirs = csv
         .rows()
@@ -20,13 +20,13 @@ pub fn best_llama(csv: &Csv) -> f64 {
     theirs.map(|row| row.or_zero("median")).fold(0.0, f64::max)
 }
 
-/// Our speed with a policy in a comparison under one cap.
+/// Our speed with a policy in a comparison under one limit.
 pub fn ours(csv: &Csv, policy: &str) -> Option<f64> {
     csv.find(&[("name", &format!("emberflow {policy}"))])?
         .number("median")
 }
 
-/// Our speed as a multiple of the fastest llama.cpp's.
+/// Our speed relative to the fastest llama.cpp.
 pub fn times_llama(csv: &Csv) -> Option<f64> {
     let theirs = best_llama(csv);
     ours(csv, "full")
@@ -34,7 +34,7 @@ pub fn times_llama(csv: &Csv) -> Option<f64> {
         .map(|us| us / theirs)
 }
 
-/// The budget of the whole process with a share of the FFN in memory, in GiB.
+/// Budget of the whole process for a share of the FFN, in GiB.
 pub fn budget(r: &Results, share: &str) -> Option<f64> {
     let sweep = r.csv("sweep.csv")?;
     let share = share.trim_end_matches(" %").parse::<f64>().ok()? / 100.0;
@@ -43,7 +43,7 @@ pub fn budget(r: &Results, share: &str) -> Option<f64> {
     Some(row.number("budget_bytes")? / f64::from(1 << 30))
 }
 
-/// Beside llama.cpp under one cap.
+/// Comparison with llama.cpp under one memory limit.
 pub fn offload(r: &Results) -> String {
     let mut table = Table::new(&[
         "FFN in memory",
@@ -90,7 +90,7 @@ pub fn offload(r: &Results) -> String {
     )
 }
 
-/// Beside llama.cpp with everything in memory.
+/// Comparison with llama.cpp with everything in memory.
 pub fn in_memory(r: &Results) -> String {
     let mut table = Table::new(&[
         "model",
@@ -127,7 +127,7 @@ pub fn in_memory(r: &Results) -> String {
     }
 }
 
-/// Over shares of the FFN in memory.
+/// Speed by share of the FFN in memory.
 pub fn sweep(r: &Results) -> String {
     let Some(csv) = r.csv("sweep.csv") else {
         return r.left_out("sweep.csv");
@@ -168,7 +168,7 @@ pub fn sweep(r: &Results) -> String {
     format!("`full`: {}.\n\n{}", r.rounds("sweep.csv"), table.end())
 }
 
-/// Where the time of a token goes.
+/// Breakdown of a token's time.
 pub fn decode(r: &Results) -> String {
     let modes = [
         ("`dense`", "decode-dense.csv"),
@@ -249,7 +249,7 @@ pub fn contexts(r: &Results) -> String {
     }
 }
 
-/// Single tokens.
+/// Latency of single tokens.
 pub fn latency(r: &Results) -> String {
     let files = [
         ("usual (persistence 0.83)", "latency.csv"),
@@ -298,7 +298,7 @@ pub fn latency(r: &Results) -> String {
     }
 }
 
-/// Mechanisms one after the other.
+/// Mechanisms added one by one.
 pub fn ladder(r: &Results) -> String {
     let Some(csv) = r.csv("ladder.csv") else {
         return r.left_out("ladder.csv");
@@ -325,7 +325,7 @@ pub fn ladder(r: &Results) -> String {
         let on = |io: &str| csv.find(&[("io", io), ("policy", policy)]);
         let first = policy == "baseline";
         let factor = |x: f64| if first { String::new() } else { num(x) };
-        let cells = |row: Option<Row<'_>>| match row {
+        let cells = |row: Option<CsvRow<'_>>| match row {
             Some(row) => [
                 num(row.or_zero("tokens_per_s")),
                 factor(row.or_zero("factor")),
@@ -378,7 +378,7 @@ pub fn batch(r: &Results) -> String {
     table.end()
 }
 
-/// Prompts.
+/// Prefill.
 pub fn prefill(r: &Results) -> String {
     let Some(csv) = r.csv("prefill.csv") else {
         return r.left_out("prefill.csv");

@@ -1,6 +1,6 @@
-//! How numbers and tables are written.
+//! Formatting of numbers and tables.
 
-/// Three digits that matter, two from 100 on none.
+/// Three significant digits; from 100 on, no decimals.
 pub fn num(x: f64) -> String {
     let digits = match x.abs() {
         x if x < 1.0 => 3,
@@ -11,13 +11,13 @@ pub fn num(x: f64) -> String {
     format!("{x:.digits$}")
 }
 
-/// A share as whole percent, tenths below 10 %.
+/// A share in whole percent; below 10 % with one decimal.
 pub fn percent(share: f64) -> String {
     let digits = usize::from(share < 0.0995 && share > 0.0);
     format!("{:.digits$} %", 100.0 * share)
 }
 
-/// A median and its range; the median alone where there is no range.
+/// A median with its range; the median alone if the range is a point.
 pub fn range(median: f64, low: f64, high: f64) -> String {
     if low == high {
         return num(median);
@@ -34,7 +34,7 @@ pub fn gib(bytes: f64) -> String {
 pub struct Table(String);
 
 impl Table {
-    /// With its header.
+    /// A table with these column titles.
     pub fn new(columns: &[&str]) -> Self {
         let head = columns.join(" | ");
         let rule = "---|".repeat(columns.len());
@@ -47,7 +47,7 @@ impl Table {
         self.0 += &format!("| {} |\n", cells.join(" | "));
     }
 
-    /// The text.
+    /// The finished table.
     pub fn end(self) -> String {
         self.0
     }

@@ -19,52 +19,53 @@ Examples:
 llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for: the
 architecture's name implies it there, the key emberflow.hidden_act says otherwise here.")]
 pub struct SynthArgs {
-    /// Whose dimensions.
+    /// Model whose dimensions are used.
     #[arg(long, value_enum, value_name = "NAME")]
     pub shape: shape::Shape,
-    /// Mean share of neurons that fire per token (for drelu: gate and up positive; gates alone fire
-    /// 1.25 times as often); default: as published for the activation. Not for silu, whose neurons all
-    /// count.
+    /// Mean share of neurons that fire per token (drelu: gate and up positive; gates alone are
+    /// positive 1.25 times as often). Default: the published share of the activation. Not for silu,
+    /// where all neurons count.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub active: Option<f64>,
-    /// Hot/cold curve: opt-30b, llama2-reglu-70b, swiglu, bamboo, flat, or the share of neurons
-    /// that gives 80 % of activations (PowerInfer's figures per layer); default: as published for
-    /// the activation.
+    /// Distribution of activations: opt-30b, llama2-reglu-70b, swiglu, bamboo, flat, or the share
+    /// of a layer's neurons that makes 80 % of its activations (PowerInfer's figures). Default: the
+    /// published one of the activation.
     #[arg(long, value_name = "CURVE")]
     pub skew: Option<firing::Skew>,
-    /// Chance that a neuron that fires for a token fires for the next one too.
+    /// Probability that a neuron that fires for a token fires again for the next.
     #[arg(long, value_name = "P", default_value_t = 0.83, value_parser = parse_share)]
     pub persistence: f64,
-    /// Share of a layer's experts that takes 90 % of its routes; default: as published for the shape,
-    /// or Qwen3-30B-A3B's 65 of 128.
+    /// Share of a layer's experts that receives 90 % of its routes. Default: as published for the
+    /// shape, or Qwen3-30B-A3B's 65 of 128.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub popular: Option<f64>,
-    /// Share of a token's experts that the next token visits too; default: as published for the
+    /// Share of a token's experts that the next token visits again. Default: as published for the
     /// shape, or Qwen3-30B-A3B's 0.433.
     #[arg(long, value_name = "P", value_parser = parse_share)]
     pub reuse: Option<f64>,
-    /// Layers; default: those of the shape's model. Fewer make a smaller file with layers as large.
+    /// Number of layers; default: that of the model. Fewer layers make a smaller file with layers
+    /// of the same size.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub layers: Option<u16>,
-    /// Rank of what the gates read, but for a small rest: a low-rank predictor of about this rank
-    /// can name the neurons that fire; default: three quarters of the shape's width.
+    /// Rank of the gates' input, apart from a small rest: a low-rank predictor of about this rank
+    /// can predict the active neurons. Default: three quarters of the model's width.
     #[arg(long, value_name = "N")]
     pub gate_rank: Option<u32>,
-    /// Gate non-linearity; default: that of the shape's model.
+    /// Gate activation; default: that of the model.
     #[arg(long, value_enum)]
     pub act: Option<shape::ActArg>,
     /// Seed of the weights.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// Format of a GGUF file's matrices; default: q4_0. A folder has f32.
+    /// Format of the matrices in a GGUF file; default: q4_0. A folder has f32.
     #[arg(long, value_enum)]
     pub quant: Option<SynthQuantArg>,
-    /// Decode N tokens with the result and print its statistics beside the targets; 0 = none.
-    /// Default: 1024 for small shapes, none for others (a container of the result's size is
-    /// written beside it for that, and deleted).
+    /// Decode N tokens with the result and print its statistics next to the targets; 0 = none.
+    /// Default: 1024 for small models, else none (needs a temporary container of the result's size
+    /// next to it).
     #[arg(long, value_name = "N")]
     pub measure: Option<u32>,
-    /// File that ends in .gguf, or folder to create.
+    /// File ending in .gguf, or folder to create.
     #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,
     /// Replace an existing file. A folder is never replaced.

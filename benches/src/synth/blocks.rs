@@ -1,15 +1,13 @@
-//! Rows as bytes: random weights are drawn in the format's own integers, so
-//! nothing is quantised.
+//! Rows as bytes. Random weights are drawn as integers of the format, so nothing is quantised.
 //!
-//! Every block holds its format's largest magnitude, at the column where
-//! `row + column` is a multiple of 32. A later quantisation, along rows or (for
-//! Down, which is stored transposed) along columns, then finds the same scale and
-//! changes no weight.
+//! Every block contains the format's largest magnitude, at the column where `row + column` is a
+//! multiple of 32. Quantising again, along rows or (for Down, which is stored transposed) along
+//! columns, then finds the same scale and changes no weight.
 
 use emberflow_models::Encoding;
 
 use super::random::word;
-use super::recipe::{BLOCK, Fill, Row, Segment};
+use super::recipe::{BLOCK, Fill, RowPlan, Segment};
 
 use half::f16;
 
@@ -22,7 +20,7 @@ const Q8_DEVIATION: f32 = 75.553_69;
 const MXFP4_DEVIATION: f32 = 2.926_175;
 
 /// Encodes `row` into `out`, which has the row's length in this encoding.
-pub fn encode(encoding: Encoding, row: &Row, out: &mut [u8]) {
+pub fn encode(encoding: Encoding, row: &RowPlan, out: &mut [u8]) {
     let mut rest = out;
     for segment in row {
         let len = segment.blocks * block_bytes(encoding);
@@ -40,8 +38,8 @@ pub fn encode(encoding: Encoding, row: &Row, out: &mut [u8]) {
     }
 }
 
-/// The values of `row` as f32, into `out`, which has the row's length.
-pub fn values(row: &Row, out: &mut [f32]) {
+/// Writes the values of `row` as f32 to `out`, which has the row's length.
+pub fn values(row: &RowPlan, out: &mut [f32]) {
     let mut rest = out;
     for segment in row {
         let len = segment.blocks * BLOCK;
@@ -63,7 +61,7 @@ fn block_bytes(encoding: Encoding) -> usize {
     encoding.row_bytes(BLOCK).unwrap_or_default()
 }
 
-/// Column of a row's largest magnitude, in every block.
+/// Column of the largest magnitude in every block of a row.
 fn peak(row: usize) -> usize {
     (BLOCK - row % BLOCK) % BLOCK
 }
@@ -72,7 +70,7 @@ fn q4_0(segment: &Segment, out: &mut [u8]) {
     let (blocks, _) = out.as_chunks_mut::<18>();
     match segment.fill {
         Fill::Constant(value) => {
-            // all nibbles 0, which stands for −8
+            // All nibbles are 0, which means −8.
             let scale = f16::from_f32(value / -8.0).to_le_bytes();
             for block in blocks {
                 *block = [0; 18];
@@ -85,9 +83,9 @@ fn q4_0(segment: &Segment, out: &mut [u8]) {
             tile,
             row,
         } => {
-            // −8…7 and the peak have a negative mean, which would add up over layers;
-            // a random sign for each tile of 32 × 32 leaves none, and a tile one scale
-            // in both directions
+            // −8…7 plus the peak have a negative mean, which would accumulate over layers. A random
+            // sign for each tile of 32 × 32 weights removes it and keeps one scale per tile in both
+            // directions.
             let scale = deviation / Q4_DEVIATION;
             let scales = [scale, -scale].map(|s| f16::from_f32(s).to_le_bytes());
             let (byte, keep) = match peak(row) {
@@ -125,8 +123,8 @@ fn q8_0(segment: &Segment, out: &mut [u8]) {
     }
 }
 
-/// Scales are powers of two, so some blocks have the one above what is wanted and the others the one
-/// below, and of a constant some weights.
+/// Scales are powers of two. So some blocks have the next larger scale and the others the next
+/// smaller one; the same holds for the weights of a constant.
 fn mxfp4(segment: &Segment, out: &mut [u8]) {
     let (blocks, _) = out.as_chunks_mut::<17>();
     match segment.fill {
@@ -151,7 +149,7 @@ fn mxfp4(segment: &Segment, out: &mut [u8]) {
         Fill::Random { deviation, key, .. } => {
             let wanted = deviation / MXFP4_DEVIATION;
             let below = exponent(wanted);
-            // of the blocks, as variances add up
+            // Share of blocks with the larger scale: variances add up.
             let above = ((wanted / power(below)).powi(2) - 1.0) / 3.0;
             for (index, block) in (0u64..).zip(blocks) {
                 let drawn = (word(key, 3 * index) >> 40) as f32 / (1u32 << 24) as f32;
@@ -163,12 +161,12 @@ fn mxfp4(segment: &Segment, out: &mut [u8]) {
     }
 }
 
-/// The exponent, as blocks store it, of the largest power of two up to `value`.
+/// Stored exponent of the largest power of two up to `value`.
 fn exponent(value: f32) -> u8 {
     ((value.to_bits() >> 23) as u8).clamp(1, 253)
 }
 
-/// The power of two that such an exponent stands for.
+/// The power of two of a stored exponent.
 fn power(exponent: u8) -> f32 {
     f32::from_bits(u32::from(exponent) << 23)
 }
@@ -218,9 +216,9 @@ fn floats_block<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use emberflow_kernels::{Cpu, DType, Row as Bytes, quantize_row};
+    use emberflow_kernels::{Cpu, DType, RowPlan as Bytes, quantize_row};
 
-    fn row(fill: Fill) -> Row {
+    fn row(fill: Fill) -> RowPlan {
         let empty = Segment {
             blocks: 0,
             fill: Fill::Constant(0.0),
@@ -228,7 +226,7 @@ mod tests {
         [Segment { blocks: 8, fill }, empty, empty]
     }
 
-    /// Bytes of a GGUF row as the kernels take them: quants, then scales.
+    /// Bytes of a GGUF row in the kernels' order: quants, then scales.
     fn split(bytes: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
         let blocks = bytes.chunks_exact(block);
         (
@@ -246,7 +244,7 @@ mod tests {
         }
     }
 
-    /// √(mean square) over many rows, decoded by hand.
+    /// Root mean square over many rows, decoded here.
     fn deviation(encoding: Encoding) -> f64 {
         let (mut sum, mut count) = (0.0, 0.0);
         for seed in 0..500 {
@@ -380,7 +378,7 @@ mod tests {
     #[test]
     fn packing_columns_changes_no_weight_either() {
         for (encoding, dtype) in [(Encoding::Q4_0, DType::Q4), (Encoding::Q8_0, DType::Q8)] {
-            // 32 rows of 256: in each column, one block of the transposed matrix
+            // 32 rows of 256: each column is one block of the transposed matrix.
             let rows: Vec<Vec<f32>> = (64..96)
                 .map(|r| {
                     let mut bytes = vec![0; encoding.row_bytes(256).unwrap()];

@@ -1,9 +1,8 @@
-//! From target statistics to the parameters that produce them.
+//! From target statistics to parameters of the gates.
 //!
-//! A neuron's gate sees `b + z`, a bias of its own and a slow standard normal
-//! process. It fires with probability Φ(b). Biases are spread normally,
-//! `b = μ + κ·ξ`: μ sets the mean share, κ the skew, and the correlation of `z`
-//! from one token to the next sets the persistence.
+//! A neuron's gate is `b + z`: its own bias, and a slowly changing standard normal process. It
+//! fires with probability Φ(b). Biases are normal over neurons, `b = μ + κ·ξ`: μ determines the
+//! mean share, κ the skew, and the correlation of `z` between consecutive tokens the persistence.
 
 use std::str::FromStr;
 
@@ -13,15 +12,15 @@ use emberflow::Failure;
 use emberflow::profile::published::CURVES;
 use emberflow::suggest::did_you_mean;
 
-/// Chance that the up projection of a dReLU neuron is positive: Gate, Up and
-/// Down of the same neuron are co-active in 80 % of cases (PowerInfer-2).
+/// Probability that the up projection of a dReLU neuron is positive: Gate, Up and Down of a neuron
+/// are co-active in 80 % of cases (PowerInfer-2).
 pub const UP_POSITIVE: f64 = 0.8;
 
-/// Points at which a distribution over neurons is evaluated.
+/// Points at which the distribution over neurons is evaluated.
 const GRID: usize = 2048;
 
-/// A published hot/cold curve, as the share of a layer's neurons that gives 80 %
-/// of its activations. A number is accepted in place of a name.
+/// A published activation curve: the share of a layer's neurons that makes 80 % of its activations.
+/// On the command line, a name or a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Skew(pub f64);
 
@@ -44,40 +43,39 @@ impl FromStr for Skew {
     }
 }
 
-/// What the activations shall look like.
+/// Target statistics of the activations.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Targets {
     /// Mean share of neurons that fire per token.
     pub active: f64,
-    /// Share of a layer's neurons that gives 80 % of its activations.
+    /// Share of a layer's neurons that makes 80 % of its activations.
     pub hot_share: f64,
-    /// Chance that a neuron that fires for a token fires for the next one too.
+    /// Probability that a neuron that fires for a token fires again for the next.
     pub persistence: f64,
-    /// How experts are chosen, in a model that has some.
+    /// Target statistics of routing, in a model with experts.
     #[serde(flatten)]
     pub routing: Option<RoutingTargets>,
 }
 
-/// What produces them.
+/// Parameters of the gates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Firing {
-    /// Mean of the gates' biases.
+    /// Mean μ of the gates' biases.
     mean: f64,
-    /// Their spread.
+    /// Standard deviation κ of the biases.
     spread: f64,
-    /// Bias of the up projections: above 0 for dReLU, where a neuron fires if
-    /// both are positive.
+    /// Bias of the up projections: above 0 for dReLU, where a neuron fires if both are positive.
     pub up_bias: f64,
-    /// Correlation of a pre-activation with that of the next token.
+    /// Correlation of a gate's `z` with that of the next token.
     pub correlation: f64,
 }
 
 impl Firing {
-    /// Solves for the targets. `relu_on_up`: a neuron fires where gate and up
-    /// are positive, not the gate alone.
+    /// Solves for the targets. `relu_on_up`: a neuron fires if gate and up are positive, not only
+    /// the gate.
     ///
     /// # Errors
-    /// Where no spread of biases and no process gives them; says what would do.
+    /// If no parameters give the targets; names targets that are possible.
     pub fn solve(targets: &Targets, relu_on_up: bool) -> Result<Self, Failure> {
         let Targets {
             active, hot_share, ..
@@ -93,7 +91,7 @@ impl Firing {
                 if relu_on_up { UP_POSITIVE } else { 1.0 }
             )));
         }
-        // all activations from neurons that always fire: nothing is more skewed
+        // The extreme: all activations from neurons that always fire.
         let least = 0.8 * gate_active;
         if hot_share <= least * 1.05 {
             return Err(Failure::usage(format!(
@@ -113,7 +111,7 @@ impl Firing {
             correlation: 0.0,
         };
         let places = places(GRID);
-        // spread 0 gives 0.8, more spread less
+        // Deviation 0 gives 0.8; larger ones give less.
         let spread = match hot_share {
             share if share > 0.799 => 0.0,
             share => bisect(0.0, 8.0, |s| share - with_spread(s).hot_share(&places)),
@@ -153,7 +151,7 @@ impl Firing {
         let p: Vec<f64> = places.iter().map(|x| cdf(self.bias(*x))).collect();
         let wanted = 0.8 * p.iter().sum::<f64>();
         let mut sum = 0.0;
-        // hottest first, to the fraction of a neuron
+        // Hottest first, with a fraction of the last neuron.
         for (i, p) in p.iter().rev().enumerate() {
             if sum + p >= wanted {
                 return (i as f64 + (wanted - sum) / p) / places.len() as f64;
@@ -165,7 +163,7 @@ impl Firing {
 
     fn persistence(&self, places: &[f64], rho: f64) -> f64 {
         let (mut twice, mut once) = (0.0, 0.0);
-        // a smooth function of the place needs few of them
+        // Smooth in the place, so few points suffice.
         for place in places.iter().skip(4).step_by(8) {
             let b = self.bias(*place);
             twice += both_above(b, rho);
@@ -178,14 +176,13 @@ impl Firing {
     }
 }
 
-/// Standard normal values of `count` neurons, ascending and evenly spread.
+/// Standard normal quantiles of `count` neurons, ascending and evenly spaced in probability.
 fn places(count: usize) -> Vec<f64> {
     let place = |i| quantile((i as f64 + 0.5) / count as f64);
     (0..count).map(place).collect()
 }
 
-/// Highest correlation that is made: beyond it a run of any length sees one
-/// context only.
+/// Highest correlation: beyond it a run of any length sees a single context.
 const MAX_CORRELATION: f64 = 0.995;
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
-//! The statistics of what was made, measured by decoding with the engine.
+//! Statistics of the generated model, measured by decoding with the engine.
 //!
-//! The model continues its start token greedily, one token at a time, from a
-//! container that is packed for it and deleted afterwards. What the FFNs read is
-//! kept; Gate and Up are then applied to all tokens at once, those of an expert to
-//! the tokens that visit it.
+//! The model continues its start token greedily from a temporary container. The inputs of the FFNs
+//! are stored; then Gate and Up are applied to all tokens at once, an expert's to the tokens that
+//! visit it.
 
 use std::path::{Path, PathBuf};
 
@@ -21,53 +20,50 @@ use emberflow::interrupt::{Unfinished, beside};
 use emberflow::pack::{PackOptions, pack};
 use emberflow::{Failure, progress};
 
-/// Bytes of FFN inputs that are kept. Where all layers take more, evenly spaced
-/// ones are measured.
+/// Most bytes of stored FFN inputs. If all layers need more, evenly spaced ones are measured.
 const INPUT_BYTES: usize = 256 << 20;
-/// Rows that a thread applies to one token after another.
+/// Rows that a thread applies to each token.
 const ROWS: usize = 16;
 
-/// What was found. Keys are a contract.
+/// Measured statistics. JSON keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured {
-    /// Tokens that count, after those of the warm-up.
+    /// Counted tokens, after the warm-up.
     pub tokens: u32,
-    /// Layers that count.
+    /// Counted layers.
     pub layers: u32,
-    /// Mean share of neurons that fired per token, of those of its experts.
+    /// Mean share of neurons that fired per token, among those of its experts.
     pub active: f64,
-    /// Share of a layer's neurons that gave 80 % of its activations, mean over
-    /// layers. Few tokens make it look smaller: chance is uneven too.
+    /// Share of a layer's neurons that made 80 % of its activations, mean over layers. With few
+    /// tokens it appears smaller, since chance is uneven too.
     pub hot_share: f64,
-    /// Share of the firing neurons that fired for the next token too; of an expert, where both
-    /// visit it.
+    /// Share of the firing neurons that fired again for the next token; of an expert, if both visit
+    /// it.
     pub persistence: f64,
-    /// How experts were chosen, mean over layers, in a model that has some; without the first layer
-    /// where the router reads a layer's input.
+    /// Routing statistics, mean over layers, in a model with experts; without the first layer if
+    /// the router reads a layer's input.
     #[serde(flatten)]
     pub routing: Option<RoutingTargets>,
-    /// Share of gates that fired, as the engine counted it over all layers and
-    /// tokens.
+    /// Share of gates that fired, as counted by the engine over all layers and tokens.
     pub engine_active: f64,
-    /// Share of tokens that were the walk's next one: 1 where decoding is sound.
+    /// Share of tokens that were the walk's next one; 1 if decoding is correct.
     pub walk: f64,
 }
 
-/// A file that is deleted in the end.
+/// A file that is deleted on drop.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // nothing depends on it
+        // Nothing depends on success.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Decodes `tokens` tokens, after `warm_up` that do not count, with the
-/// checkpoint at `path`.
+/// Decodes `tokens` tokens after `warm_up` uncounted ones, with the checkpoint at `path`.
 ///
 /// # Errors
-/// Where there is no room for a container beside it, or the engine fails.
+/// No space for a container next to it, or an engine error.
 pub fn measure(
     path: &Path,
     encoding: Encoding,
@@ -77,7 +73,7 @@ pub fn measure(
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".measure.ember");
     let temporary = Temporary(path.with_file_name(name));
-    // a pack goes on where it was, but nobody will ask for this one again
+    // An interrupted pack could be resumed, but not of a temporary file.
     let endings = ["", ".partial", ".partial.journal"];
     let _unfinished = endings.map(|ending| Unfinished::at(&beside(&temporary.0, ending)));
     let dtype = match encoding {
@@ -86,7 +82,7 @@ pub fn measure(
         Encoding::F16 | Encoding::F32 => DType::F16,
     };
     let mut options = PackOptions::new(dtype);
-    // as in the file
+    // Same format as in the file.
     options.embedding = dtype;
     options.force = true;
     let bar = progress::bytes("packing", 0);
@@ -111,12 +107,12 @@ pub fn measure(
     tally(source.as_ref(), &inputs)
 }
 
-/// What the FFNs of some layers read, token after token.
+/// Inputs of the FFNs of some layers, token by token.
 struct Inputs {
     layers: Vec<usize>,
-    /// For each layer `[tokens × d_model]`.
+    /// By layer, `[tokens × d_model]`.
     x: Vec<Vec<f32>>,
-    /// For each layer `[tokens × chosen]`; empty for dense FFNs.
+    /// By layer, `[tokens × chosen]`; empty for dense FFNs.
     experts: Vec<Vec<u32>>,
     engine_active: f64,
     walk: f64,
@@ -156,7 +152,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
         if at >= warm_up && next == successor(token, vocab) {
             kept_to_walk += 1;
         }
-        // the start token has no successor; the walk begins anywhere
+        // The start token has no successor; the walk may begin anywhere.
         token = if at == 0 { SPECIAL } else { next };
         bar.inc(1);
     }
@@ -170,7 +166,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
     })
 }
 
-/// What is counted of neurons.
+/// Counts over neurons.
 #[derive(Default)]
 struct Counts {
     fired: u64,
@@ -181,7 +177,7 @@ struct Counts {
     banks: f64,
 }
 
-/// Applies Gate (and, for dReLU, Up) to every token, and counts.
+/// Applies Gate (and, for dReLU, Up) to every token and counts.
 fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> {
     let c = source.config();
     let (d, experts) = (c.d_model as usize, c.experts as usize);
@@ -201,7 +197,7 @@ fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> 
             seen.see(before, now);
             before = now;
         }
-        // an early router of the first layer finds nothing that lasts
+        // An early router of the first layer has no lasting input.
         let lasts = layer > 0 || c.mixture.as_ref().is_none_or(|m| !m.early_router);
         if !visits.is_empty() && lasts {
             routing.push(seen.statistics());
@@ -253,7 +249,7 @@ struct Visited {
 }
 
 impl Visited {
-    /// Adds what its neurons do for these tokens, of all whose inputs are `x`.
+    /// Adds the counts of its neurons for these tokens; `x` has the inputs of all tokens.
     fn count(
         &self,
         source: &dyn Checkpoint,
@@ -273,7 +269,7 @@ impl Visited {
             layer: self.layer,
             expert: self.expert,
         };
-        // rows that every thread gets a share of
+        // Enough rows for every thread.
         let batch = (ROWS * workers.threads() * 4).min(ffn);
         let mut rows = vec![0.0; batch * d];
         let [mut gates, mut ups] = [(); 2].map(|()| vec![0.0; batch * tokens]);
@@ -302,7 +298,7 @@ impl Visited {
         }
         counts.fired += fired.iter().sum::<u64>();
         counts.possible += (ffn * tokens) as u64;
-        // by visits: chance makes counts of a few tokens uneven
+        // Weighted by visits, since counts of few tokens are uneven by chance.
         counts.hot += hot_share(&fired, 0.8) * tokens as f64;
         counts.banks += tokens as f64;
         Ok(())

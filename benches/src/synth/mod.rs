@@ -1,9 +1,8 @@
 //! `emberflow-lab synth`: random checkpoints of real shapes with given statistics.
 //!
-//! Speed and memory depend on a model's shape, its formats, and which neurons
-//! fire: how many, how unevenly, for how long; of experts, how unevenly they are chosen and how
-//! many of them again. A checkpoint with the same numbers measures what the real one would,
-//! without its download. Its text is meaningless.
+//! Speed and memory depend on a model's shape, its formats, and which neurons fire: how many, how
+//! unevenly, how persistently; likewise for experts. A checkpoint with the same numbers measures
+//! what the real one would, without a download. Its text is meaningless.
 //!
 //! | file | what |
 //! |---|---|
@@ -45,16 +44,16 @@ use self::routing::{Routing, RoutingTargets};
 use emberflow::interrupt::Unfinished;
 use emberflow::{Failure, atomic, print_json, progress, size};
 
-/// Threads that make rows: enough to keep ahead of a disk.
+/// Threads that generate rows: enough to keep up with a disk.
 const THREADS: usize = 2;
-/// Up to this many bytes of weights, decoding is measured unasked.
+/// Models of up to this many bytes are measured by default.
 const SMALL: u64 = 64 << 20;
-/// Tokens that are then measured.
+/// Tokens of that measurement.
 const TOKENS: u32 = 1024;
-/// Fewest tokens that say something.
+/// Fewest tokens of a measurement.
 const FEWEST: u32 = 16;
 
-/// What was made. Keys are a contract.
+/// Output of the command. JSON keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct SynthReport {
     /// File or folder.
@@ -67,18 +66,18 @@ pub struct SynthReport {
     pub seed: u64,
     /// Bytes of the weights.
     pub bytes: u64,
-    /// How long writing took.
+    /// Seconds for writing.
     pub seconds: f64,
     /// Highest resident set of the process after writing (VmHWM).
     pub peak_rss_bytes: Option<u64>,
-    /// What the activations shall look like.
+    /// Target statistics.
     pub target: Targets,
-    /// What they look like in decoding.
+    /// Statistics measured by decoding.
     pub measured: Option<Measured>,
 }
 
 impl SynthReport {
-    /// Before anything is written.
+    /// The report before anything is written.
     fn new(output: &str, shape: &str, act: &str, seed: u64, target: Targets) -> Self {
         Self {
             output: output.into(),
@@ -167,7 +166,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses, before minutes of work, what has no meaning and where nothing can be written.
+/// Rejects meaningless options and unwritable outputs before minutes of work.
 fn check(args: &SynthArgs, gguf: bool, config: &ModelConfig, act: &str) -> Result<(), Failure> {
     if args.active.is_some() && !config.ffn_kind.activation.is_sparse() {
         return Err(Failure::usage(format!(
@@ -258,19 +257,19 @@ fn show(report: &SynthReport) -> std::io::Result<()> {
     )
 }
 
-/// A choice's name on the command line.
+/// Command line name of an enum value.
 fn name(choice: impl clap::ValueEnum) -> String {
     choice
         .to_possible_value()
         .map_or_else(String::new, |v| v.get_name().to_owned())
 }
 
-/// The published numbers of models with this activation, where none are given:
-/// Bamboo's 85 % sparsity for dReLU, ReluLLaMA's 67 % for ReLU. Without exact
-/// zeros a neuron counts as firing where its gate is positive.
+/// Default targets: the published numbers of models with this activation. Bamboo's 85 % sparsity
+/// for dReLU, ReluLLaMA's 67 % for ReLU. Without exact zeros, a neuron counts as firing if its gate
+/// is positive.
 ///
 /// # Errors
-/// For options of experts and a shape without.
+/// Options for experts with a shape without experts.
 fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     let kind = config.ffn_kind;
     let (active, curve) = match kind.activation {
@@ -300,7 +299,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     })
 }
 
-/// The parameters that give `target`.
+/// The parameters for `target`.
 fn statistics(target: &Targets, config: &ModelConfig) -> Result<Statistics, Failure> {
     let routing = match (&config.mixture, target.routing) {
         (Some(mixture), Some(routing)) => {

@@ -1,4 +1,4 @@
-//! Random bits by position: no state, so any row can be made by any thread.
+//! Stateless random bits by position, so any thread can generate any row.
 
 use emberflow_models::names::{Role, TensorId};
 
@@ -31,7 +31,7 @@ pub fn word(key: u64, index: u64) -> u64 {
     mix(key.wrapping_add((index + 1).wrapping_mul(STEP)))
 }
 
-/// Matrices by number; part of what a seed means.
+/// Numbers of the matrices; they determine what a seed generates.
 fn role_number(role: Role) -> u64 {
     match role {
         Role::Embed => 1,

@@ -1,28 +1,27 @@
-//! What every row of every tensor contains.
+//! Content of every row of every tensor.
 //!
-//! The residual stream is cut into three groups of coordinates:
+//! The residual stream has three groups of coordinates:
 //!
 //! ```text
-//! bias      a constant, set by every embedding; nothing writes to it. A gate row's
-//!           weights on it are the neuron's own bias, and set how often it fires. It
-//!           holds most of the stream's energy (as the massive activations of trained
-//!           models do), so that the norms' divisor hardly depends on the token.
-//! token     the embedding's code of the token; nothing writes to it. Values read
-//!           it, and the head, whose rows are the codes of each token's predecessor:
-//!           greedy decoding walks through the vocabulary and never repeats itself.
+//! bias      a constant, set by every embedding and never written to. A gate row's weights
+//!           on it are the neuron's bias and determine how often it fires. It has most of the
+//!           stream's energy (as massive activations in trained models), so the norms'
+//!           divisor hardly depends on the token.
+//! token     the embedding's code of the token; never written to. Values read it, and so
+//!           does the head, whose rows are the codes of each token's predecessor: greedy
+//!           decoding walks through the vocabulary without repetition.
 //! context   0 at first. Attention writes averages of the last tokens' codes to it
-//!           (`window.rs`), the FFN a little more. Gates and Ups read it, so they
-//!           move as slowly as the averages do.
+//!           (`window.rs`), the FFN a little more. Gates and Ups read it, so they change
+//!           as slowly as these averages.
 //! ```
 //!
-//! Scores of experts are made like gates. Where they shall move faster than the gates, or the
-//! other way round, the faster ones read the token group too, which is new with every token.
+//! Scores of experts are built like gates. If one of the two must change faster, it also reads the
+//! token group, which is new for every token.
 //!
-//! Weights outside these roles are [`LEAK`] times as strong, not zero, so that
-//! every weight counts a little. The narrower the context, the lower the rank of what
-//! gates read and the smaller a low-rank predictor may be; the token group takes the
-//! rest. Groups are whole blocks of 32, where a constant
-//! is exact in every format. The norms' weights undo the growth of the residual
+//! All other weights are [`LEAK`] times as strong, not zero, so that every weight counts a little.
+//! A narrower context lowers the rank of the gates' input and the size of a sufficient low-rank
+//! predictor; the token group takes the remaining coordinates. Groups are whole blocks of 32, in
+//! which a constant is exact in every format. The norms' weights cancel the growth of the residual
 //! stream, which is known in advance because all increments are scaled here.
 
 use emberflow_models::config::{Activation, ModelConfig};
@@ -36,28 +35,27 @@ use super::vocab::{BOS, SPECIAL, predecessor};
 use super::window::Window;
 use emberflow::Failure;
 
-/// Weights in a block; groups and segments are whole blocks.
+/// Weights per block; groups and segments are whole blocks.
 pub const BLOCK: usize = 32;
 
-/// Streams from here on belong to tiles, before it to rows.
+/// Stream keys from here on belong to tiles, smaller ones to rows.
 const TILE_KEYS: usize = 1 << 40;
 
-/// Strength of the weights that a role does not need.
+/// Relative strength of weights that a role does not need.
 const LEAK: f64 = 1.0 / 32.0;
-/// Energy of the bias group in units of what all other coordinates come to hold.
+/// Energy of the bias group relative to that of all other coordinates.
 const BIAS_ENERGY: f64 = 20.0;
-/// Variance that attention adds to the context after the first layer, over all
-/// layers; the first adds 1.
+/// Variance added to the context by attention over all layers after the first; the first adds 1.
 const ATTENTION_GROWTH: f64 = 1.0;
-/// Variance that the FFNs add over all layers.
+/// Variance added by the FFNs over all layers.
 const FFN_GROWTH: f64 = 0.1;
-/// How far scores depend on the tokens themselves: standard deviation.
+/// Standard deviation of attention scores due to the tokens themselves.
 const SCORE_NOISE: f64 = 0.05;
-/// Logit of the successor, where those of other tokens have deviation 1: enough
-/// for greedy decoding to find it, little enough for sampling to stray.
+/// Logit of the successor, while logits of other tokens have deviation 1: large enough for greedy
+/// decoding to find it, small enough for sampling to deviate.
 const SUCCESSOR_LOGIT: f64 = 12.0;
 
-/// A run of whole blocks filled the same way.
+/// A run of whole blocks with the same content.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Segment {
     /// Blocks.
@@ -66,26 +64,26 @@ pub struct Segment {
     pub fill: Fill,
 }
 
-/// What a segment's weights are.
+/// Content of a segment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
-    /// All the same.
+    /// Equal weights.
     Constant(f32),
-    /// Independent, of mean 0.
+    /// Independent weights of mean 0.
     Random {
         /// Standard deviation.
         deviation: f32,
-        /// Where their random bits come from.
+        /// Key of their random bits.
         key: u64,
-        /// The same for the 32 rows of a tile; decides the signs of its scales.
+        /// Key shared by the 32 rows of a tile; decides the signs of its scales.
         tile: u64,
-        /// Row they belong to, which decides where the largest weight is.
+        /// Row index; decides the position of the largest weight.
         row: usize,
     },
 }
 
 /// The three groups of a row of `d_model`, or one segment of another length.
-pub type Row = [Segment; 3];
+pub type RowPlan = [Segment; 3];
 
 /// The plan of a whole checkpoint.
 pub struct Recipe {
@@ -94,31 +92,30 @@ pub struct Recipe {
     firing: Firing,
     /// The attention pattern.
     pub window: Window,
-    /// Blocks of the three groups.
+    /// Blocks of each group.
     blocks: [usize; 3],
-    /// Biases of a layer's gates, ascending; which neuron gets which is drawn.
+    /// Biases of a layer's gates, ascending; their assignment to neurons is drawn.
     biases: Vec<f32>,
     /// E[h²] of a hidden value.
     hidden_power: f64,
-    /// Of a mixture of experts.
+    /// Routing parameters, for a mixture of experts.
     routing: Option<Routing>,
 }
 
-/// What the rows that read the residual stream's slow part are made for: how often gates fire and
-/// experts are chosen.
+/// Target parameters: firing rates of gates and popularity of experts.
 pub struct Statistics {
-    /// Of gates.
+    /// Of the gates.
     pub firing: Firing,
-    /// Of experts, for a model that has some.
+    /// Of the experts, for a model with experts.
     pub routing: Option<Routing>,
 }
 
 impl Recipe {
-    /// Plans `config` with these statistics and a context of `gate_rank` coordinates, rounded down
-    /// to whole blocks.
+    /// Plans `config` with these statistics and a context group of `gate_rank` coordinates, rounded
+    /// down to whole blocks.
     ///
     /// # Errors
-    /// Where that leaves no context or no token group.
+    /// If no coordinates are left for the context or the token group.
     pub fn new(
         config: &ModelConfig,
         statistics: Statistics,
@@ -167,18 +164,18 @@ impl Recipe {
         })
     }
 
-    /// The matrix row `row`, as presented; of Down, the row of neuron `row`.
-    /// `biases` holds what [`Recipe::biases_of`] gave for the tensor.
-    pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> Row {
+    /// Row `row` of a matrix, as presented; of Down, the row of neuron `row`. `biases`: result of
+    /// [`Recipe::biases_of`] for the tensor.
+    pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
         let c = &self.config;
         let [bias, token, context] = self.sizes();
         let random = |deviation: f64| random(self.seed, id, row, deviation);
-        // reads the context: deviation 1 from coordinates of deviation 1
+        // Reads the context: deviation 1 from coordinates of deviation 1.
         let reads_context = 1.0 / context.sqrt();
         match id.role {
             Role::Embed => self.groups([
                 Fill::Constant(self.bias_level() as f32),
-                // the start token adds nothing to averages, which would be large at first
+                // The start token adds nothing to averages, which would be large at first.
                 match row {
                     row if row == BOS as usize => Fill::Constant(0.0),
                     row => self.token_code(row, 1.0),
@@ -238,7 +235,7 @@ impl Recipe {
     }
 
     /// A row that decides whether a neuron fires or an expert is chosen.
-    fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> Row {
+    fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
         let random = |deviation: f64| random(self.seed, id, row, deviation);
         let own = f64::from(biases.get(row).copied().unwrap_or_default());
         let ([token, context], level) = match id.role {
@@ -251,14 +248,14 @@ impl Recipe {
 
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
-    pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> Row {
+    pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
         let deviation = self.down_deviation() * self.written(coordinate);
         let fill = random(self.seed, id, coordinate, deviation);
         whole(self.config.ffn as usize, fill)
     }
 
-    /// Deviations of weights on the token group and on the context whose sum has deviation 1 and
-    /// the correlation that gates or experts shall have.
+    /// Deviations of the weights on the token group and on the context: their sum has deviation 1
+    /// and the required correlation of gates or experts.
     fn reads(&self, role: Role) -> [f64; 2] {
         let [_, token, context] = self.sizes();
         let wanted = |firing: f64, routed: f64| match role {
@@ -280,8 +277,8 @@ impl Recipe {
         mixture.is_some_and(|mixture| mixture.early_router)
     }
 
-    /// Those of a router that reads the input of `layer` without a norm. The first one finds no
-    /// context yet: its scores are new with every token.
+    /// The same for a router that reads the input of `layer` without a norm. The first layer has no
+    /// context yet, so its scores are new for every token.
     fn reads_input(&self, layer: u32) -> [f64; 2] {
         let [_, token, context] = self.sizes();
         match layer {
@@ -294,11 +291,11 @@ impl Recipe {
         }
     }
 
-    /// The elements of a norm's or a bias's vector. After a norm, coordinates of
-    /// the bias group are 1 and all others have deviation 1.
+    /// Elements of a norm's or bias's vector. After a norm, coordinates of the bias group are 1 and
+    /// all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
         let context = match id.role {
-            // no share of the scores beside it
+            // Sinks get no share of the scores.
             Role::Sinks => return vec![-40.0; cols],
             Role::QNorm | Role::KNorm => {
                 let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
@@ -316,14 +313,14 @@ impl Recipe {
         let rms = (energy / (bias + token + rest)).sqrt();
         let mut values = vec![(rms / level) as f32; bias as usize];
         values.resize((bias + token) as usize, rms as f32);
-        // before the first attention the context is empty
+        // The context is empty before the first attention.
         let deviation = if context > 0.0 { context.sqrt() } else { 1.0 };
         values.resize(cols, (rms / deviation) as f32);
         values
     }
 
-    /// Biases of a matrix of gates, by neuron, or of a router, by expert: hot ones lie anywhere.
-    /// Empty for other tensors.
+    /// Biases of a gate matrix by neuron, or of a router by expert, in random order. Empty for
+    /// other tensors.
     pub fn biases_of(&self, id: TensorId) -> Vec<f32> {
         let mut biases = match (id.role, &self.routing) {
             (Role::Gate, _) => self.biases.clone(),
@@ -342,8 +339,8 @@ impl Recipe {
         self.blocks.map(|blocks| (blocks * BLOCK) as f64)
     }
 
-    /// Variance of a context coordinate where the FFN of `layer` reads it; after
-    /// the last layer for `layer` = their number.
+    /// Variance of a context coordinate at the FFN of `layer`; after the last layer if `layer` is
+    /// the number of layers.
     fn context_variance(&self, layer: u32) -> f64 {
         let layers = f64::from(self.config.layers);
         let attention =
@@ -351,7 +348,7 @@ impl Recipe {
         attention + FFN_GROWTH * f64::from(layer) / layers
     }
 
-    /// The same where a layer begins.
+    /// The same at the input of a layer.
     fn input_variance(&self, layer: u32) -> f64 {
         match layer {
             0 => 0.0,
@@ -359,18 +356,18 @@ impl Recipe {
         }
     }
 
-    /// Value of the residual stream's coordinates in the bias group.
+    /// Value of the coordinates in the bias group.
     fn bias_level(&self) -> f64 {
         let [bias, token, context] = self.sizes();
         let rest = token + context * self.context_variance(self.config.layers);
         (BIAS_ENERGY * rest / bias).sqrt()
     }
 
-    fn groups(&self, fills: [Fill; 3]) -> Row {
+    fn groups(&self, fills: [Fill; 3]) -> RowPlan {
         std::array::from_fn(|i| Segment {
             blocks: self.blocks[i],
             fill: match fills[i] {
-                // other bits for each group
+                // Different bits for each group.
                 Fill::Random {
                     deviation,
                     key,
@@ -387,12 +384,12 @@ impl Recipe {
         })
     }
 
-    /// The code of `token`: the same bits in the embedding and in the head.
+    /// Code of `token`: the same bits in the embedding and in the head.
     fn token_code(&self, token: usize, deviation: f64) -> Fill {
         random(self.seed, TensorId::global(Role::Embed), token, deviation)
     }
 
-    /// Strength of what is written to a coordinate of the residual stream.
+    /// Relative strength of writes to a coordinate of the residual stream.
     fn written(&self, coordinate: usize) -> f64 {
         if coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
             LEAK
@@ -414,8 +411,8 @@ impl Recipe {
         (increment / (f64::from(self.config.ffn) * power)).sqrt()
     }
 
-    /// Deviation of the random part of a query's or key's elements that gives
-    /// scores a deviation of [`SCORE_NOISE`].
+    /// Deviation of the random part of query and key elements for which scores have deviation
+    /// [`SCORE_NOISE`].
     fn score_noise(&self) -> f64 {
         let power: f64 = self.window.query.iter().map(|a| a * a).sum();
         SCORE_NOISE * (f64::from(self.config.head_dim) / power.max(1e-9)).sqrt()
@@ -432,7 +429,7 @@ fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
 }
 
 /// One segment over `cols` columns.
-fn whole(cols: usize, fill: Fill) -> Row {
+fn whole(cols: usize, fill: Fill) -> RowPlan {
     let empty = Segment {
         blocks: 0,
         fill: Fill::Constant(0.0),
@@ -450,7 +447,7 @@ fn activation(kind: Activation, g: f64) -> f64 {
             let g = g.min(limit.into());
             g / (1.0 + (-g * f64::from(alpha)).exp())
         }
-        // the two forms of GELU differ by less than their scale matters here
+        // The difference of the two GELU forms does not matter here.
         Activation::Gelu | Activation::GeluTanh => g * super::normal::cdf(g),
     }
 }

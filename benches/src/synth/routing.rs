@@ -1,59 +1,58 @@
-//! From target statistics of routing to the parameters that produce them.
+//! From target statistics of routing to parameters of the router.
 //!
-//! An expert's score is `b + z`, a bias of its own and a slow standard normal process, as a
-//! neuron's gate (`firing.rs`). Biases are spread normally, `b = κ·ξ`: κ sets how unevenly the
-//! experts are chosen, the correlation of `z` from one token to the next how many of them the next
-//! token visits again. The highest scores of many experts have no closed form, so both are found
-//! by drawing.
+//! An expert's score is `b + z`: its own bias and a slowly changing standard normal process, as a
+//! neuron's gate (`firing.rs`). Biases are normal, `b = κ·ξ`: κ determines how unevenly experts are
+//! chosen, and the correlation of `z` between consecutive tokens how many are visited again. The
+//! highest of many scores have no closed form, so both parameters are found by simulation.
 
 use super::normal::quantile;
 use super::random::word;
 use emberflow::Failure;
 
-/// Share of the routes by which popularity is told.
+/// Share of the routes that defines popularity.
 pub const COVERED: f64 = 0.9;
 
-/// Scores that are drawn to evaluate one pair of parameters.
+/// Scores drawn to evaluate one pair of parameters.
 const DRAWN: usize = 1 << 18;
 
-/// Highest correlation that is made, as for gates.
+/// Highest correlation, as for gates.
 const MAX_CORRELATION: f64 = 0.995;
 
-/// Steps of a search; each draws anew with the same random bits.
+/// Steps of a search; all use the same random bits.
 const STEPS: usize = 24;
 
-/// What routing shall look like.
+/// Target statistics of routing.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct RoutingTargets {
-    /// Share of a layer's experts that takes 90 % of its routes.
+    /// Share of a layer's experts that receives 90 % of its routes.
     pub popular: f64,
-    /// Share of a token's experts that the next token visits too.
+    /// Share of a token's experts that the next token visits again.
     pub reuse: f64,
 }
 
-/// What produces it.
+/// Parameters of the router.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routing {
     /// Biases of a layer's experts, ascending.
     pub biases: Vec<f32>,
     /// Correlation of a score with that of the next token.
     pub correlation: f64,
-    /// Mean sum of the squares of a token's weights: the power of a sum of experts in units of one.
+    /// Mean sum of the squared weights of a token: power of a sum of experts relative to one.
     pub power: f64,
 }
 
-/// Statistics of routing, by the experts of consecutive tokens.
+/// Routing statistics counted over consecutive tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoutingSeen {
     /// Visits by expert.
     visits: Vec<f64>,
     again: f64,
-    /// Visits that have a token before them.
+    /// Visits after a first token.
     followed: f64,
 }
 
 impl RoutingSeen {
-    /// Of a layer of `experts` experts.
+    /// For a layer of `experts` experts.
     pub fn new(experts: usize) -> Self {
         Self {
             visits: vec![0.0; experts],
@@ -62,8 +61,8 @@ impl RoutingSeen {
         }
     }
 
-    /// Counts the experts of a token after those of the one before it, which are none for a first
-    /// token.
+    /// Counts the experts of a token and those shared with the token before it (empty for a first
+    /// token).
     pub fn see(&mut self, before: &[u32], now: &[u32]) {
         for expert in now {
             if let Some(visits) = self.visits.get_mut(*expert as usize) {
@@ -85,7 +84,8 @@ impl RoutingSeen {
     }
 }
 
-/// Share of the experts that takes [`COVERED`] of the visits, to the fraction of an expert.
+/// Share of the experts that receives [`COVERED`] of the visits, with a fraction of the last
+/// expert.
 fn popular(visits: &[f64]) -> f64 {
     let mut falling = visits.to_vec();
     falling.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -101,11 +101,11 @@ fn popular(visits: &[f64]) -> f64 {
 }
 
 impl Routing {
-    /// Solves for the targets in layers of `experts` experts of which a token visits `chosen`, with
-    /// weights that sum to 1 if they are `renormalised`.
+    /// Solves for the targets in layers of `experts` experts, of which a token visits `chosen`;
+    /// their weights sum to 1 if `renormalised`.
     ///
     /// # Errors
-    /// Where no spread of biases and no process gives them; says what would do.
+    /// If no parameters give the targets; names targets that are possible.
     pub fn solve(
         targets: RoutingTargets,
         experts: usize,
@@ -113,7 +113,7 @@ impl Routing {
         renormalised: bool,
     ) -> Result<Self, Failure> {
         let RoutingTargets { popular, reuse } = targets;
-        // the same experts for every token: nothing is less even
+        // The extreme: the same experts for every token.
         let least = COVERED * chosen as f64 / experts as f64;
         if !(popular > least * 1.05 && popular <= COVERED) {
             return Err(Failure::usage(format!(
@@ -137,7 +137,7 @@ impl Routing {
             0.5 * (low + high)
         };
         let spread = match popular {
-            // all alike; drawn, they never are quite
+            // All alike; simulated counts never quite are.
             p if p > COVERED - 0.005 => 0.0,
             _ => search(0.0, 6.0, &|s| popular - draws.routed(s, 0.0).popular),
         };
@@ -162,7 +162,7 @@ impl Routing {
 /// Random scores of pairs of tokens.
 struct Draws {
     chosen: usize,
-    /// Standard normal values of the experts, ascending and evenly spread.
+    /// Standard normal quantiles of the experts, ascending and evenly spaced in probability.
     places: Vec<f64>,
     /// Standard normal values, `[pairs × 2 × experts]`.
     normal: Vec<f32>,
@@ -237,7 +237,7 @@ impl Draws {
     }
 }
 
-/// The numbers of the `chosen` highest scores, as `out`.
+/// Writes the indices of the `chosen` highest scores to `out`.
 fn highest(scores: &[f64], chosen: usize, out: &mut Vec<u32>) {
     out.clear();
     out.extend(0..scores.len() as u32);

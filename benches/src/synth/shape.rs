@@ -1,4 +1,4 @@
-//! Real models' dimensions.
+//! Dimensions of real models.
 
 use clap::ValueEnum;
 use emberflow_models::config::{
@@ -8,10 +8,10 @@ use emberflow_models::config::{
 use super::routing::RoutingTargets;
 use emberflow_models::Encoding;
 
-/// A model whose dimensions are taken.
+/// A model whose dimensions are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shape {
-    /// 4 layers of 256 × 1024: for tests; a second from end to end.
+    /// 4 layers of 256 × 1024, for tests: one second from end to end.
     Tiny,
     /// TinyLlama-1.1B: 22 layers of 2048 × 5632.
     #[value(name = "llama-1b")]
@@ -31,12 +31,12 @@ pub enum Shape {
     /// Qwen2-7B: 28 layers of 3584 × 18944, 152064 tokens, biases on Q, K and V.
     #[value(name = "qwen2-7b")]
     Qwen27b,
-    /// 4 layers of 16 experts of 256 × 256, 4 for a token: for tests.
+    /// 4 layers of 16 experts of 256 × 256, 4 per token: for tests.
     TinyMoe,
-    /// Qwen3-30B-A3B: 48 layers of 128 experts of 2048 × 768, 8 for a token.
+    /// Qwen3-30B-A3B: 48 layers of 128 experts of 2048 × 768, 8 per token.
     #[value(name = "qwen3-30b-a3b")]
     Qwen330bA3b,
-    /// Mixtral-8x7B: 32 layers of 8 experts of 4096 × 14336, 2 for a token.
+    /// Mixtral-8x7B: 32 layers of 8 experts of 4096 × 14336, 2 per token.
     #[value(name = "mixtral-8x7b")]
     Mixtral8x7b,
     /// TurboSparse-Mixtral-47B: Mixtral-8x7B's dimensions with ReLU on gate and up (dReLU).
@@ -44,19 +44,19 @@ pub enum Shape {
     Turbosparse47b,
     /// `tiny-moe` with ReLU experts and a router that reads the layer's input: for tests.
     TinyMoeEarly,
-    /// SmallThinker-21B-A3B: 52 layers of 64 ReLU experts of 2560 × 768, 6 for a token, chosen
-    /// before attention; every layer is rotated.
+    /// SmallThinker-21B-A3B: 52 layers of 64 ReLU experts of 2560 × 768, 6 per token, chosen before
+    /// attention; every layer is rotated.
     #[value(name = "smallthinker-21b")]
     Smallthinker21b,
     /// `tiny-moe` with the experts, biases and windows of gpt-oss: for tests.
     TinyMoeOss,
-    /// gpt-oss-20b: 24 layers of 32 experts of 2880 × 2880 in MXFP4, 4 for a token; without YaRN,
-    /// so with its context of 4096.
+    /// gpt-oss-20b: 24 layers of 32 experts of 2880 × 2880 in MXFP4, 4 per token; without YaRN, so
+    /// its context is 4096.
     #[value(name = "gpt-oss-20b")]
     GptOss20b,
 }
 
-/// Gate non-linearities, by name.
+/// Gate activations by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ActArg {
     /// max(gate, 0) · up
@@ -91,7 +91,7 @@ impl ActArg {
 }
 
 impl Shape {
-    /// The activation of the model that the shape is named after.
+    /// Activation of the model named by the shape.
     pub fn default_act(self) -> ActArg {
         match self {
             Self::Tiny | Self::TinyMoeEarly | Self::Smallthinker21b => ActArg::Relu,
@@ -100,7 +100,7 @@ impl Shape {
         }
     }
 
-    /// Experts of a layer, and how many of them a token visits; `None` for a dense shape.
+    /// Experts per layer and per token; `None` for a dense shape.
     fn experts(self) -> Option<[u32; 2]> {
         match self {
             Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => Some([16, 4]),
@@ -112,13 +112,13 @@ impl Shape {
         }
     }
 
-    /// Published routing, where the shape has experts. Qwen3-30B-A3B: 65 of 128 experts take 90 % of
-    /// the routes, and the experts of the token before are right for 43.3 % (gpu-container handbook,
-    /// BigMoeOnEdge). Mixtral's experts are all in use; its reuse is not known, OLMoE's is 43.5 %
-    /// (WASTE). SmallThinker's numbers are not known: OLMoE, which has as many experts, lends its
-    /// reuse, Qwen3-30B-A3B its popularity. gpt-oss: the experts of the token before are right for
-    /// 17.9 %, a list of the hottest for 26.7 % (BigMoeOnEdge); where the list holds 4 of 32 experts,
-    /// 74.5 % of them take 90 % of the routes.
+    /// Published routing, if the shape has experts. Qwen3-30B-A3B: 65 of 128 experts receive 90 %
+    /// of the routes, and 43.3 % of a token's experts are visited again (gpu-container handbook,
+    /// BigMoeOnEdge). Mixtral: all experts are in use; reuse unknown, OLMoE's 43.5 % is taken
+    /// (WASTE). SmallThinker: unknown; reuse of OLMoE, which has as many experts, and popularity of
+    /// Qwen3-30B-A3B. gpt-oss: 17.9 % are visited again, and a list of the hottest experts is right
+    /// for 26.7 % (BigMoeOnEdge); if the list has 4 of 32 experts, 74.5 % of them receive 90 % of
+    /// the routes.
     pub fn default_routing(self) -> Option<RoutingTargets> {
         let (popular, reuse) = match self {
             Self::Mixtral8x7b | Self::Turbosparse47b => (0.9, 0.435),
@@ -130,18 +130,18 @@ impl Shape {
         self.experts().map(|_| RoutingTargets { popular, reuse })
     }
 
-    /// Share of the neurons that fire per token, where the shape's model has a published number:
-    /// more than 60 % of those of SmallThinker's chosen experts do not (arXiv 2507.20984).
+    /// Published share of neurons that fire per token: more than 60 % of those in SmallThinker's
+    /// chosen experts do not (arXiv 2507.20984).
     pub fn default_active(self) -> Option<f64> {
         (self == Self::Smallthinker21b).then_some(0.4)
     }
 
-    /// Whether it has the experts, biases and windows of gpt-oss.
+    /// Whether the shape has the experts, biases and windows of gpt-oss.
     fn is_gpt_oss(self) -> bool {
         matches!(self, Self::TinyMoeOss | Self::GptOss20b)
     }
 
-    /// The format of its experts in a file of 4 bits per weight.
+    /// Format of the experts in a file of 4 bits per weight.
     pub fn four_bits(self) -> Encoding {
         if self.is_gpt_oss() {
             Encoding::Mxfp4
@@ -155,7 +155,7 @@ impl Shape {
         matches!(self, Self::TinyMoeEarly | Self::Smallthinker21b)
     }
 
-    /// The family whose checkpoints have this shape and such FFNs.
+    /// Family whose checkpoints have this shape and FFN.
     fn family(self, kind: FfnKind) -> &'static str {
         match self {
             Self::Qwen27b => "qwen2",
@@ -172,7 +172,7 @@ impl Shape {
         }
     }
 
-    /// The FFN's formula; gpt-oss has a form of SiLU of its own.
+    /// Formula of the FFN; gpt-oss has its own form of SiLU.
     fn ffn_kind(self, act: ActArg) -> FfnKind {
         let kind = act.kind();
         if self.is_gpt_oss() && kind.activation == Activation::Silu {
@@ -188,7 +188,7 @@ impl Shape {
         }
     }
 
-    /// How experts are put together.
+    /// Parameters of the mixture of experts.
     fn mixture(self) -> Option<Mixture> {
         let early_router = self.early_router();
         self.experts().map(|[_, chosen]| Mixture {
@@ -208,7 +208,7 @@ impl Shape {
         })
     }
 
-    /// The window of a layer; 0 without one.
+    /// Sliding window of a layer; 0 = none.
     fn window(self, layer: u32) -> u32 {
         if self.is_gpt_oss() && layer.is_multiple_of(2) {
             128
@@ -217,7 +217,7 @@ impl Shape {
         }
     }
 
-    /// The configuration with activation `act`.
+    /// Configuration with activation `act`.
     pub fn config(self, act: ActArg) -> ModelConfig {
         // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
         let (layers, d_model, ffn, heads, kv_heads, vocab, max_context, theta, rms_eps) = match self

@@ -1,6 +1,6 @@
-//! A vocabulary of the right size: bytes, characters, and words of syllables with the parts
-//! that they are merged from. Any text can be encoded, any token decodes to text, and words
-//! become the tokens again that they came from.
+//! A vocabulary of a given size: bytes, characters, and words of syllables with the parts they are
+//! merged from. Any text can be encoded, any token decodes to text, and words are encoded as the
+//! tokens they came from.
 
 use emberflow_models::gguf_vocab::GgufVocab;
 
@@ -8,7 +8,7 @@ use emberflow_models::gguf_vocab::GgufVocab;
 pub const BOS: u32 = 1;
 /// End of a text.
 pub const EOS: u32 = 2;
-/// Tokens that are not text: unknown, start, end, 256 bytes.
+/// Number of tokens that are not text: unknown, start, end, 256 bytes.
 pub const SPECIAL: u32 = 3 + 256;
 
 const UNKNOWN: i32 = 2;
@@ -16,7 +16,7 @@ const CONTROL: i32 = 3;
 const NORMAL: i32 = 1;
 const BYTE: i32 = 6;
 
-/// The vocabulary of `size` tokens, which is more than [`SPECIAL`].
+/// A vocabulary of `size` tokens, more than [`SPECIAL`].
 pub fn vocabulary(size: u32) -> GgufVocab {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
     let mut token_types = vec![UNKNOWN, CONTROL, CONTROL];
@@ -24,7 +24,7 @@ pub fn vocabulary(size: u32) -> GgufVocab {
     token_types.resize(tokens.len(), BYTE);
     tokens.push("▁".into());
     tokens.extend(('!'..='~').map(String::from));
-    // The parts that words are merged from come before them.
+    // The parts of words come first.
     tokens.extend((0..SYLLABLES).map(syllable));
     tokens.extend((0..SYLLABLES).map(|first| format!("▁{}", syllable(first))));
     tokens.extend((0..size as usize / SYLLABLES).flat_map(|stem| {
@@ -61,15 +61,15 @@ const CONSONANTS: [char; 16] = [
 const VOWELS: [char; 5] = ['a', 'e', 'i', 'o', 'u'];
 const SYLLABLES: usize = CONSONANTS.len() * VOWELS.len();
 
-/// The syllable with this number, from the first one again after the last.
+/// Syllable number `number`, cyclic.
 fn syllable(number: usize) -> String {
     let number = number % SYLLABLES;
     let (consonant, vowel) = (number % CONSONANTS.len(), number / CONSONANTS.len());
     [CONSONANTS[consonant], VOWELS[vowel]].iter().collect()
 }
 
-/// The token that follows `token` in the walk that greedy decoding takes: all
-/// text tokens, none twice before all have come.
+/// Next token of the walk that greedy decoding takes: it visits all text tokens before it repeats
+/// one.
 pub fn successor(token: u32, vocab: u32) -> u32 {
     step(token, vocab, stride(vocab))
 }
@@ -83,7 +83,7 @@ fn step(token: u32, vocab: u32, by: u32) -> u32 {
     SPECIAL + (token.saturating_sub(SPECIAL) + by) % (vocab - SPECIAL)
 }
 
-/// A step near the golden section that visits every token.
+/// A step near the golden ratio, coprime to the number of text tokens.
 fn stride(vocab: u32) -> u32 {
     let count = vocab - SPECIAL;
     let gcd = |mut a: u32, mut b: u32| {

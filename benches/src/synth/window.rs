@@ -1,45 +1,42 @@
-//! An attention pattern that depends on distance alone: it averages the last
-//! tokens, so what it writes moves slowly, whatever the tokens are.
+//! An attention pattern that depends on distance only: it averages the last tokens, so its output
+//! changes slowly whatever the tokens are.
 //!
-//! Query and key are constant vectors of length `a_j` in rotary pair j, the key
-//! turned by `c θ_j` against the query, so the score at distance Δ is
-//! `Σ a_j² cos(θ_j (Δ − c)) / √head_dim`: highest at `c`, falling with every
-//! frequency that has turned away. Leaving the high frequencies out widens it. A
-//! window that rises gently from the newest token moves more slowly than one of
-//! the same width that is cut off there.
+//! Query and key are constant vectors of length `a_j` in rotary pair j, the key rotated by `c θ_j`
+//! against the query. The score at distance Δ is `Σ a_j² cos(θ_j (Δ − c)) / √head_dim`: highest at
+//! `c`, and lower the more frequencies are out of phase. Omitting high frequencies widens the
+//! window. A window that rises smoothly from the newest token changes more slowly than one of equal
+//! width with a sharp edge there.
 
 use super::normal::bisect;
 
-/// A softmax weight decays about as Δ to the minus this, fast enough that
-/// thousands of far tokens weigh nothing. More would make scores larger, and with
-/// them whatever the residual stream's changing length does to them.
+/// A softmax weight decays about as Δ^−DECAY: fast enough that thousands of far tokens have no
+/// weight. A larger exponent would make scores larger, and more sensitive to the residual stream's
+/// changing norm.
 const DECAY: f64 = 5.0;
 
-/// Frequencies weaker than the strongest by this factor are left out.
+/// Frequencies weaker than the strongest by this factor are omitted.
 const NEGLIGIBLE: f64 = 1e-3;
 
-/// Positions looked back at most.
+/// Largest distance considered.
 const REACH: usize = 4096;
 
-/// Constant queries and keys, and the average they take.
+/// Constant queries and keys, and the resulting average.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// The query: `a_j` and 0, one for each rotary pair.
+    /// The query: (`a_j`, 0) in each rotary pair.
     pub query: Vec<f64>,
-    /// The key: both halves of each rotary pair.
+    /// The key: both elements of each rotary pair.
     pub key: Vec<[f64; 2]>,
-    /// Σw² of the softmax weights: what remains of a value's variance.
+    /// Σw² of the softmax weights: remaining share of a value's variance.
     pub energy: f64,
     /// Correlation of the average with that at the next token.
     pub correlation: f64,
-    /// Tokens that hold 99.9 % of the weight; before them, averages are of fewer
-    /// tokens and larger.
+    /// Tokens with 99.9 % of the weight; earlier averages are over fewer tokens and larger.
     pub warm_up: usize,
 }
 
 impl Window {
-    /// The window whose average has this correlation, as near as the head's
-    /// frequencies allow.
+    /// The window whose average has this correlation, as nearly as the head's frequencies allow.
     pub fn new(theta: f64, head_dim: usize, correlation: f64) -> Self {
         let angles: Vec<f64> = (0..head_dim / 2)
             .map(|j| theta.powf(-2.0 * j as f64 / head_dim as f64))
@@ -49,18 +46,18 @@ impl Window {
         let narrowest = Self::with(&angles, strength, f64::INFINITY);
         if narrowest.correlation > correlation {
             let excess = |log: f64| Self::with(&angles, strength * log.exp(), f64::INFINITY);
-            // stronger is narrower
+            // Larger strengths are narrower.
             let log = bisect(0.0, 4.0, |log| correlation - excess(log).correlation);
             return excess(log);
         }
         let at = |log_cutoff: f64| Self::with(&angles, strength, (-log_cutoff).exp());
-        // a lower cut-off is wider
+        // A lower cutoff is wider.
         at(bisect(-3.0, theta.ln(), |c| {
             at(c).correlation - correlation
         }))
     }
 
-    /// Frequencies up to about `cutoff`, each of this strength.
+    /// All frequencies up to about `cutoff`, with equal strength.
     fn with(angles: &[f64], strength: f64, cutoff: f64) -> Self {
         let head_dim = 2 * angles.len();
         let strengths: Vec<f64> = angles
@@ -70,7 +67,7 @@ impl Window {
             .collect();
         let square_sum = |(angle, s): (&f64, &f64)| s * angle * angle;
         let curvature: f64 = angles.iter().zip(&strengths).map(square_sum).sum();
-        // two deviations of the bell that the top of the pattern resembles
+        // Two deviations of the bell curve that the top of the pattern resembles.
         let centre = (2.0 / curvature.sqrt() - 1.0).max(0.0);
         let mut weights = Vec::new();
         for distance in 0..REACH {
@@ -81,7 +78,7 @@ impl Window {
                 .map(|(angle, s)| s * ((angle * from_centre).cos() - 1.0))
                 .sum();
             weights.push(score.exp());
-            // everything further is the tail of a fast decay
+            // Everything beyond is the tail of a fast decay.
             if score < -20.0 && from_centre > 0.0 {
                 break;
             }

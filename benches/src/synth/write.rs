@@ -1,4 +1,4 @@
-//! The plan as files: a GGUF file streamed block by block, or a folder in f32.
+//! Writes a checkpoint: a GGUF file streamed block by block, or a folder in f32.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,13 +17,13 @@ use super::recipe::Recipe;
 use super::vocab::vocabulary;
 use emberflow::Failure;
 
-/// Bytes that are made together and then written.
+/// Bytes generated together and then written.
 const BATCH_BYTES: usize = 4 << 20;
-/// Bytes that a thread makes at a time.
+/// Bytes that a thread generates at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Writes the GGUF file `path`; returns the bytes of its weights. `tell` hears of
-/// bytes done and in all.
+/// Writes the GGUF file `path`; returns the bytes of its weights. Calls `tell` with (bytes done,
+/// bytes in all).
 pub fn gguf(
     path: &Path,
     config: &ModelConfig,
@@ -130,7 +130,7 @@ pub fn folder(
 ) -> Result<u64, Failure> {
     let tensors = required(config);
     let tokenizer = vocabulary(config.vocab).to_tokenizer_json()?;
-    // read back, a folder has its own name and what its tokenizer says
+    // A folder is read back with its own name and the tokenizer's ids.
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let config = &ModelConfig {
         name: name.into_owned(),

@@ -1,26 +1,25 @@
-//! Belady's optimum: the neuron leaves that is needed last.
+//! Belady's optimum: evicts the neuron that is needed last.
 //!
-//! Two of them. *Forced*: whatever is read is kept, as all caches compared here do;
-//! no such cache has fewer misses. *Bypass*: what is read may be dropped at once if
-//! everything else is needed sooner.
+//! Two variants. *Forced*: every read is cached, as in all caches compared here; no such cache has
+//! fewer misses. *Bypass*: a read may be dropped at once if everything else is needed sooner.
 
 use std::collections::BinaryHeap;
 
 use super::Trace;
 use super::eviction::Cache;
 
-/// Step of the next use, for every access.
+/// Step of the next use, by access.
 pub struct Future {
     next: Vec<u32>,
     /// First access of each step.
     starts: Vec<u32>,
 }
 
-/// No use any more.
+/// There is no further use.
 const NEVER: u32 = u32::MAX;
 
 impl Future {
-    /// Looks a trace up from its end.
+    /// Computes the next uses of a trace from its end.
     pub fn of(trace: &Trace) -> Self {
         let mut seen = vec![NEVER; trace.universe()];
         let mut next = vec![NEVER; trace.keys().len()];
@@ -39,16 +38,16 @@ impl Future {
     }
 }
 
-/// The optimum.
+/// The optimal cache.
 pub struct Belady<'a> {
     future: &'a Future,
     capacity: usize,
     bypass: bool,
-    /// Step of the next use of residents.
+    /// Step of the next use, by neuron.
     next: Vec<u32>,
     resident: Vec<bool>,
     count: usize,
-    /// Residents by next use; entries of uses that have passed are dropped when met.
+    /// Residents by next use; outdated entries are dropped when they reach the top.
     order: BinaryHeap<(u32, u32)>,
 }
 
@@ -65,7 +64,7 @@ impl<'a> Belady<'a> {
         }
     }
 
-    /// Drops outdated entries from the top; the resident that is needed last.
+    /// Drops outdated entries from the top and returns the resident needed last.
     fn last(&mut self) -> Option<(u32, u32)> {
         while let Some(&(next, key)) = self.order.peek() {
             if self.resident[key as usize] && self.next[key as usize] == next {
@@ -138,7 +137,7 @@ mod tests {
 
     #[test]
     fn bypass_helps_where_a_scan_passes() {
-        // 1 and 2 are needed again and again, the others once
+        // Neurons 1 and 2 are needed repeatedly, the others once.
         let steps: [&[u32]; 8] = [&[1], &[2], &[3], &[1], &[2], &[4], &[1], &[2]];
         let trace = Trace::of(10, &steps);
         assert_eq!(belady(&trace, 2, true), 4);

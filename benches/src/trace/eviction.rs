@@ -1,15 +1,13 @@
-//! Caches of neurons to compare with: least recently used, least frequently used,
-//! S3-FIFO. Each keeps what it reads.
+//! Caches of neurons for comparison: LRU, LFU, S3-FIFO. Each caches what it reads.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use emberflow_storage::cache::Rings;
 
-/// A cache that is asked for the neurons of one layer after another.
+/// A cache that serves one layer after another.
 pub trait Cache {
-    /// Takes the needed neurons `keys` of step `step`; appends those that were
-    /// missing.
+    /// Serves the needed neurons `keys` of step `step`; appends the missing ones.
     fn step(&mut self, step: usize, keys: &[u32], missing: &mut Vec<u32>);
 }
 
@@ -54,13 +52,12 @@ impl Cache for Lru {
     }
 }
 
-/// Least frequently used, by all uses so far, those of neurons that have left
-/// included.
+/// Least frequently used, by all uses so far, including those before an eviction.
 pub struct Lfu {
     capacity: usize,
     uses: Vec<u32>,
     resident: Vec<bool>,
-    /// Residents with a number of uses that may have grown since.
+    /// Residents by number of uses, which may have grown since.
     order: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
@@ -102,7 +99,7 @@ impl Cache for Lfu {
     }
 }
 
-/// Where S3-FIFO holds a neuron.
+/// The queue of a neuron in S3-FIFO.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Nowhere,
@@ -110,8 +107,8 @@ enum Place {
     Main,
 }
 
-/// S3-FIFO (Yang et al., SOSP 2023): new neurons enter a small queue and go on to the
-/// main one only if they were used again; a ghost queue remembers those that were not.
+/// S3-FIFO (Yang et al., SOSP 2023): new neurons enter a small queue and move to the main queue if
+/// they are used again; a ghost queue remembers those that were not.
 pub struct S3Fifo {
     small_size: usize,
     capacity: usize,
@@ -120,8 +117,7 @@ pub struct S3Fifo {
     uses: Vec<u8>,
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Neurons that left the small queue, with the time at which they did; only the
-    /// latest time of each counts.
+    /// Neurons evicted from the small queue and when; only the latest time of each counts.
     ghost: VecDeque<(u32, u32)>,
     ghost_time: Vec<u32>,
     clock: u32,
@@ -213,7 +209,7 @@ mod tests {
     use super::*;
     use crate::trace::Trace;
 
-    /// Step by step, the keys that were missing.
+    /// Missing keys, step by step.
     pub fn misses(cache: &mut dyn Cache, steps: &[&[u32]]) -> Vec<Vec<u32>> {
         let trace = Trace::of(100, steps);
         let run = |s: usize| {
@@ -230,7 +226,7 @@ mod tests {
             &mut Lru::new(10, 2),
             &[&[1], &[2], &[1], &[3], &[2], &[1], &[1]],
         );
-        // 3 takes the place of 2, 2 that of 1, 1 that of 3
+        // 3 replaces 2, 2 replaces 1, 1 replaces 3.
         assert_eq!(m.concat(), [1, 2, 3, 2, 1]);
     }
 
@@ -240,25 +236,25 @@ mod tests {
             &mut Lfu::new(10, 2),
             &[&[1], &[1], &[1], &[2], &[3], &[2], &[3], &[1]],
         );
-        // 1 stays for good; 2 and 3 take each other's place
+        // 1 stays; 2 and 3 replace each other.
         assert_eq!(m.concat(), [1, 2, 3, 2, 3]);
     }
 
     #[test]
     fn s3_fifo_by_hand() {
-        // capacity 4: one small, three main
+        // Capacity 4: one small, three main.
         let mut c = S3Fifo::new(20, 4);
         let m = misses(&mut c, &[&[1, 2, 3, 4], &[2, 2], &[5]]);
-        // full: 1 was used once only and leaves for the ghost queue
+        // Full: 1 was used only once and leaves for the ghost queue.
         assert_eq!(m.concat(), [1, 2, 3, 4, 5]);
         assert_eq!(c.queues(), (vec![2, 3, 4, 5], vec![]));
-        // 2 was used twice since and moves to main, 3 leaves
+        // 2 was used twice since and moves to main; 3 leaves.
         assert_eq!(misses(&mut c, &[&[6]]).concat(), [6]);
         assert_eq!(c.queues(), (vec![4, 5, 6], vec![2]));
-        // 1 is remembered and enters main at once; 4 leaves
+        // 1 is remembered and enters main at once; 4 leaves.
         assert_eq!(misses(&mut c, &[&[1]]).concat(), [1]);
         assert_eq!(c.queues(), (vec![5, 6], vec![2, 1]));
-        // three new ones: the ghost queue holds three (4, 5, 6), so 3 is forgotten
+        // Three new neurons: the ghost queue holds three (4, 5, 6), so 3 is forgotten.
         assert_eq!(misses(&mut c, &[&[7, 8, 3]]).concat(), [7, 8, 3]);
         assert_eq!(c.queues(), (vec![8, 3], vec![2, 1]));
     }

@@ -1,4 +1,4 @@
-//! The file of an access trace.
+//! File format of an access trace.
 //!
 //! ```text
 //!   0   8  magic     "EMBTRAC1"
@@ -10,9 +10,9 @@
 //!          end       0, number of tokens u64, xxh3 of everything before it u64
 //! ```
 //!
-//! Of a model with experts, a layer's chosen experts stand in the place of neurons.
+//! In a model with experts, a layer's chosen experts replace neurons.
 //!
-//! Written and read as a stream: one token is held at a time.
+//! Written and read as a stream, one token at a time.
 
 use std::io::{Read, Write};
 
@@ -21,50 +21,50 @@ use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 8] = b"EMBTRAC1";
 
-/// Longest header: counts of a few hundred million neurons are no trace of ours.
+/// Longest header in bytes: counts for a few hundred million neurons.
 const MAX_HEADER: u32 = 1 << 30;
 
-/// What a replay needs to know of the model.
+/// Facts about the model that a replay needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Its name.
+    /// Name of the model.
     pub model: String,
-    /// Whether the trace is of experts: then they stand in the place of neurons, and a whole expert
-    /// in that of a bundle.
+    /// Whether the trace records experts; then they replace neurons, and a whole expert replaces a
+    /// bundle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub experts: bool,
-    /// Layers; each has one FFN.
+    /// Number of layers; each has one FFN.
     pub layers: usize,
-    /// Neurons of an FFN.
+    /// Neurons per FFN.
     pub neurons: usize,
     /// Bytes of a bundle on flash.
     pub stride: u32,
-    /// First byte of a bundle that a read of Up and Down asks for.
+    /// Offset in a bundle at which a read of Up and Down begins.
     pub rest_read: u32,
-    /// Alignment of direct reads.
+    /// Alignment of direct reads in bytes.
     pub sector: u32,
-    /// First byte of each FFN's bundles.
+    /// File offset of each FFN's bundles.
     pub offsets: Vec<u64>,
-    /// Tokens of the container's statistics; 0 without any.
+    /// Tokens of the container's statistics; 0 without.
     pub stats_tokens: u64,
-    /// Activation counts by layer, packed order; empty without statistics.
+    /// Activation counts by layer in packed order; empty without statistics.
     pub counts: Vec<Vec<u64>>,
 }
 
 impl Header {
-    /// What the trace is of, in words.
+    /// What the trace records, in words.
     pub fn unit(&self) -> &'static str {
         if self.experts { "experts" } else { "neurons" }
     }
 }
 
-/// What is wrong with a trace.
+/// Errors of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The system.
+    /// An I/O error.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The contents.
+    /// Invalid contents.
     #[error("not a whole trace: {0}; record it again")]
     Bad(String),
 }
@@ -110,7 +110,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Appends a token: for each layer the needed neurons, ascending.
+    /// Appends a token: the needed neurons of each layer, ascending.
     pub fn token(&mut self, begins: bool, layers: &[Vec<u32>]) -> Result<(), TraceError> {
         debug_assert_eq!(layers.len(), self.layers);
         self.buffer.clear();
@@ -147,10 +147,10 @@ fn leb128(out: &mut Vec<u8>, mut n: u32) {
     out.push(n as u8);
 }
 
-/// Reads a trace, buffered by the caller.
+/// Reads a trace from a buffered source.
 pub struct Reader<R: Read> {
     input: Hashing<R>,
-    /// The model.
+    /// The header.
     pub header: Header,
     tokens: u64,
 }
@@ -188,7 +188,7 @@ impl<R: Read> Hashing<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Begins to read.
+    /// Opens a trace and reads its header.
     pub fn new(inner: R) -> Result<Self, TraceError> {
         let mut input = Hashing {
             inner,
@@ -205,7 +205,7 @@ impl<R: Read> Reader<R> {
         if len > MAX_HEADER {
             return Err(TraceError::Bad(format!("a header of {len} bytes")));
         }
-        // by and by, so that a false length costs no memory
+        // Read gradually, so that a false length costs no memory.
         let mut json = Vec::new();
         (&mut input.inner).take(len.into()).read_to_end(&mut json)?;
         input.hash.update(&json);
@@ -219,8 +219,8 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The next token's needed neurons by layer, into `layers`; whether it begins a
-    /// sequence. `None` at the end, which has been checked.
+    /// Reads the next token's needed neurons by layer into `layers`. Returns whether it begins a
+    /// sequence; `None` at the end, once that is verified.
     pub fn token(&mut self, layers: &mut Vec<Vec<u32>>) -> Result<Option<bool>, TraceError> {
         let begins = match self.input.byte()? {
             0 => return self.end().map(|()| None),
@@ -265,7 +265,7 @@ impl<R: Read> Reader<R> {
         if u64::from_le_bytes(word) != sum {
             return Err(TraceError::Bad("the checksum does not match".into()));
         }
-        // what stands behind the checksum was never checked
+        // Bytes after the checksum were never verified.
         match std::io::copy(&mut self.input.inner, &mut std::io::sink())? {
             0 => Ok(()),
             more => Err(TraceError::Bad(format!("{more} bytes follow its end"))),

@@ -1,4 +1,4 @@
-//! `emberflow-lab trace`: which neurons, or experts, a real run needs, and what a cache makes of it.
+//! `emberflow-lab trace`: records which neurons or experts a run needs, and replays that on caches.
 
 mod belady;
 mod eviction;
@@ -24,10 +24,10 @@ pub fn command(command: &TraceCommand) -> Result<(), Failure> {
 pub(crate) struct Trace {
     pub header: Header,
     pub tokens: usize,
-    /// Needed neurons or experts, `layer × neurons + packed id`, layer after layer, token after
+    /// Needed neurons or experts as `layer × neurons + packed id`, layer after layer, token after
     /// token.
     keys: Vec<u32>,
-    /// Where each layer of each token begins, and the end.
+    /// Start of each layer of each token in `keys`, plus the end.
     starts: Vec<u32>,
 }
 
@@ -64,17 +64,17 @@ impl Trace {
         })
     }
 
-    /// Layers of all tokens.
+    /// Number of steps: layers × tokens.
     pub fn steps(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// What one layer of one token needs.
+    /// Keys of one step: one layer of one token.
     pub fn step(&self, step: usize) -> &[u32] {
         &self.keys[self.range(step)]
     }
 
-    /// Its places among all accesses.
+    /// Index range of a step in `keys`.
     pub fn range(&self, step: usize) -> std::ops::Range<usize> {
         self.starts[step] as usize..self.starts[step + 1] as usize
     }
@@ -84,7 +84,7 @@ impl Trace {
         &self.keys
     }
 
-    /// Neurons of the model.
+    /// Number of neurons of the model.
     pub fn universe(&self) -> usize {
         self.header.layers * self.header.neurons
     }

@@ -1,5 +1,5 @@
-//! `emberflow-lab trace record`: which neurons each token of a text needs; of a model with experts, which
-//! experts.
+//! `emberflow-lab trace record`: records which neurons each token of a text needs, or which experts
+//! in a model with experts.
 
 use std::io::Write as _;
 
@@ -16,21 +16,21 @@ use emberflow::model::{open_model, open_observed, open_routed};
 use emberflow::text::{self, Tokens};
 use emberflow::{Failure, atomic, budget, print_json, progress};
 
-/// Tokens of a sequence when none is given.
+/// Default tokens per sequence.
 const WINDOW: u32 = 1024;
 
-/// The result. Keys are a contract.
+/// Output of the command. JSON keys are a contract.
 #[derive(Debug, Serialize)]
 struct Done {
-    /// The trace.
+    /// Path of the trace.
     output: String,
     /// Tokens.
     tokens: u64,
-    /// What was recorded: neurons or experts.
+    /// `neurons` or `experts`.
     unit: &'static str,
-    /// How many of them a token needed, over all layers.
+    /// Mean number needed per token, over all layers.
     needed_per_token: f64,
-    /// Share of all.
+    /// Share of all neurons or experts.
     active_share: f64,
 }
 
@@ -121,7 +121,7 @@ impl Done {
     }
 }
 
-/// The neurons, or experts, that the tokens of a chunk need.
+/// Needed neurons or experts of a chunk's tokens.
 struct Sets {
     /// By token, then by layer.
     by_token: Vec<Vec<Vec<u32>>>,
@@ -134,7 +134,7 @@ impl Sets {
         }
     }
 
-    /// Those of one layer: chosen, or with gates that are not zero.
+    /// Records one layer: chosen experts, or neurons with nonzero gates.
     fn keep(&mut self, seen: &FfnSeen<'_>) {
         self.by_token.iter_mut().for_each(|s| s[seen.layer].clear());
         let chosen = seen.choices.len() / seen.tokens.max(1);
@@ -180,7 +180,7 @@ fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
     })
 }
 
-/// The header of a trace of experts.
+/// Header of a trace of experts.
 fn experts_header(container: &Container, c: &ModelConfig) -> Result<Header, Failure> {
     let mut first = Vec::with_capacity(c.layers as usize);
     let mut banks = 0;

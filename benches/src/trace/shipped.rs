@@ -1,4 +1,4 @@
-//! The cache of real runs, replayed: its own code over slots that hold nothing.
+//! The engine's own cache code, replayed with empty slots.
 
 use emberflow_engine::CLUSTER;
 use emberflow_engine::cluster::{hot_prefix, prefixes, split};
@@ -9,18 +9,17 @@ use super::format::Header;
 use emberflow::Failure;
 use emberflow::cold::{Cold, cache_of};
 
-/// Hot clusters and cold neurons, as the engine holds them where Gate rows are
-/// resident.
+/// Hot clusters and cold neurons, divided as by the engine with resident Gate rows.
 pub struct Shipped {
     neurons: u32,
-    /// Clusters at the start of each layer that belong to the hot region.
+    /// Hot clusters at the start of each layer.
     prefix: Vec<u32>,
     hot: SlotCache,
     cold: Cold,
 }
 
 impl Shipped {
-    /// A cache of `capacity` neurons, divided as the engine divides it.
+    /// A cache of `capacity` neurons, divided as the engine does.
     pub fn new(header: &Header, capacity: usize) -> Result<Self, Failure> {
         let clusters = header.neurons.div_ceil(CLUSTER) as u32;
         let wanted: Vec<u32> = if header.counts.is_empty() {
@@ -48,8 +47,8 @@ impl Shipped {
         })
     }
 
-    /// Reads a whole cluster into the hot region, as the engine does when one of
-    /// its neurons is missing there.
+    /// Reads a whole cluster into the hot region, as the engine does when one of its neurons is
+    /// missing there.
     fn read_cluster(&mut self, key: Key) {
         if let Some(slot) = self.hot.reserve(key) {
             self.hot.admit(key, slot);
@@ -87,8 +86,8 @@ impl Cache for Shipped {
     }
 }
 
-/// Whole experts, as the engine holds them: any may become hot, and those of the statistics are there
-/// at first.
+/// Whole experts as cached by the engine: any may become hot, and the most popular ones are
+/// resident at first.
 pub struct ShippedExperts {
     layers: usize,
     experts: u32,

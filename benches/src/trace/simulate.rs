@@ -1,4 +1,4 @@
-//! `emberflow-lab trace simulate`: a trace against cache sizes and policies.
+//! `emberflow-lab trace simulate`: replays a trace on caches of several sizes and policies.
 
 use std::io::Write as _;
 
@@ -16,42 +16,42 @@ use crate::cli::{EvictionArg, TraceSimulateArgs};
 use emberflow::chart::{Axes, Panel, panels};
 use emberflow::{Failure, atomic, print_json, progress};
 
-/// What is printed. Keys are a contract.
+/// Output of the command. JSON keys are a contract.
 #[derive(Debug, Serialize)]
 struct Simulated {
     /// The trace.
     trace: String,
     /// Its model.
     model: String,
-    /// What a cache holds: neurons or experts.
+    /// `neurons` or `experts`.
     unit: &'static str,
-    /// Tokens after the warm-up.
+    /// Counted tokens, after the warm-up.
     tokens: usize,
-    /// Tokens that filled the caches before.
+    /// Tokens that filled the caches first.
     warm_up: usize,
-    /// Mean share of them that a token needs.
+    /// Mean share needed per token.
     active_share: f64,
-    /// By size and policy.
-    results: Vec<Row>,
+    /// Results by size and policy.
+    results: Vec<SimulatedRow>,
 }
 
-/// One size and policy. Keys are a contract.
+/// Result of one size and policy. JSON keys are a contract.
 #[derive(Debug, Serialize)]
-struct Row {
-    /// Share of all of them the cache holds.
+struct SimulatedRow {
+    /// Share of all neurons or experts that fits in the cache.
     cache: f64,
-    /// Name.
+    /// Name of the policy.
     policy: &'static str,
-    /// Misses by needs.
+    /// Misses per needed neuron or expert.
     miss_rate: f64,
-    /// The same by that of Belady's optimum with forced admission.
+    /// Miss rate relative to Belady's optimum with forced admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     to_belady: Option<f64>,
     /// Neurons or experts read per token.
     misses_per_token: f64,
-    /// Reads issued per token, neighbours merged as the I/O engine does.
+    /// Read commands per token, with neighbours merged as in the I/O engine.
     reads_per_token: f64,
-    /// Bytes read per token, those between merged neighbours included.
+    /// Bytes read per token, including gaps between merged neighbours.
     bytes_per_token: f64,
 }
 
@@ -146,9 +146,9 @@ struct Sums {
 }
 
 impl Sums {
-    fn row(&self, cache: f64, policy: &'static str, tokens: usize) -> Row {
+    fn row(&self, cache: f64, policy: &'static str, tokens: usize) -> SimulatedRow {
         let per_token = |n: u64| n as f64 / tokens.max(1) as f64;
-        Row {
+        SimulatedRow {
             cache,
             policy,
             miss_rate: self.missed as f64 / self.needed.max(1) as f64,
@@ -179,11 +179,10 @@ fn replay(trace: &Trace, cache: &mut dyn Cache, warm_up: usize) -> Sums {
     sums
 }
 
-/// Commands and bytes for the missing neurons of one layer: the engine asks for Up
-/// and Down of each, a piece of the layer at a time, and the I/O engine sorts a batch
-/// and merges neighbours.
+/// (Commands, bytes) for the missing neurons of one layer. The engine requests Up and Down of each,
+/// one piece of the layer at a time; the I/O engine sorts a batch and merges neighbours.
 ///
-/// An expert is read whole, in the longest commands.
+/// An expert is read whole, with the longest possible commands.
 fn reads(header: &Header, missing: &mut [u32]) -> (u64, u64) {
     if header.experts {
         let each = header.stride.div_ceil(Limits::PRODUCTION.block);
@@ -204,7 +203,7 @@ fn reads(header: &Header, missing: &mut [u32]) -> (u64, u64) {
             let from = bundle + u64::from(header.rest_read);
             let len = u64::from(header.stride - header.rest_read);
             let unit = u64::from(header.sector);
-            // a header's offsets and lengths cannot overflow
+            // A validated header's offsets and lengths cannot overflow.
             let Some((at, len, _)) = aligned_cover(from, len, unit) else {
                 continue;
             };

@@ -1,27 +1,27 @@
-//! Covariance of inputs, summed up block by block.
+//! Covariance of inputs, accumulated block by block.
 
 use emberflow_kernels::Compute;
 
 use super::gemm::{Gemm, transpose};
 
-/// Tokens per block: a sum of few blocks keeps f32 accurate.
+/// Tokens per block: few partial sums keep f32 accurate.
 const BLOCK: usize = 4096;
 
-/// Rows of the sum that are made together.
+/// Rows of the sum that are computed together.
 const PANEL: usize = 128;
 
-/// Sum of the outer products of inputs. The same blocks in the same order give the same bits,
-/// whatever the number of threads.
+/// Sum of the outer products of inputs. The same blocks in the same order give the same bits for
+/// any number of threads.
 #[derive(Debug)]
 pub struct Covariance {
     size: usize,
     tokens: usize,
-    /// `[size × size]`; what lies more than a panel below the diagonal is not kept up.
+    /// `[size × size]`; entries more than a panel below the diagonal are not updated.
     sum: Vec<f32>,
 }
 
 impl Covariance {
-    /// Of inputs of `size` elements; none yet.
+    /// For inputs of `size` elements, initially zero.
     pub fn new(size: usize) -> Self {
         Self {
             size,
@@ -30,7 +30,7 @@ impl Covariance {
         }
     }
 
-    /// Bytes that one of inputs of `size` elements takes.
+    /// Bytes for inputs of `size` elements.
     pub fn bytes_for(size: usize) -> u64 {
         4 * (size as u64).saturating_mul(size as u64)
     }
@@ -45,7 +45,7 @@ impl Covariance {
         }
     }
 
-    /// Adds inputs stored the other way, `[size × tokens]`.
+    /// Adds transposed inputs, `[size × tokens]`.
     pub fn add_turned(&mut self, on: &Compute, inputs: &[f32]) {
         let tokens = inputs.len() / self.size;
         if tokens == 0 {
@@ -72,7 +72,7 @@ impl Covariance {
         self.size
     }
 
-    /// The mean outer product, `[size × size]`: not centred. Zero without inputs.
+    /// The mean outer product, `[size × size]`, not centred; zero without inputs.
     pub fn mean(mut self) -> Vec<f32> {
         let tokens = self.tokens.max(1) as f32;
         let n = self.size;

@@ -1,19 +1,20 @@
-//! The triangular factor of an inverse covariance, from which compensation takes its shares.
+//! Triangular factor of an inverse covariance, which determines the compensation of rounding
+//! errors.
 
 use emberflow_kernels::{Columns, Compute};
 
 /// Default damping, relative to the mean variance.
 pub(crate) const DAMPING: f64 = 0.01;
 
-/// Rows of the factors that are made together: those that are read over and over stay in the cache.
+/// Rows of the factors computed together, so that repeatedly read ones stay in the cache.
 const BLOCK: usize = 64;
 
 /// Columns per thread and step.
 const STRIP: usize = 256;
 
-/// The upper triangular `u` with `uᵀ u = inverse(covariance + damping)`, row-major. `damping` is
-/// added to every variance, relative to the mean variance. In f64 inside; the number of threads
-/// changes no bit.
+/// The upper triangular `u` with `uᵀ u = (covariance + damping)⁻¹`, row-major. `damping`, relative
+/// to the mean variance, is added to every variance. Computed in f64; the number of threads changes
+/// no bit.
 pub(crate) fn inverse_factor(on: &Compute, d: usize, covariance: &[f32], damping: f64) -> Vec<f32> {
     let variances = (0..d).map(|i| f64::from(covariance[i * (d + 1)]));
     let damping = (damping * variances.sum::<f64>() / d as f64).max(1e-30);
@@ -21,8 +22,7 @@ pub(crate) fn inverse_factor(on: &Compute, d: usize, covariance: &[f32], damping
     inverse(on, d, &a).into_iter().map(|x| x as f32).collect()
 }
 
-/// The upper triangular `a` with `a aᵀ = covariance + damping`, block of columns by block from the
-/// last one on.
+/// The upper triangular `a` with `a aᵀ = covariance + damping`, by blocks of columns from the last.
 fn factor(on: &Compute, d: usize, covariance: &[f32], damping: f64) -> Vec<f64> {
     let mut a = vec![0.0; d * d];
     let mut end = d;
@@ -30,7 +30,7 @@ fn factor(on: &Compute, d: usize, covariance: &[f32], damping: f64) -> Vec<f64> 
         let start = end.saturating_sub(BLOCK);
         let (above, block) = a.split_at_mut(start * d);
         for i in (start..end).rev() {
-            // rows of the block from row i on
+            // Rows of the block from row i on.
             let (row, below) = block[(i - start) * d..].split_at_mut(d);
             for j in (i..end).rev() {
                 let other = if j == i {
@@ -59,8 +59,8 @@ fn factor(on: &Compute, d: usize, covariance: &[f32], damping: f64) -> Vec<f64> 
     a
 }
 
-/// The inverse of the upper triangular `a`, block of rows by block from the last one on:
-/// `u[i] = (e_i − Σ_{k>i} a[i][k] u[k]) / a[i][i]`.
+/// Inverse of the upper triangular `a`, by blocks of rows from the last: `u[i] = (e_i − Σ_{k>i}
+/// a[i][k] u[k]) / a[i][i]`.
 fn inverse(on: &Compute, d: usize, a: &[f64]) -> Vec<f64> {
     let mut u = vec![0.0; d * d];
     let mut scratch: Vec<Vec<f64>> = vec![Vec::new(); on.threads()];
@@ -100,14 +100,14 @@ fn inverse(on: &Compute, d: usize, a: &[f64]) -> Vec<f64> {
     u
 }
 
-/// `row −= factor · other`
+/// `row −= factor · other`.
 fn subtract(row: &mut [f64], factor: f64, other: &[f64]) {
     row.iter_mut()
         .zip(other)
         .for_each(|(x, y)| *x -= factor * y);
 }
 
-/// Eight accumulators, which the compiler can vectorise.
+/// Eight accumulators, so that the compiler can vectorise.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
@@ -124,7 +124,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// `(c + damping) · uᵀ u = 1`
+    /// `(c + damping) · uᵀ u = 1`.
     fn check(on: &Compute, d: usize, c: &[f32], tolerance: f64) {
         let u = inverse_factor(on, d, c, DAMPING);
         let variances: f64 = (0..d).map(|i| f64::from(c[i * (d + 1)])).sum();
@@ -158,7 +158,7 @@ mod tests {
             &[4.0, 1.0, 0.5, 1.0, 3.0, 0.25, 0.5, 0.25, 2.0],
             1e-5,
         );
-        // several blocks and strips, of neighbours that vary together
+        // Several blocks and strips, with correlated neighbours.
         let d = STRIP + BLOCK + 5;
         let near = |i: usize, j: usize| 0.8f32.powi(i.abs_diff(j) as i32);
         let c: Vec<f32> = (0..d * d).map(|at| near(at / d, at % d)).collect();

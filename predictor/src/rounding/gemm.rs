@@ -65,8 +65,9 @@ const PANEL: usize = 32;
 const STRIP: usize = 256;
 
 impl Gemm<'_> {
-    /// Orthonormalises the rows of `a [rows × cols]`, in order, twice for accuracy (Gram-Schmidt, a
-    /// panel against all rows before it). A row linearly dependent on those before it becomes zero.
+    /// Orthonormalises the rows of `a [rows × cols]` in order, twice for accuracy (Gram-Schmidt,
+    /// each panel against all rows before it). A row that depends linearly on those before it
+    /// becomes zero.
     pub fn orthonormalise(&mut self, a: &mut [f32], cols: usize) {
         let rows = a.len() / cols;
         let mut along = Vec::new();
@@ -109,7 +110,7 @@ impl Gemm<'_> {
     }
 }
 
-/// Orthonormalises the rows of a panel among themselves; `sizes` are their original norms.
+/// Orthonormalises the rows of a panel among each other; `sizes` are their original norms.
 fn within(panel: &mut [f32], cols: usize, sizes: &[f32]) {
     for (r, &size) in sizes.iter().enumerate() {
         let (before, row) = panel.split_at_mut(r * cols);
@@ -124,7 +125,7 @@ fn within(panel: &mut [f32], cols: usize, sizes: &[f32]) {
     }
 }
 
-/// Eight accumulators, which the compiler can vectorise.
+/// Eight accumulators, so that the compiler can vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     for (a, b) in a.chunks(8).zip(b.chunks(8)) {
@@ -172,7 +173,7 @@ mod tests {
         let mut a: Vec<f32> = (0..rows * cols)
             .map(|i| ((i * i) as f32 * 0.37).sin() + if i % cols == 3 { 50.0 } else { 0.0 })
             .collect();
-        // the last row depends on the first two
+        // The last row depends on the first two.
         for c in 0..cols {
             a[(rows - 1) * cols + c] = a[c] - 2.0 * a[cols + c];
         }

@@ -1,4 +1,4 @@
-//! The weights of a tile, and the scales and minimums that they share.
+//! The weights of a tile, and their shared scales and minimums.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use emberflow_kernels::{DType, GROUP, SuperBlock, best_super_block, store_q4_row
 /// Elements of a super-block.
 const SUPER: usize = DType::Q4k.span();
 
-/// Which weights share a scale: those of consecutive inputs of one output, or those of consecutive
+/// Which weights share a scale: those of consecutive inputs of one output, or of consecutive
 /// outputs of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Groups {
@@ -16,7 +16,7 @@ pub enum Groups {
     Outputs,
 }
 
-/// Weights of a tile as they are stored: lines whose consecutive elements share scales.
+/// Weights of a tile in storage order: lines whose consecutive elements share scales.
 pub struct Lines<'a> {
     pub dtype: DType,
     pub groups: Groups,
@@ -45,7 +45,7 @@ impl<'a> Lines<'a> {
         self.values.len() / inputs
     }
 
-    /// Where the weight of an output and an input is.
+    /// Index of the weight of an output and an input.
     pub fn index(&self, output: usize, input: usize) -> usize {
         match self.groups {
             Groups::Inputs => output * self.len + input,
@@ -53,7 +53,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Which scale that weight has.
+    /// Index of the scale of that weight.
     fn scale_index(&self, output: usize, input: usize) -> usize {
         let at = self.index(output, input);
         at / self.len * self.len.div_ceil(GROUP) + at % self.len / GROUP
@@ -75,16 +75,16 @@ pub struct Factors {
     stored: Stored,
 }
 
-/// The same as they are stored.
+/// Scales and minimums in storage form.
 enum Stored {
-    /// Bits of an f16 for each group.
+    /// f16 bits of each group's scale.
     Scales(Vec<u16>),
-    /// Super-blocks by line, and which of a line's are begun.
+    /// Super-blocks by line; which of a line's super-blocks are begun.
     Blocks(Vec<SuperBlock>, Vec<bool>),
 }
 
 impl Factors {
-    /// None chosen yet.
+    /// No scale chosen yet.
     pub fn new(lines: &Lines<'_>, grid: Grid) -> Self {
         let count = lines.values.len() / lines.len;
         let groups = lines.len.div_ceil(GROUP);
@@ -108,8 +108,8 @@ impl Factors {
         self.values[lines.scale_index(output, input)]
     }
 
-    /// The elements of a line whose weights tell what [`choose`](Self::choose) chooses for the group
-    /// of `element`: the group, or where its super-block is not begun, all of that.
+    /// The elements of a line that determine the choice of [`choose`](Self::choose) for the group
+    /// of `element`: the group itself, or the whole super-block if it is not begun.
     pub fn shared(&self, element: usize) -> Range<usize> {
         let span = match &self.stored {
             Stored::Blocks(_, begun) if !begun[element / SUPER] => SUPER,
@@ -119,8 +119,8 @@ impl Factors {
         first..self.len.min(first + span)
     }
 
-    /// Chooses the scale and the minimum of the group of `element` in a line, given the weights of
-    /// the [`shared`](Self::shared) elements and what an error of each costs.
+    /// Chooses scale and minimum for the group of `element` in a line, given the weights of the
+    /// [`shared`](Self::shared) elements and the cost of an error in each.
     pub fn choose(&mut self, line: usize, element: usize, xs: &[f32], costs: &[f32]) {
         let (groups, group) = (self.len.div_ceil(GROUP), element / GROUP);
         let to = &mut self.values[line * groups + group];
@@ -143,14 +143,14 @@ impl Factors {
         }
     }
 
-    /// The super-block of `element` is begun in all lines: its two f16 numbers stay.
+    /// Marks the super-block of `element` as begun in all lines: its two f16 numbers are fixed.
     pub fn begin(&mut self, element: usize) {
         if let Stored::Blocks(_, begun) = &mut self.stored {
             begun[element / SUPER] = true;
         }
     }
 
-    /// [`choose`](Self::choose) for all of a line, of at most one super-block.
+    /// Calls [`choose`](Self::choose) for a whole line of at most one super-block.
     pub fn choose_all(&mut self, line: usize, xs: &[f32], costs: &[f32]) {
         self.choose(line, 0, xs, costs);
         if let Stored::Blocks(blocks, _) = &self.stored {
@@ -162,7 +162,7 @@ impl Factors {
         }
     }
 
-    /// Stores the lines' quants, given as signed bytes, with these scales and minimums.
+    /// Stores the lines' quants, given as signed bytes, with the chosen scales and minimums.
     pub fn store(&self, lines: &Lines<'_>, codes: &[u8], out: &mut [u8]) {
         let dtype = lines.dtype;
         let rows = out.chunks_exact_mut(dtype.row_bytes(lines.len));

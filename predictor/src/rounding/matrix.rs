@@ -1,4 +1,4 @@
-//! Rounds whole matrices, for the block formats of containers.
+//! Rounds whole matrices to the block formats of containers.
 
 use std::cmp::Ordering;
 
@@ -9,35 +9,35 @@ use super::factor::{DAMPING, inverse_factor};
 use super::lines::{Factors, Groups, Lines};
 use super::scale::{Grid, inverse_of};
 
-/// Outputs that a thread rounds together in a matrix that is stored by outputs. They share one walk
-/// over the factor. Of one that is stored by inputs they are as many as share scales.
+/// Outputs rounded together by a thread in a matrix stored by outputs, with one pass over the
+/// factor. In a matrix stored by inputs, the outputs that share a scale are rounded together.
 const TILE: usize = GROUP;
 
-/// How often every quant is looked at once more after all are rounded.
+/// Number of sweeps over all quants after the first rounding.
 const SWEEPS: usize = 3;
 
-/// Makes the stored rows of a tile, by its number.
+/// Computes the stored rows of tile number i.
 type TileWork<'a> = dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync + 'a;
 
-/// Rounds the matrices that read the same inputs.
+/// Rounds matrices that read the same inputs.
 pub struct Rounder<'a> {
     on: &'a Compute,
     /// Elements of an input.
     size: usize,
     /// `[size × size]`.
     covariance: Vec<f32>,
-    /// Added to every variance.
+    /// Damping, added to every variance.
     damping: f32,
-    /// Input rounded at each step: those that vary most first, while many others can make up for
-    /// what they lose. Inputs whose weights share a scale follow each other.
+    /// Input rounded at each step: the largest variance first, while many others can still
+    /// compensate its error. Inputs whose weights share a scale are adjacent.
     order: Vec<u32>,
     /// [`inverse_factor`] of the covariance in that order.
     factor: Vec<f32>,
 }
 
 impl<'a> Rounder<'a> {
-    /// For matrices whose scales are shared along a row, by [`rows`](Self::rows), and inputs with
-    /// this `covariance`, `[size × size]`.
+    /// For matrices with scales shared along a row ([`rows`](Self::rows)) and inputs with this
+    /// `covariance`, `[size × size]`.
     pub fn for_rows(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
         let energy = |i: usize| covariance[i * (size + 1)];
         let mut groups: Vec<Vec<u32>> = (0..size as u32)
@@ -51,8 +51,8 @@ impl<'a> Rounder<'a> {
         Self::new(on, covariance, order)
     }
 
-    /// For matrices whose scales are shared along a column, by [`columns`](Self::columns), and
-    /// inputs with this `covariance`, `[size × size]`.
+    /// For matrices with scales shared along a column ([`columns`](Self::columns)) and inputs with
+    /// this `covariance`, `[size × size]`.
     pub fn for_columns(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
         let energy = |i: u32| covariance[i as usize * (size + 1)];
         let mut order: Vec<u32> = (0..size as u32).collect();
@@ -60,7 +60,7 @@ impl<'a> Rounder<'a> {
         Self::new(on, covariance, order)
     }
 
-    /// Takes the inputs in this order.
+    /// Rounds inputs in this order.
     fn new(on: &'a Compute, covariance: Vec<f32>, order: Vec<u32>) -> Self {
         let size = order.len();
         let mut turned = Vec::with_capacity(covariance.len());
@@ -79,12 +79,12 @@ impl<'a> Rounder<'a> {
         }
     }
 
-    /// Rows `[outputs × size]` as stored in `dtype`; a scale is shared along a row. Squared over
-    /// the text, the error of the products is never more than that of rounding each weight by
-    /// itself. `None` for a format without scales.
+    /// Rounds rows `[outputs × size]` and stores them in `dtype`; a scale is shared along a row.
+    /// The squared error of the products over the text is never larger than that of rounding each
+    /// weight on its own. `None` for a format without scales.
     ///
     /// # Errors
-    /// A weight that the format cannot hold.
+    /// A weight that the format cannot represent.
     pub fn rows(&self, dtype: DType, values: &[f32]) -> Result<Option<Vec<u8>>, QuantizeError> {
         let Some(grid) = Grid::of(dtype) else {
             return Ok(None);
@@ -103,8 +103,8 @@ impl<'a> Rounder<'a> {
         Ok(Some(out))
     }
 
-    /// Columns `[size × outputs]`, one for each input, as stored in `dtype`; a scale is shared
-    /// along a column. As [`rows`](Self::rows) otherwise.
+    /// Rounds columns `[size × outputs]`, one per input, and stores them in `dtype`; a scale is
+    /// shared along a column. Otherwise as [`rows`](Self::rows).
     ///
     /// # Errors
     /// As [`rows`](Self::rows).
@@ -117,7 +117,7 @@ impl<'a> Rounder<'a> {
         let Some(grid) = Grid::of(dtype) else {
             return Ok(None);
         };
-        // [tiles][inputs], the quants and scales of one of each
+        // [tiles][inputs], each with the quants and scales of one tile and input.
         let wide = dtype.span();
         let group = dtype.row_bytes(wide);
         let mut tiles = vec![0; outputs.div_ceil(wide) * self.size * group];
@@ -169,10 +169,10 @@ impl<'a> Rounder<'a> {
         }
     }
 
-    /// Rounds one tile into `out`: with compensation, unless that turns out worse than without.
+    /// Rounds one tile into `out`, with compensation unless that is worse.
     fn tile(&self, lines: Lines<'_>, grid: Grid, out: &mut [u8]) -> Result<(), QuantizeError> {
         let bytes = lines.dtype.row_bytes(lines.len);
-        // a tile of few outputs does not fill its room
+        // The last tile may be smaller.
         let out = &mut out[..lines.values.len() / lines.len * bytes];
         let mut plain = vec![0; out.len()];
         for (line, plain) in lines.iter().zip(plain.chunks_exact_mut(bytes)) {
@@ -184,15 +184,15 @@ impl<'a> Rounder<'a> {
         self.errors(&lines, out, &mut errors);
         self.errors(&lines, &plain, &mut errors);
         let [with, without] = self.loss(&errors);
-        // also where one of them is no number
+        // NaN counts as worse.
         if with.partial_cmp(&without) != Some(Ordering::Less) {
             out.copy_from_slice(&plain);
         }
         Ok(())
     }
 
-    /// Rounds input by input; what an error does to the products is taken back, as far as it goes,
-    /// by the inputs that come later.
+    /// Rounds input by input. The error of each in the products is compensated, as far as possible,
+    /// by the inputs that follow.
     fn compensate(&self, lines: &Lines<'_>, grid: Grid, out: &mut [u8]) {
         let (n, outputs) = (self.size, lines.outputs(self.size));
         let mut w = vec![0.0; outputs * n];
@@ -217,7 +217,8 @@ impl<'a> Rounder<'a> {
                     factors.choose_all(input, &elements, &weights);
                 }
                 Groups::Inputs if i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP => {
-                    // what shares scales with the group, none of it rounded if it is the first
+                    // Weights that share scales with the group; if it is the first of them, none is
+                    // rounded yet.
                     let shared = factors.shared(input);
                     weights.clear();
                     weights.extend(shared.clone().map(|input| costs[place[input]]));
@@ -247,7 +248,8 @@ impl<'a> Rounder<'a> {
         factors.store(lines, &codes, out);
     }
 
-    /// Takes each weight's quant to where the products' error is least while the others stay.
+    /// Moves each quant to the value that minimises the error of the products while the others are
+    /// fixed.
     fn refine(&self, lines: &Lines<'_>, grid: Grid, factors: &Factors, codes: &mut [u8]) {
         let (n, outputs) = (self.size, lines.outputs(self.size));
         let mut errors = vec![0.0; outputs * n];
@@ -296,7 +298,7 @@ impl<'a> Rounder<'a> {
         );
     }
 
-    /// Appends what `stored` differs from the lines by, `[outputs × size]`.
+    /// Appends `stored − lines`, `[outputs × size]`.
     fn errors(&self, lines: &Lines<'_>, stored: &[u8], errors: &mut Vec<f32>) {
         let mut values = vec![0.0; lines.values.len()];
         let bytes = lines.dtype.row_bytes(lines.len);
@@ -310,7 +312,7 @@ impl<'a> Rounder<'a> {
         }
     }
 
-    /// Squared errors of the products, of the first and the second half of `errors`.
+    /// Squared errors of the products for the first and the second half of `errors`.
     fn loss(&self, errors: &[f32]) -> [f64; 2] {
         let mut spread = vec![0.0; errors.len()];
         self.spread(errors, &mut spread);

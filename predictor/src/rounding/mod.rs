@@ -1,9 +1,9 @@
-//! Rounds weights so that their products with a text's inputs change least.
+//! Rounds weights such that their products with a text's inputs change least.
 //!
-//! All of it works with the inputs' covariance ([`Covariance`]): element by element, the rounding
-//! error is compensated in the elements not yet rounded, as far as inputs that vary together allow
-//! (GPTQ, arXiv 2210.17323). Predictors round their rows this way (`rows.rs`), the packer whole
-//! matrices ([`Rounder`]).
+//! The method (GPTQ, arXiv 2210.17323) uses the inputs' covariance ([`Covariance`]): weights are
+//! rounded one after the other, and each rounding error is compensated by weights not yet rounded,
+//! as far as their inputs are correlated. Predictors round rows this way (`rows.rs`), the packer
+//! whole matrices ([`Rounder`]).
 
 mod covariance;
 mod factor;

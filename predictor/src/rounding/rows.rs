@@ -1,4 +1,4 @@
-//! Rounds a predictor's rows, each by itself, in a format of its own.
+//! Rounds a predictor's rows, each on its own, to a predictor format.
 
 use emberflow_kernels::{Compute, Cpu, Row};
 use half::f16;
@@ -16,7 +16,7 @@ pub(crate) struct Levels {
     pub scale: fn(&[f32]) -> f16,
     /// The nearest quant of an element and its value, given a scale.
     pub nearest: fn(f32, f32) -> (u8, f32),
-    /// Bytes of a row with so many elements.
+    /// Bytes of a row with this many elements.
     pub bytes: fn(usize) -> usize,
     /// Stores the quants and the bits of the groups' scales.
     pub store: fn(&[u8], &[u16], &mut [u8]),
@@ -30,7 +30,7 @@ pub(crate) struct Rows<'a> {
     pub values: &'a [f32],
 }
 
-/// Stored rows, for inputs with this covariance, `[d × d]`.
+/// Rounds rows for inputs with this covariance, `[d × d]`; returns the stored rows.
 pub(crate) fn round(on: &Compute, rows: Rows<'_>, covariance: &[f32], levels: &Levels) -> Vec<u8> {
     let Rows { d, values } = rows;
     let u = inverse_factor(on, d, covariance, DAMPING);
@@ -50,7 +50,7 @@ pub(crate) fn round(on: &Compute, rows: Rows<'_>, covariance: &[f32], levels: &L
 }
 
 /// Rounds one row in place; `u` is the [`inverse_factor`] of the inputs' covariance. Returns the
-/// bits of the groups' scales.
+/// f16 bits of the groups' scales.
 fn round_row(cpu: Cpu, row: &mut [f32], u: &[f32], levels: &Levels, quants: &mut [u8]) -> Vec<u16> {
     let d = row.len();
     let mut scales = Vec::with_capacity(d.div_ceil(levels.group));

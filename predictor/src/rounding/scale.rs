@@ -1,17 +1,17 @@
-//! The scale of a group: the one whose rounding errors weigh least.
+//! The scale of a group that minimises the weighted rounding error.
 
 use emberflow_kernels::DType;
 use half::f16;
 
-/// Candidates, in twentieths of the scale that just reaches the largest element.
+/// Candidates, in twentieths of the scale that exactly reaches the largest element.
 const CANDIDATES: std::ops::RangeInclusive<u32> = 11..=21;
 
-/// Adding and taking away this rounds to an integer, half to even: fast where the processor that
-/// the program is built for has no instruction for it.
+/// Adding and subtracting this rounds to the nearest integer, ties to even: fast on build targets
+/// without a rounding instruction.
 const ROUNDS: f32 = 12_582_912.0; // 1.5 · 2^23
 
-/// Integers that a block format multiplies with a scale, to take a minimum from the product if it
-/// has any.
+/// Range of the integers that a block format multiplies by a scale (minus a minimum, in some
+/// formats).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     low: f32,
@@ -19,7 +19,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Of a grouped format; `None` for the others, which have no scales.
+    /// Range of a grouped format; `None` for formats without scales.
     pub fn of(dtype: DType) -> Option<Self> {
         let (low, high) = match dtype {
             DType::Q4 => (-8.0, 7.0),
@@ -30,14 +30,14 @@ impl Grid {
         Some(Self { low, high })
     }
 
-    /// The integer nearest to `x / scale`, `inverse` being `1 / scale`; 0 for a scale of zero,
-    /// whose inverse is 0.
+    /// The integer nearest to `x / scale`, given `inverse` = `1 / scale`; 0 for scale 0, whose
+    /// inverse is 0.
     pub fn nearest(self, x: f32, inverse: f32) -> f32 {
         let clamped = (x * inverse).clamp(self.low, self.high);
         (clamped + ROUNDS) - ROUNDS
     }
 
-    /// Sum of the weighted squared errors of `group` under `scale`.
+    /// Sum of the weighted squared errors of `group` with `scale`.
     fn error(self, group: &[f32], weights: &[f32], scale: f32) -> f32 {
         let inverse = inverse_of(scale);
         let mut sums = [0.0f32; 8];
@@ -50,7 +50,7 @@ impl Grid {
         sums.iter().sum()
     }
 
-    /// The scale with the least weighted squared error on `group`, as f16 holds it.
+    /// The f16 scale with the smallest weighted squared error on `group`.
     pub fn best_scale(self, group: &[f32], weights: &[f32]) -> f16 {
         let largest = group
             .iter()
@@ -65,7 +65,7 @@ impl Grid {
                 }
             }
         };
-        // the largest element at the wide end, then at the narrow one
+        // The largest element at the wide end of the range, then at the narrow end.
         for end in [self.low, self.high] {
             CANDIDATES.for_each(|k| take(largest / end * k as f32 / 20.0));
             if self.low == -self.high {
@@ -76,7 +76,7 @@ impl Grid {
     }
 }
 
-/// `1 / scale`, or 0 where that is no number.
+/// `1 / scale`, or 0 if that is not finite.
 pub(super) fn inverse_of(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }

@@ -1,4 +1,4 @@
-//! Matrices held against a reference that follows the definition step by step.
+//! Matrices compared with a reference that follows the definition step by step.
 
 use emberflow_kernels::{Compute, DType, Row, quantize_row};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::factor::DAMPING;
 use super::scale::{Grid, inverse_of};
 use super::{Covariance, Rounder};
 
-/// Inputs of `tokens × size` that vary together: each follows the one before it.
+/// Correlated inputs, `[tokens × size]`: each follows the one before it.
 fn inputs(seed: u64, tokens: usize, size: usize) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut all = Vec::with_capacity(tokens * size);
@@ -15,7 +15,7 @@ fn inputs(seed: u64, tokens: usize, size: usize) -> Vec<f32> {
         let mut last = 0.0;
         for i in 0..size {
             last = 0.8 * last + random.f32() - 0.5;
-            // some inputs are always zero, as those of neurons that never fire
+            // Some inputs are always zero, as those of neurons that never fire.
             all.push(if i % 7 == 3 { 0.0 } else { last });
         }
     }
@@ -59,7 +59,7 @@ fn turned(matrix: &[f32], cols: usize) -> Vec<f32> {
     out
 }
 
-/// `tr((W − Q) H (W − Q)ᵀ)`, by its definition: squared errors of the products.
+/// Squared errors of the products, by definition: `tr((W − Q) H (W − Q)ᵀ)`.
 fn loss(inputs: &[f32], size: usize, w: &[f32], q: &[f32]) -> f64 {
     let mut sum = 0.0;
     for x in inputs.chunks_exact(size) {
@@ -77,7 +77,7 @@ fn loss(inputs: &[f32], size: usize, w: &[f32], q: &[f32]) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Both layouts, in every grouped format: never worse than rounding each weight by itself.
+    /// Both layouts, in every grouped format: never worse than rounding each weight on its own.
     #[test]
     fn rounding_against_inputs_is_never_worse(
         seed in any::<u64>(),
@@ -109,13 +109,13 @@ proptest! {
     }
 }
 
-/// What is added to every variance.
+/// Damping added to every variance.
 fn damping(covariance: &[f32], n: usize) -> f64 {
     let variances = (0..n).map(|i| f64::from(covariance[i * (n + 1)]));
     DAMPING * variances.sum::<f64>() / n as f64
 }
 
-/// The inverse of the damped covariance, by Gauss-Jordan.
+/// Inverse of the damped covariance, by Gauss-Jordan.
 fn inverse(covariance: &[f32], n: usize) -> Vec<Vec<f64>> {
     let damping = damping(covariance, n);
     let one = |i: usize, j: usize| f64::from(u8::from(i == j));
@@ -138,13 +138,13 @@ fn inverse(covariance: &[f32], n: usize) -> Vec<Vec<f64>> {
     a.into_iter().map(|row| row[n..].to_vec()).collect()
 }
 
-/// Rounds one row by the definition: after each weight the others take the values that make the
-/// error of the products least, found from the inverse of the damped covariance, from which what is
-/// rounded is then eliminated.
+/// Rounds one row by definition: after each weight, the others take the values that minimise the
+/// error of the products, from the inverse of the damped covariance; the rounded weight is then
+/// eliminated from it.
 fn reference(covariance: &[f32], w: &[f32], grid: Grid) -> Vec<f32> {
     let n = w.len();
     let mut inverse = inverse(covariance, n);
-    // what an error of each costs once those after it have made up for it
+    // Cost of an error in each weight after those that follow have compensated it.
     let mut later = inverse.clone();
     let mut costs = vec![0.0; n];
     for (i, cost) in costs.iter_mut().enumerate() {
@@ -171,7 +171,7 @@ fn reference(covariance: &[f32], w: &[f32], grid: Grid) -> Vec<f32> {
     )
 }
 
-/// Moves each weight, while the others stay, step by step along the grid to where the loss is least.
+/// Moves each weight step by step along the grid to the smallest loss, while the others are fixed.
 fn settled(
     covariance: &[f32],
     w: &[f32],
@@ -203,7 +203,7 @@ fn settled(
     rounded
 }
 
-/// Takes input `i` out of an inverse.
+/// Eliminates input `i` from an inverse.
 fn eliminate(inverse: &mut [Vec<f64>], i: usize) {
     let row = inverse[i].clone();
     let others = inverse.iter_mut().enumerate().filter(|(j, _)| *j != i);

@@ -46,7 +46,7 @@ pub(super) fn is_binary(bytes: &[u8]) -> bool {
 }
 
 pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u8>, StatsError> {
-    // what is written must be readable
+    // Written data must be readable.
     let [layers, experts, neurons] = stats.sizes();
     stats.check(layers, experts, neurons)?;
     let mut out = Out(vec![0; HEADER]);
@@ -100,7 +100,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<ActivationStats, StatsError> {
     Ok(stats)
 }
 
-/// How many layers, FFNs of a layer and neurons of an FFN the file describes.
+/// Number of layers, of FFNs per layer, and of neurons per FFN.
 #[derive(Clone, Copy)]
 struct Sizes {
     layers: usize,
@@ -110,7 +110,7 @@ struct Sizes {
     banks: usize,
 }
 
-/// Checks length and checksum; the body comes after.
+/// Checks length and checksum; the body follows.
 fn read_header(bytes: &[u8]) -> Result<In<'_>, String> {
     let mut header = In { bytes, at: 8 };
     let (len, sum) = (header.fixed()?, header.fixed()?);
@@ -123,7 +123,7 @@ fn read_header(bytes: &[u8]) -> Result<In<'_>, String> {
     Ok(header)
 }
 
-/// A bank has more bytes than these, so the numbers bound each other.
+/// Sizes bound each other, since a bank has more bytes than neurons.
 fn read_sizes(body: &mut In<'_>) -> Result<Sizes, String> {
     let layers = body.count(1)?;
     let experts = body.count(1)?;
@@ -144,7 +144,7 @@ fn read_sizes(body: &mut In<'_>) -> Result<Sizes, String> {
     })
 }
 
-/// One FFN: which neurons it has and how often each fires.
+/// Reads one FFN: its neurons' ids and counts.
 fn read_expert(body: &mut In<'_>, expert: usize, neurons: usize) -> Result<ExpertStats, String> {
     let original = match body.number()? {
         0 => Vec::new(),
@@ -160,7 +160,7 @@ fn read_expert(body: &mut In<'_>, expert: usize, neurons: usize) -> Result<Exper
     })
 }
 
-/// What a bank's profile holds beside counts; `later` stands at the end of the file.
+/// Reads a bank's profile except `later`, which is at the end of the file.
 fn read_bank(body: &mut In<'_>, neurons: usize) -> Result<BankProfile, String> {
     Ok(BankProfile {
         unions: (1..BATCHES.len())
@@ -351,7 +351,7 @@ impl<'a> In<'a> {
         Err(format!("a number before {} has more than 64 bits", self.at))
     }
 
-    /// Reads the count of a list whose entries take at least `bytes` bytes each.
+    /// Reads the length of a list whose entries have at least `bytes` bytes each.
     fn count(&mut self, bytes: usize) -> Result<usize, String> {
         let n = self.number()?;
         let fits = usize::try_from(n)
@@ -400,7 +400,7 @@ impl<'a> In<'a> {
         })
     }
 
-    /// How neurons inside the experts of `layers` fire.
+    /// Reads how neurons inside the experts of `layers` fire.
     fn neurons(&mut self, layers: &mut [RoutedLayer]) -> Result<(), String> {
         let neurons = self.count(1)?;
         for layer in layers {
@@ -524,7 +524,7 @@ mod tests {
         let mut bytes = s.to_bytes().unwrap();
         let mut without = s;
         let profile = without.profile.as_mut().unwrap();
-        // Small numbers, of one byte each.
+        // Small numbers have one byte each.
         bytes.truncate(bytes.len() - profile.misses.numbers_mut().count());
         seal(&mut bytes);
         profile.misses = Misses::default();

@@ -1,7 +1,7 @@
 //! Histogram of magnitudes, in logarithmic buckets.
 
-/// Number of values of the top bits of an f32 without its sign: 8 exponent and 4 mantissa bits, so
-/// a bucket is at most 6 % wide.
+/// Number of buckets: top bits of an f32 without its sign, 8 exponent and 4 mantissa bits, so a
+/// bucket is at most 6 % wide.
 pub(super) const BUCKETS: u16 = 1 << 12;
 
 const SHIFT: u32 = 31 - 12;
@@ -9,8 +9,8 @@ const SHIFT: u32 = 31 - 12;
 /// Counts of values by magnitude, without zeros. Adding two histograms is exact.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Magnitudes {
-    /// Nonempty buckets and their counts, ascending. A model fills a few hundred, and memory is
-    /// bounded by the file's number of buckets.
+    /// Nonempty buckets with their counts, ascending. A model fills a few hundred; memory is
+    /// bounded by the number of buckets.
     counts: Vec<(u16, u64)>,
 }
 
@@ -28,8 +28,8 @@ impl Magnitudes {
         self.counts.iter().fold(0, |sum, c| sum.saturating_add(c.1))
     }
 
-    /// The magnitude below which `share` (0 to 1) of all values lie, with `zeros` zeros in
-    /// addition; accurate to a bucket. `None` without values.
+    /// The magnitude below which `share` (0 to 1) of all values lie, counting `zeros` further
+    /// zeros; accurate to a bucket. `None` without values.
     pub fn quantile(&self, share: f64, zeros: u64) -> Option<f32> {
         let all = self.total().saturating_add(zeros);
         if all == 0 {
@@ -51,7 +51,7 @@ impl Magnitudes {
         last
     }
 
-    /// Nonempty buckets: number and count, ascending.
+    /// Nonempty buckets as (number, count), ascending.
     pub(super) fn filled(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let known = self.counts.iter();
         known.map(|&(bucket, count)| (usize::from(bucket), count))
@@ -73,7 +73,7 @@ impl Magnitudes {
         Some(())
     }
 
-    /// The count of a bucket; the caller makes it nonzero.
+    /// The count of a bucket, which the caller must make nonzero.
     #[inline]
     fn count_mut(&mut self, bucket: u16) -> &mut u64 {
         let place = self.counts.binary_search_by_key(&bucket, |c| c.0);

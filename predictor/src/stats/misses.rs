@@ -1,20 +1,21 @@
-//! A measured miss curve: what a cache of neurons misses, by its size and by how often neurons fire.
+//! A measured miss curve: misses of a neuron cache by its size and by the frequency of neurons.
 //!
-//! `emberflow profile` runs the cache of the engine over the firings that it saw (see
-//! [`FiringTrace`](crate::FiringTrace)) once for each of [`SIZES`]. Misses of several texts add up.
+//! `emberflow profile` runs the engine's cache on the recorded firings
+//! ([`FiringTrace`](crate::FiringTrace)) once for each of [`SIZES`]. Misses of several texts add
+//! up.
 
 /// Sizes of the cache, as shares of all neurons.
 pub const SIZES: [f64; 9] = [0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.52, 0.66, 0.82];
 
-/// Classes of frequency; finer where neurons are rare.
+/// Frequency classes; finer for rare neurons.
 pub const BINS: usize = 16;
 
-/// The class, as a number from 0 to `BINS - 1`, of neurons that fire for a share `often` of tokens.
+/// Class, 0 to `BINS - 1` as a fraction, of neurons that fire for a share `often` of the tokens.
 pub fn bin(often: f64) -> f64 {
     often.clamp(0.0, 1.0).sqrt() * (BINS - 1) as f64
 }
 
-/// Needed neurons, and how many of them a cache of each size did not hold.
+/// Needed neurons, and how many of them missed in a cache of each size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Misses {
     /// By class of frequency.
@@ -35,7 +36,7 @@ impl Misses {
         sum(&self.missed[size]) / sum(&self.needed).max(1.0)
     }
 
-    /// All numbers, in the order in which they are stored.
+    /// All numbers in storage order.
     pub(super) fn numbers_mut(&mut self) -> impl Iterator<Item = &mut u64> {
         self.needed.iter_mut().chain(self.missed.as_flattened_mut())
     }

@@ -2,10 +2,10 @@
 //!
 //! There are two file formats. `emberflow-stats-v1` is JSON with one count per neuron.
 //! `emberflow-stats-v2` (`codec.rs`) is binary and adds a [`Profile`]: activity by batch size,
-//! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together; of
-//! a model with experts, how its router chooses and how neurons inside experts fire (`routing.rs`).
-//! Both use the checkpoint's original neuron order. The packer orders neurons by them and stores
-//! them in the container in packed order.
+//! persistence, magnitudes, and a sample of whole tokens that shows which neurons fire together;
+//! for a model with experts, how its router chooses and how neurons inside experts fire
+//! (`routing.rs`). Both use the checkpoint's original neuron order. The packer derives the neuron
+//! order from them and stores them in the container in packed order.
 
 mod codec;
 mod magnitudes;
@@ -64,7 +64,7 @@ pub struct ExpertStats {
     pub original: Vec<u32>,
 }
 
-/// Why statistics are rejected.
+/// Errors of statistics.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
     /// Not JSON, or not of this structure.
@@ -92,7 +92,7 @@ pub enum StatsError {
         /// Size in the model.
         expected: usize,
     },
-    /// Statistics of a dense model where those of a model with experts are wanted.
+    /// Statistics of a dense model for a model with experts.
     #[error("statistics say nothing of experts, which this model has; profile it")]
     NoRouting,
     /// Original ids that are not a permutation.
@@ -137,7 +137,7 @@ impl ActivationStats {
         Ok(stats)
     }
 
-    /// How a mixture's experts are chosen; `None` for a dense model.
+    /// Routing statistics; `None` for a dense model.
     pub fn routing(&self) -> Option<&routing::Routing> {
         self.profile.as_ref()?.routing.as_ref()
     }
@@ -205,8 +205,8 @@ impl ActivationStats {
         ]
     }
 
-    /// Adds the counts of another part of the text. Counts add exactly, and the merged sample does
-    /// not depend on the order of merging.
+    /// Adds the counts of another part of the text. The result, including the sample, does not
+    /// depend on the order of merging.
     ///
     /// # Errors
     /// If the statistics are of another model, window length or neuron order, have no profile, or
@@ -393,14 +393,14 @@ fn is_permutation(ids: &[u32], n: usize) -> bool {
         })
 }
 
-/// Sum of counts. A file may contain any counts, and 2^64 of the largest fit.
+/// Sum of counts. A file may contain any counts; 2^64 of the largest fit.
 fn total<'a>(counts: impl IntoIterator<Item = &'a u64>) -> u128 {
     counts.into_iter().map(|&c| u128::from(c)).sum()
 }
 
-/// Share of the neurons that produces `share` of all activations; `counts` in any order. 0 if
-/// nothing ever fired. (PowerInfer's measure of skew: for `share` = 0.8 a small value means that
-/// few hot neurons do most of the work.)
+/// Share of the neurons that produces `share` of all activations, for `counts` in any order; 0 if
+/// nothing ever fired. PowerInfer's measure of skew: for `share` = 0.8, a small value means that
+/// few neurons do most of the work.
 pub fn hot_share(counts: &[u64], share: f64) -> f64 {
     let total = total(counts);
     if total == 0 {

@@ -7,26 +7,26 @@ use super::{ActivationStats, Magnitudes, Misses, Sample};
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
-/// Distances in tokens, beyond the next one, at which repeated firing is counted.
+/// Distances in tokens, beyond the next token, at which repeated firing is counted.
 pub const LAGS: [usize; 3] = [8, 32, 128];
 
-/// How often a neuron that fires also fires some tokens later.
+/// How often a firing neuron fires again some tokens later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Later {
-    /// Firings of any neuron that have a token at this distance in their window.
+    /// Firings that have a token at this distance in their window.
     pub fired: u64,
-    /// Those whose neuron also fires for that token.
+    /// Those whose neuron fires for that token too.
     pub again: u64,
 }
 
 impl Later {
-    /// Their share; `None` if nothing was counted, as in older files.
+    /// `again / fired`; `None` if nothing was counted, as in older files.
     pub fn share(self) -> Option<f64> {
         (self.fired > 0).then(|| self.again as f64 / self.fired as f64)
     }
 }
 
-/// How a model's neurons fire over a text, beyond counts.
+/// How a model's neurons fire over a text, in addition to counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// Model and checkpoint, as named by the container.
@@ -37,31 +37,31 @@ pub struct Profile {
     pub window: u32,
     /// Consecutive token pairs inside windows.
     pub pairs: u64,
-    /// Batches counted, by size ([`BATCHES`]). The tokens of a batch come from that many windows,
+    /// Number of batches by size ([`BATCHES`]). The tokens of a batch come from that many windows,
     /// at the same position; the first entry is the number of tokens.
     pub steps: [u64; BATCHES.len()],
     /// One entry per FFN, by layer, then expert.
     pub banks: Vec<BankProfile>,
     /// Sampled tokens; empty inside a container.
     pub sample: Sample,
-    /// What a cache misses; empty in files written before it was counted.
+    /// Misses of a cache; empty in older files.
     pub misses: Misses,
-    /// How experts are chosen, in a model that has some.
+    /// Routing, in a model with experts.
     pub routing: Option<Routing>,
 }
 
-/// One FFN.
+/// Profile of one FFN.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BankProfile {
-    /// For each batch size beyond 1, batches in which each neuron fired for at least one token:
-    /// `[sizes][neurons]`.
+    /// For each batch size above 1, number of batches in which each neuron fired for at least one
+    /// token: `[sizes][neurons]`.
     pub unions: Vec<Vec<u64>>,
     /// Tokens for which each neuron fired and also fired for the previous one.
     pub stayed: Vec<u64>,
-    /// The same of all neurons together at larger distances, [`LAGS`].
+    /// Repeated firing of all neurons together at larger distances, [`LAGS`].
     pub later: [Later; LAGS.len()],
-    /// Tokens for which each neuron's hidden value was nonzero. Below its count if Up has its own
-    /// ReLU.
+    /// Tokens for which each neuron's hidden value was nonzero; less than its count if Up has its
+    /// own ReLU.
     pub contributed: Vec<u64>,
     /// Nonzero activated gates.
     pub gates: Magnitudes,
@@ -160,7 +160,7 @@ impl Profile {
         self.sample.permute(order);
     }
 
-    /// Checks that the numbers are consistent; returns what is wrong.
+    /// Checks that the numbers are consistent; returns the inconsistency.
     pub(super) fn check(&self, stats: &ActivationStats) -> Result<(), String> {
         let [layers, experts, neurons] = stats.sizes();
         let same = |what: &str, found: usize, expected: usize| {

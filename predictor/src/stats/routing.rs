@@ -1,49 +1,49 @@
-//! How a mixture's router chooses: popularity, reuse from token to token, co-selection; and how often
-//! the neurons inside its experts fire.
+//! Routing statistics of a mixture of experts: popularity, reuse between tokens, co-selection; and
+//! how often neurons inside experts fire.
 
 use super::{ExpertStats, is_permutation};
 
-/// Sizes of a cache of experts for which misses are counted, in 16ths of all experts.
+/// Number of cache sizes for which misses are counted, in 16ths of all experts.
 pub const SIXTEENTHS: usize = 15;
 
-/// Routing over a text.
+/// Routing of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routing {
-    /// Experts of a layer, without a shared one.
+    /// Experts per layer, without a shared one.
     pub experts: u32,
-    /// Experts that a token visits in a layer.
+    /// Experts per token and layer.
     pub chosen: u32,
     /// One entry per layer of the model.
     pub layers: Vec<RoutedLayer>,
-    /// What the engine's cache of experts misses, by its size.
+    /// Misses of the engine's cache of experts, by its size.
     pub misses: ExpertMisses,
 }
 
-/// One layer's routes. All lists are empty for a layer with a dense FFN.
+/// Routes of one layer. All lists are empty for a dense FFN.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoutedLayer {
     /// Tokens that visit each expert.
     pub visits: Vec<u64>,
-    /// Those whose predecessor in the window visits it too.
+    /// Visits that follow a visit of the preceding token in the window.
     pub again: Vec<u64>,
-    /// Tokens that visit both of two experts: 0 and 1, 0 and 2, …, 1 and 2, ….
+    /// Tokens that visit both experts of a pair: (0, 1), (0, 2), …, (1, 2), ….
     pub together: Vec<u64>,
-    /// How often each expert's neurons fire; empty where that was not counted.
+    /// How often each expert's neurons fire; empty if not counted.
     pub neurons: Vec<ExpertStats>,
 }
 
-/// Visits, and how many of them a cache of each size does not hold.
+/// Visits, and how many of them missed in a cache of each size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExpertMisses {
-    /// Visits counted; 0 where the text is too short to fill a cache.
+    /// Visits counted; 0 if the text is too short to fill a cache.
     pub needed: u64,
     /// By size: 1/16 of all experts, 2/16, ….
     pub missed: [u64; SIXTEENTHS],
 }
 
 impl ExpertMisses {
-    /// Share of the visits that a cache of a share `held` of all experts misses, between the
-    /// measured sizes a straight line; `None` where nothing was counted.
+    /// Share of the visits that miss in a cache holding the share `held` of all experts,
+    /// interpolated linearly between measured sizes; `None` if nothing was counted.
     pub fn rate(&self, held: f64) -> Option<f64> {
         if self.needed == 0 {
             return None;
@@ -80,8 +80,8 @@ impl RoutedLayer {
         }
     }
 
-    /// Share of the tokens that visit an expert for which its neurons fire, mean of the experts by their
-    /// visits; `None` where that was not counted.
+    /// For each neuron index, how often it fires for tokens that visit its expert, averaged over
+    /// experts by visits; `None` if not counted.
     pub fn firing(&self) -> Option<Vec<f32>> {
         let mut fired = vec![0u128; self.neurons.first()?.counts.len()];
         for expert in &self.neurons {
@@ -94,7 +94,7 @@ impl RoutedLayer {
         Some(fired.into_iter().map(share).collect())
     }
 
-    /// Place in `together` of the experts `a < b`.
+    /// Index in `together` of the experts `a < b`.
     pub fn pair(&self, a: usize, b: usize) -> usize {
         a * (2 * self.visits.len() - a - 1) / 2 + b - a - 1
     }
@@ -105,8 +105,8 @@ impl RoutedLayer {
         self.visits.iter().map(move |&n| n as f64 / tokens)
     }
 
-    /// Share of the experts that takes `share` of the routes, to the fraction of an expert; 0
-    /// without routes.
+    /// Share of the experts that receives `share` of the routes, with a fraction of the last
+    /// expert; 0 without routes.
     pub fn covering(&self, share: f64) -> f64 {
         let mut falling = self.visits.clone();
         falling.sort_unstable_by(|a, b| b.cmp(a));
@@ -121,15 +121,15 @@ impl RoutedLayer {
         0.0
     }
 
-    /// Share of the experts of a token that its predecessor visits too, of tokens that have one:
-    /// `followed` pairs of tokens that visit `chosen` experts each.
+    /// Share of a token's experts that the preceding token visited too. `followed`: number of pairs
+    /// of consecutive tokens; each token visits `chosen` experts.
     pub fn reuse(&self, followed: u64, chosen: u32) -> f64 {
         let again = self.again.iter().map(|&n| n as f64).sum::<f64>();
         again / (followed as f64 * f64::from(chosen)).max(1.0)
     }
 
-    /// The two experts that go together most beyond what their popularity explains: how many times
-    /// as often as if chosen independently. `None` where no two are ever chosen together.
+    /// The two experts with the largest lift: how many times as often they are chosen together as
+    /// if chosen independently. `None` if no two are ever chosen together.
     pub fn closest(&self, tokens: u64) -> Option<Together> {
         let mut best: Option<Together> = None;
         for a in 0..self.visits.len() {
@@ -137,7 +137,7 @@ impl RoutedLayer {
                 let count = self.together[self.pair(a, b)];
                 let expected = self.visits[a] as f64 * self.visits[b] as f64 / tokens.max(1) as f64;
                 let lift = count as f64 / expected.max(1e-9);
-                // few tokens prove nothing
+                // Few tokens prove nothing.
                 if count >= tokens / 100 && count > 0 && best.is_none_or(|best| lift > best.lift) {
                     best = Some(Together {
                         experts: [a as u32, b as u32],
@@ -158,15 +158,15 @@ impl RoutedLayer {
 /// Two experts that a router chooses together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Together {
-    /// Which.
+    /// The experts.
     pub experts: [u32; 2],
     /// Tokens that visit both.
     pub tokens: u64,
-    /// How many times as many as if they were chosen independently.
+    /// Observed tokens relative to independent choice.
     pub lift: f64,
 }
 
-/// Pairs of `experts` experts.
+/// Number of pairs of `experts` experts.
 pub(super) fn pairs(experts: usize) -> usize {
     experts * experts.saturating_sub(1) / 2
 }
@@ -213,8 +213,8 @@ impl Routing {
         self.layers.iter().any(|layer| !layer.neurons.is_empty())
     }
 
-    /// Reorders the neurons inside experts: `order(layer, expert)` is the original id of every packed
-    /// neuron, empty for those that keep their order.
+    /// Reorders the neurons inside experts: `order(layer, expert)` is the original id of every
+    /// packed neuron, or empty to keep the order.
     pub fn permute<'o>(&mut self, order: impl Fn(u32, u32) -> &'o [u32]) {
         for (layer, routed) in (0..).zip(&mut self.layers) {
             for expert in &mut routed.neurons {
@@ -227,7 +227,7 @@ impl Routing {
         }
     }
 
-    /// Checks the counts of neurons inside experts; returns what is wrong.
+    /// Checks the counts of neurons inside experts; returns the inconsistency.
     fn check_neurons(&self) -> Result<(), String> {
         let counted = self.layers.iter().flat_map(|l| l.neurons.first());
         let len = counted.map(|e| e.counts.len()).next().unwrap_or(0);
@@ -252,7 +252,7 @@ impl Routing {
         Ok(())
     }
 
-    /// Checks that the numbers are consistent with `tokens` tokens; returns what is wrong.
+    /// Checks that the numbers are consistent with `tokens` tokens; returns the inconsistency.
     pub(super) fn check(&self, tokens: u64) -> Result<(), String> {
         let experts = self.experts as usize;
         if self.chosen == 0 || self.chosen > self.experts {

@@ -1,8 +1,8 @@
 //! A bounded sample of tokens with all neurons that fired for them, to estimate co-activation.
 //!
-//! A pairwise table would need neurons² counters per layer, 800 MB for one layer of a 7B model. A
+//! A pairwise table would need neurons² counters per layer: 800 MB for one layer of a 7B model. A
 //! sample of `k` tokens needs `k` bits per neuron and answers more: how often two neurons fire
-//! together (`popcount(a & b)`), and what any neuron order would cost on these tokens.
+//! together (`popcount(a & b)`), and the cost of any neuron order on these tokens.
 //!
 //! The sample keeps the `k` tokens with the smallest hash of their position in the text. So samples
 //! of parts of a text merge into exactly the sample of the whole (a bottom-k sketch).
@@ -53,7 +53,7 @@ impl Sample {
         }
     }
 
-    /// Adds a token if it belongs to the sample and is not in it yet.
+    /// Adds a token if it belongs to the sample and is not yet in it.
     pub fn insert(&mut self, token: Sampled) {
         if !self.wants(token.priority) {
             return;

@@ -1,4 +1,4 @@
-//! From weights that were just made to a predictor.
+//! Builds a predictor from newly trained weights.
 
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
@@ -9,7 +9,7 @@ use crate::sign::SignBit;
 use crate::thresholds::Thresholds;
 use crate::top;
 
-/// A predictor of `kind` for `neurons` neurons over its stored parts, with other thresholds.
+/// A predictor of `kind` for `neurons` neurons from its stored parts, with other thresholds.
 pub(super) fn assemble(
     kind: &Kind,
     [d, neurons]: [usize; 2],

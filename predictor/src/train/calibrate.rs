@@ -1,8 +1,8 @@
 //! Threshold calibration.
 //!
 //! For each neuron, a logistic curve fitted on a text maps the score to the probability that the
-//! gate fires. One probability per layer then decides for all its neurons. So a poor score
-//! automatically gets a wider margin, and a neuron that rarely fires needs a higher score.
+//! gate fires. A single probability per layer then decides for all its neurons. So a poor score
+//! automatically gets a wider margin, and a rarely firing neuron needs a higher score.
 
 use emberflow_kernels::math;
 
@@ -10,9 +10,9 @@ use emberflow_kernels::math;
 const STEPS: usize = 12;
 
 /// Histogram of a neuron's scores in steps of an eighth of their standard deviation, up to eight
-/// deviations from the mean: as good as the scores for fitting two numbers, and far smaller.
+/// deviations from the mean: as good as the scores for fitting two parameters, and far smaller.
 struct Bins {
-    /// Tokens, and those for which the gate fires.
+    /// [tokens, tokens for which the gate fires] per bin.
     counts: [[f32; 2]; 128],
 }
 
@@ -28,7 +28,7 @@ impl Bins {
         Self { counts }
     }
 
-    /// Standardised score, tokens, tokens for which the gate fires.
+    /// (Standardised score, tokens, tokens for which the gate fires) of each bin.
     fn iter(&self) -> impl Iterator<Item = (f32, f32, f32)> + '_ {
         let middle = |i: usize| (i as f32 + 0.5 - 64.0) / 8.0;
         let bins = self.counts.iter().enumerate();
@@ -71,7 +71,7 @@ impl Curve {
                 h[1] += f64::from(weight * s);
                 h[2] += f64::from(weight);
             }
-            // a weak prior of slope 1 keeps neurons that never fire finite
+            // A weak prior of slope 1 keeps neurons that never fire finite.
             let pull = 1e-4 * n;
             g[0] += pull * f64::from(slope - 1.0);
             h[0] += pull;
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_curve_finds_where_a_neuron_begins_to_fire() {
-        // fires above 5, with score errors of up to 1
+        // Fires above 5, with score errors of up to 1.
         let truth: Vec<f32> = (0..1000).map(|i| (i % 100) as f32 / 10.0).collect();
         let noise = |i: usize| ((i * 7919) % 1000) as f32 / 500.0 - 1.0;
         let scores: Vec<f32> = truth

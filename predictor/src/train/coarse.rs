@@ -1,12 +1,12 @@
-//! Gate rows in two or three bits, rounded to minimise the change of their products with a text's inputs
-//! (`rounding/`).
+//! Gate rows in two or three bits, rounded to minimise the change of their products with a text's
+//! inputs (`rounding/`).
 
 use emberflow_kernels::{NARROW_GROUP, Narrow};
 use half::f16;
 
 use crate::rounding::Levels;
 
-/// So many bits per element and a scale per group.
+/// Format with `narrow` bits per element and a scale per group.
 pub(crate) const fn levels(narrow: Narrow) -> Levels {
     match narrow {
         Narrow::Two => Levels {
@@ -26,15 +26,16 @@ pub(crate) const fn levels(narrow: Narrow) -> Levels {
     }
 }
 
-/// Candidates for a group's scale, in fractions of the scale that just reaches its largest element.
+/// Candidates for a group's scale, in fractions of the scale that exactly reaches its largest
+/// element.
 const SCALES: std::ops::RangeInclusive<u32> = 8..=21;
 
-/// The quant nearest to `x`, of those from 0 to `MOST`, and its value.
+/// The quant from 0 to `MOST` nearest to `x`, and its value.
 fn nearest<const MOST: u8>(x: f32, scale: f32) -> (u8, f32) {
     if scale == 0.0 {
         return (MOST / 2, 0.0);
     }
-    // odd multiples of the scale
+    // Values are odd multiples of the scale.
     let most = f32::from(MOST);
     let quant = ((x / scale + most) * 0.5).round().clamp(0.0, most);
     (quant as u8, (2.0 * quant - most) * scale)

@@ -4,16 +4,15 @@
 //! holds the leading eigenvectors of `G C Gᵀ` (reduced-rank regression). Subspace iteration finds
 //! them in `d × d` products.
 //!
-//! The second factor is then refitted to the output of the stored first factor, which undoes most
-//! of its rounding error, and is itself rounded against the covariance of that output
-//! (`rounding/`).
+//! The second factor is then refitted to the output of the stored first factor, which corrects most
+//! of its rounding error, and rounded against the covariance of that output (`rounding/`).
 
 use emberflow_kernels::{Compute, DType, GROUP, Row, quantize_row, store_q4_row};
 use half::f16;
 
 use crate::rounding::{Gemm, Levels, Rows, inverse_factor, round, transpose};
 
-/// Maximum rounds of subspace iteration: the spectrum decays slowly, and mixing near the cut-off
+/// Most rounds of subspace iteration: the spectrum decays slowly, and mixing near the cutoff
 /// matters little.
 const ROUNDS: usize = 6;
 /// Stop after a round that increases the captured energy by less than this share.
@@ -22,9 +21,9 @@ const GAIN: f64 = 1e-3;
 /// Ridge added to the variances of the hidden layer for the fit, relative to their mean.
 const RIDGE: f64 = 1e-4;
 
-/// Shrinkage added to every input variance, relative to their mean. Gates of 4096 elements trained
-/// on 3,000 tokens select 1.26 neurons per firing one with it, and 1.36 without. A third or three
-/// times of it changes the results by 1 % (the bundled model, and synthetic gates of 2048
+/// Shrinkage added to every input variance, relative to the mean variance. Gates of 4096 elements
+/// trained on 3,000 tokens select 1.26 neurons per firing one with it, 1.36 without. A third or
+/// three times of it changes results by 1 % (the bundled model, and synthetic gates of 2048
 /// elements).
 const SHRINKAGE: f32 = 0.03;
 
@@ -46,7 +45,7 @@ pub(crate) fn make(
     let mut gemm = Gemm::new(on);
     let first = first_factor(&mut gemm, d, gate, covariance, rank);
     let fc1 = store(dtype, d, &first)?;
-    // The stored values that inference will multiply with.
+    // The stored values, with which inference multiplies.
     let mut read = first;
     let rows = fc1.chunks_exact(dtype.row_bytes(d));
     for (row, read) in rows.zip(read.chunks_exact_mut(d)) {
@@ -83,7 +82,7 @@ pub(crate) fn make(
     Some([fc1, fc2])
 }
 
-/// The inputs of a text are correlated, so its covariance has few effective samples and misses
+/// Inputs of a text are correlated, so its covariance has few effective samples and misses
 /// directions that other texts use. Shrinkage gives every direction some variance.
 fn shrunk(d: usize, covariance: &[f32]) -> Vec<f32> {
     let mut shrunk = covariance.to_vec();
@@ -127,7 +126,7 @@ fn best_scale(group: &[f32]) -> f16 {
         .unwrap_or(f16::ZERO)
 }
 
-/// The first factor, `fc1 [rank × d]`; optimal together with its own basis.
+/// The first factor, `fc1 [rank × d]`, optimal for its own basis.
 fn first_factor(
     gemm: &mut Gemm<'_>,
     d: usize,
@@ -147,7 +146,7 @@ fn first_factor(
     for _ in 0..ROUNDS {
         gemm.product(neurons, &basis, &gate_t, &mut narrow);
         gemm.product(d, &narrow, covariance, &mut spread);
-        // trace of U Uᵀ G C Gᵀ
+        // Trace of U Uᵀ G C Gᵀ.
         let energy: f64 = narrow
             .iter()
             .zip(&spread)
@@ -164,7 +163,7 @@ fn first_factor(
     narrow
 }
 
-/// A deterministic start that is unlikely to be orthogonal to any eigenvector.
+/// A deterministic start, unlikely to be orthogonal to any eigenvector.
 fn start(rank: usize, neurons: usize) -> Vec<f32> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut next = || {
@@ -176,7 +175,7 @@ fn start(rank: usize, neurons: usize) -> Vec<f32> {
     (0..rank * neurons).map(|_| next()).collect()
 }
 
-/// Rows of `cols` elements as stored; `None` if one is not finite.
+/// Rows of `cols` elements in storage format; `None` if one is not finite.
 fn store(dtype: DType, cols: usize, rows: &[f32]) -> Option<Vec<u8>> {
     let stride = dtype.row_bytes(cols);
     let mut out = vec![0; rows.len() / cols * stride];

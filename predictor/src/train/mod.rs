@@ -1,10 +1,10 @@
 //! Trains the predictor of a bank from its gate rows and its inputs over a text.
 //!
-//! Without gradients: each design has a closed form. The gate is known, so training only decides
-//! how to keep as much of it as the bytes allow, where the inputs of real text lie. Sign bits need
-//! no training, a low-rank pair is a reduced-rank regression (`low_rank.rs`), and a coarse gate is
-//! its rows in two or three bits (`coarse.rs`); both are rounded against the inputs' covariance
-//! (`rounding/`). Thresholds come from held-out text (`calibrate.rs`).
+//! No gradients: each design has a closed form. The gate is known, so training only decides how to
+//! preserve as much of it as the bytes allow on the inputs of real text. Sign bits need no
+//! training, a low-rank pair is a reduced-rank regression (`low_rank.rs`), a coarse gate is its
+//! rows in two or three bits (`coarse.rs`); the latter two are rounded against the inputs'
+//! covariance (`rounding/`). Thresholds come from held-out text (`calibrate.rs`).
 
 mod assemble;
 mod calibrate;
@@ -30,8 +30,7 @@ use calibrate::{Curve, cut_for};
 /// Tokens to fit a neuron's two-parameter curve to.
 const CURVE_TOKENS: usize = 16384;
 
-/// Share of the misses allowed by the recall to use on the calibration text: other text has
-/// slightly more.
+/// Share of the misses allowed by the recall that calibration uses: other text has slightly more.
 const MISSES: f64 = 0.95;
 
 /// Type of predictor.
@@ -43,7 +42,7 @@ pub enum Design {
     LowRank {
         /// Rank.
         rank: usize,
-        /// Format of both.
+        /// Format of both factors.
         dtype: DType,
     },
     /// Gate rows in two or three bits.
@@ -60,7 +59,7 @@ impl Design {
         }
     }
 
-    /// Bytes of its weights for `neurons` gates of `d` elements; saturates.
+    /// Bytes of the weights for `neurons` gates of `d` elements; saturates.
     pub fn bytes(self, d: usize, neurons: usize) -> usize {
         match self {
             Self::Sign => neurons.saturating_mul(sign_bytes(d)),
@@ -73,7 +72,8 @@ impl Design {
         }
     }
 
-    /// The low-rank pair of the largest rank within `bytes`; `None` if even rank 32 exceeds it.
+    /// The low-rank pair with the largest rank that fits in `bytes`; `None` if not even rank 32
+    /// fits.
     pub fn low_rank_within(bytes: usize, d: usize, neurons: usize, dtype: DType) -> Option<Self> {
         let widest = (1..=d / 32).rev().map(|r| 32 * r);
         widest
@@ -96,9 +96,9 @@ pub struct Texts<'a> {
 /// Which gates fire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fires {
-    /// Those above a number.
+    /// Gates above a constant.
     Above(f32),
-    /// Those above the mean of all gates of their token and so many of their deviations.
+    /// Gates above the mean of all gates of their token plus this multiple of their deviation.
     Top(f32),
 }
 
@@ -119,7 +119,7 @@ pub struct GateLayer<'a> {
 
 /// A trained predictor.
 pub struct Made {
-    /// Its record and weights.
+    /// Record and weights.
     pub bank: NewBank,
     /// Nanoseconds per token for all neurons of the bank, on this machine.
     pub ns_per_token: f64,
@@ -144,8 +144,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// Trains the predictor of a layer; `covariance` is that of its training inputs. `None` if its
-    /// weights are not finite. Where a gate fires above a cutoff of its token, only coarse gates know
-    /// it.
+    /// weights are not finite. If gates fire above a cutoff of their token, only coarse gates can
+    /// be trained.
     pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
         let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;
@@ -205,7 +205,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Coarse rows, and the numbers that cutoffs follow from.
+    /// Coarse rows, and the fitted parameters of the cutoffs.
     fn with_cutoffs(&self, narrow: Narrow, rows: Vec<u8>, layer: &GateLayer<'_>) -> Vec<Vec<u8>> {
         let stored = rows.clone().into();
         let gate = CoarseGate::new(narrow, stored, layer.d, Thresholds::One(0.0));
@@ -214,14 +214,14 @@ impl<'a> Trainer<'a> {
     }
 
     /// The smallest magnitude of an activated gate that keeps a `share` of the (neuron, token)
-    /// pairs of the calibration text, and the counts it keeps on the measurement text.
+    /// pairs of the calibration text, and the quality on the measurement text.
     pub fn magnitude(
         &self,
         layer: &GateLayer<'_>,
         share: f64,
         activate: &(dyn Fn(&mut [f32]) + Sync),
     ) -> (f32, Quality) {
-        // a few neurons per block are a large enough sample
+        // Some neurons per block are a sufficient sample.
         let found = Mutex::new(Vec::new());
         self.for_each_block(layer, layer.texts.calibrate, &|_, gates| {
             activate(gates);
@@ -246,7 +246,8 @@ impl<'a> Trainer<'a> {
     /// Thresholds by neuron.
     fn calibrate(&self, scorer: &dyn Predictor, fitted: bool, layer: &GateLayer<'_>) -> Vec<f32> {
         let neurons = layer.gate.len() / layer.d;
-        // Fit curves to the training text, and the cut-off to text that nothing was fitted to.
+        // Curves are fitted to the training text, the probability to text that nothing was fitted
+        // to.
         let curves = Mutex::new(vec![None; neurons]);
         let some = some_inputs(layer);
         if fitted {
@@ -307,7 +308,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// The kind of a predictor of `design`.
+/// The kind of a predictor with `design`.
 fn kind_of(design: Design, fires: Fires, [d, neurons]: [usize; 2]) -> Kind {
     match design {
         Design::Sign => Kind::Sign { limit: 0 },
@@ -327,7 +328,7 @@ fn kind_of(design: Design, fires: Fires, [d, neurons]: [usize; 2]) -> Kind {
     }
 }
 
-/// Inputs of the training text to fit a few numbers to.
+/// Inputs of the training text for fitting a few parameters.
 fn some_inputs(layer: &GateLayer<'_>) -> Vec<f32> {
     let tokens = layer.texts.train.len() / layer.d;
     let step = tokens.div_ceil(CURVE_TOKENS).max(1);

@@ -14,8 +14,8 @@ use crate::top::CutoffFit;
 /// Receives the first neuron of a block and its gates, `[neurons × tokens]`.
 type GatesFn<'f> = dyn Fn(usize, &mut [f32]) + Sync + 'f;
 
-/// Receives the first neuron of a block, by how much its gates exceed what they have to to fire, and
-/// their scores, `[neurons × tokens]` each.
+/// Receives the first neuron of a block, its gates minus their cutoffs, and its scores, `[neurons ×
+/// tokens]` each.
 type ScoresFn<'f> = dyn Fn(usize, &[f32], &[f32]) + Sync + 'f;
 
 /// Tokens for timing a predictor.
@@ -37,8 +37,8 @@ impl Trainer<'_> {
                 let end = (first + RANGE).min(neurons);
                 let mut gates = vec![0.0; (end - first) * tokens];
                 let mut scratch = vec![0.0; matmul_scratch(d)];
-                // The inputs are the matrix and the gate rows its "tokens", so the products of a
-                // neuron are adjacent.
+                // The inputs are the matrix and the gate rows its "tokens", so a neuron's products
+                // are contiguous.
                 cpu.matmul(
                     DType::F32,
                     bytes,
@@ -86,7 +86,7 @@ impl Trainer<'_> {
         });
     }
 
-    /// What the gates of each input have to exceed to fire.
+    /// The value that the gates of each input must exceed to fire.
     pub(super) fn cutoffs(&self, layer: &GateLayer<'_>, inputs: &[f32]) -> Vec<f32> {
         match layer.fires {
             Fires::Above(cutoff) => vec![cutoff; inputs.len() / layer.d],
@@ -97,7 +97,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Moments of each input's gates, or of what `change` makes of a block of them.
+    /// Moments of each input's gates, or of their transformation by `change`.
     pub(super) fn moments(
         &self,
         layer: &GateLayer<'_>,
@@ -106,7 +106,7 @@ impl Trainer<'_> {
     ) -> Vec<Moments> {
         let (d, neurons) = (layer.d, layer.gate.len() / layer.d);
         let tokens = inputs.len() / d;
-        // By block, to add them up in order.
+        // By block, so that they are added in order.
         let blocks = neurons.div_ceil(RANGE);
         let sums = Mutex::new(vec![Vec::new(); blocks]);
         self.for_each_block(layer, inputs, &|first, gates| {
@@ -132,7 +132,7 @@ impl Trainer<'_> {
         .collect()
     }
 
-    /// How cutoffs follow from the products of `gate`, a coarse copy of the gate rows.
+    /// Fits cutoffs to the products of `gate`, a coarse copy of the gate rows.
     pub(super) fn fit_cutoffs(
         &self,
         gate: &CoarseGate,
@@ -152,7 +152,7 @@ impl Trainer<'_> {
         CutoffFit::new(&of, &self.cutoffs(layer, inputs))
     }
 
-    /// Nanoseconds of one token's prediction, the minimum of several runs.
+    /// Nanoseconds per token of a prediction: minimum of several runs.
     pub(super) fn time(&self, predictor: &dyn Predictor, layer: &GateLayer<'_>) -> f64 {
         let (cpu, d) = (self.on.cpu, layer.d);
         let neurons = layer.gate.len() / d;

@@ -1,8 +1,8 @@
-//! A load: who asks when, and when they were served.
+//! A load: arrivals, and when they were served.
 
 use std::time::Duration;
 
-/// Tokens of prompts, the same for both classes, and of answers.
+/// Tokens per prompt, in both classes, and per answer.
 pub const PROMPT: usize = 128;
 pub const ANSWER: usize = 32;
 /// Texts at once.
@@ -13,11 +13,11 @@ pub const PARALLEL: usize = 8;
 pub struct Arrival {
     pub at: Duration,
     pub proactive: bool,
-    /// Makes its prompt unlike the others'.
+    /// Makes the prompt differ from others.
     pub number: u32,
 }
 
-/// When a request came, began and ended.
+/// Times of a request: arrival, start, end.
 #[derive(Debug, Clone, Copy)]
 pub struct Served {
     pub proactive: bool,
@@ -28,7 +28,7 @@ pub struct Served {
 
 /// Poisson arrivals of both classes.
 pub struct Load {
-    /// Per scaled minute.
+    /// Requests per scaled minute.
     pub reactive: f64,
     pub proactive: f64,
     /// The scaled minute.
@@ -37,7 +37,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// In order of arrival. Background requests are the same whatever the rate of the others.
+    /// All arrivals in order. Background requests do not depend on the rate of the others.
     pub fn arrivals(&self, seed: u64) -> Vec<Arrival> {
         let mut all = Vec::new();
         for (proactive, rate) in [(true, self.proactive), (false, self.reactive)] {

@@ -1,4 +1,4 @@
-//! What passes take on this machine: texts that decode, beside rows of prompts.
+//! Times of passes on this machine: decoding texts, with and without prompt rows.
 
 use std::time::{Duration, Instant};
 
@@ -7,23 +7,24 @@ use emberflow_engine::{Admission, Engine, Event, Request, RequestId, Stepped, St
 use super::load::{ANSWER, PARALLEL, PROMPT};
 use emberflow::Failure;
 
-/// Numbers of texts beside which prompts are measured; one place is for the prompt.
+/// Numbers of decoding texts with which prompts are measured; one slot is for the prompt.
 const BESIDE: [usize; 4] = [0, 1, 3, PARALLEL - 1];
-/// Parts of the longest piece of a prompt.
+/// The longest prompt piece is divided into this many sizes.
 const PIECES: usize = 4;
-/// Times that each pass is measured.
+/// Measurements of each pass.
 const TIMES: usize = 5;
 
 /// Measured times of passes, in seconds.
 #[derive(Debug)]
 pub struct Passes {
-    /// By the number of texts that decode, from one on.
+    /// By number of decoding texts, from 1 on.
     pub decoding: Vec<f64>,
-    /// Beside each number of [`BESIDE`], of one to [`PIECES`] parts of the longest piece.
+    /// By number of texts in [`BESIDE`], then by one to [`PIECES`] parts of the longest prompt
+    /// piece.
     pub prompts: Vec<Vec<f64>>,
     /// Most rows of a pass.
     pub chunk: usize,
-    /// Layers, between which a pass can yield.
+    /// Layers; a pass can yield between two.
     pub layers: u32,
 }
 
@@ -36,7 +37,7 @@ impl Passes {
             chunk: engine.options().lab.chunk.max(PARALLEL),
             layers: engine.config().layers.max(1),
         };
-        // Once to warm up.
+        // Warm-up.
         measure(engine, PARALLEL, 0)?;
         for texts in 1..=PARALLEL {
             passes.decoding.push(measure(engine, texts, 0)?);
@@ -51,7 +52,7 @@ impl Passes {
         Ok(passes)
     }
 
-    /// What was measured, and the most that batches can gain with it.
+    /// Summary: the measured times, and the largest gain from batching.
     pub fn line(&self) -> String {
         let ms = |seconds: &f64| format!("{:.2}", 1e3 * seconds);
         let decoding: Vec<String> = self.decoding.iter().map(ms).collect();
@@ -74,13 +75,13 @@ impl Passes {
         )
     }
 
-    /// Rows of so many parts of the longest piece of a prompt.
+    /// Rows in `piece` parts of the longest prompt piece.
     fn rows(&self, piece: usize) -> usize {
         let most = (self.chunk - (PARALLEL - 1)).min(PROMPT);
         (most * piece / PIECES).max(1)
     }
 
-    /// Time of a pass, in proportion between those that were measured.
+    /// Time of a pass, interpolated linearly between measured ones.
     pub fn time(&self, texts: usize, rows: usize) -> Duration {
         let seconds = match rows {
             0 => self.decode(texts),
@@ -100,7 +101,7 @@ impl Passes {
         self.decoding[known - 1] * texts.max(1) as f64 / known as f64
     }
 
-    /// A pass of `rows` rows beside the texts of [`BESIDE`] at `at`.
+    /// Time of a pass with `rows` prompt rows and the texts of `BESIDE[at]`.
     fn prompt(&self, at: usize, rows: usize) -> f64 {
         let piece = (1..PIECES).find(|&piece| rows <= self.rows(piece));
         let piece = piece.unwrap_or(PIECES);
@@ -114,7 +115,7 @@ impl Passes {
     }
 }
 
-/// Seconds of a pass of `texts` texts that decode and `rows` rows of a prompt: the median.
+/// Median seconds of a pass with `texts` decoding texts and `rows` rows of a prompt.
 fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failure> {
     let mut random = fastrand::Rng::with_seed(texts as u64);
     let mut stepper = Stepper::new(engine);
@@ -122,7 +123,7 @@ fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failur
     for _ in 0..texts {
         let id = admit(&mut stepper, PROMPT / 2, PROMPT / 2 + ANSWER, &mut random)?;
         live.push(id);
-        // Until its prompt is complete.
+        // Runs until its prompt is complete.
         let begun = |event: &Event| matches!(event, Event::Token { id: of, .. } if *of == id);
         while !matches!(stepper.step()?, Stepped::Passed { events, .. } if events.iter().any(begun))
         {
@@ -137,7 +138,7 @@ fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failur
         let start = Instant::now();
         stepper.step()?;
         times.push(start.elapsed().as_secs_f64());
-        // Its keys and values are given back.
+        // Frees its keys and values.
         prompt.and_then(|id| stepper.cancel(id));
     }
     for id in live {

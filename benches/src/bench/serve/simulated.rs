@@ -1,8 +1,8 @@
-//! A load in simulated time: the server's schedule over passes that take what was measured.
+//! A load in simulated time: the server's schedule over passes with measured times.
 //!
-//! As in the server, prompts are computed in pieces beside texts that decode, an interactive request
-//! that comes stops the pass at the next border of two layers, and what is set aside keeps its rows and
-//! goes on at the layer where it stopped.
+//! As in the server, prompts are computed in pieces next to decoding texts; an interactive request
+//! stops the running pass before the next layer; a preempted text keeps its rows and resumes at
+//! that layer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::load::{ANSWER, Arrival, PARALLEL, PROMPT, Served};
 use super::passes::Passes;
 use emberflow::serve::schedule::{Running, Schedule, Scheduling, Waiting};
 
-/// Rows of a text that stopped between two layers.
+/// Rows of a text that was stopped between two layers.
 #[derive(Clone, Copy)]
 struct Parked {
     rows: usize,
@@ -24,7 +24,7 @@ struct Text {
     id: usize,
     arrival: Arrival,
     began: Duration,
-    /// Rows of its prompt that are computed.
+    /// Computed rows of its prompt.
     done: usize,
     tokens: usize,
     aside: bool,
@@ -37,10 +37,10 @@ struct Part {
     rows: usize,
 }
 
-/// A pass that has not ended.
+/// A pass in progress.
 struct Pass {
     parts: Vec<Part>,
-    /// Completed layers.
+    /// Number of completed layers.
     layers: u32,
     whole: bool,
 }
@@ -50,7 +50,7 @@ struct World<'a> {
     scheduling: Scheduling,
     schedule: Schedule,
     now: Duration,
-    /// Those who will come.
+    /// Future arrivals.
     coming: &'a [Arrival],
     waiting: VecDeque<Arrival>,
     live: Vec<Text>,
@@ -59,7 +59,7 @@ struct World<'a> {
     served: Vec<Served>,
 }
 
-/// Serves a load, in order of arrival.
+/// Serves `arrivals`, given in order of arrival.
 pub fn simulate(arrivals: &[Arrival], scheduling: Scheduling, passes: &Passes) -> Vec<Served> {
     let mut world = World {
         passes,
@@ -147,7 +147,7 @@ impl World<'_> {
         self.pass = pass.filter(|pass| !pass.parts.is_empty());
     }
 
-    /// Rows that go on, of those that stopped at the same layer as the first.
+    /// Resumes rows that stopped at the same layer as the first ones.
     fn unpark(&mut self) -> Option<Pass> {
         let mut live = self.live.iter().filter(|text| !text.aside);
         let layers = live.find_map(|text| text.parked)?.layers;
@@ -255,7 +255,7 @@ impl World<'_> {
 mod tests {
     use super::*;
 
-    /// A machine on which a pass of texts takes a millisecond, as does a row of a prompt.
+    /// A machine on which a decoding pass takes 1 ms, as does each prompt row.
     fn passes() -> Passes {
         let prompt = |beside: usize| {
             let rows = [32, 64, 96, 128];
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn an_interactive_request_waits_for_a_layer_and_nothing_is_computed_twice() {
-        // The prompt's pass of 128 ms has four layers of 32.
+        // The prompt's pass of 128 ms has four layers of 32 ms.
         let both = [arrival(0, true), arrival(40, false)];
         let served = simulate(&both, Scheduling::Classes, &passes());
         let reactive = served.iter().find(|one| !one.proactive).unwrap();

@@ -1,33 +1,34 @@
-//! How two processors share a prompt: Agent.xpu's elastic dispatch (Algorithm 1, §4.3).
+//! How two processors share a prompt: the elastic dispatch of Agent.xpu (Algorithm 1, §4.3).
 //!
 //! ```text
 //! first idle   max(first(whole − i chunks, rest), second(i chunks)) + sync, for the fastest i
 //! first busy   second(all whole chunks) + sync; first(rest) begins so late that it ends with them
 //! ```
 //!
-//! The second processor has a graph for a *chunk* of tokens; the first (a GPU, or the CPU's threads) takes
-//! any number, so that the *rest* that fills no chunk is its. While the first decodes other texts it is
-//! left to them as far as possible.
+//! The second processor has a graph for a *chunk* of tokens. The first (a GPU, or the CPU's
+//! threads) takes any number, including the *rest* that fills no chunk. While it decodes other
+//! texts, it gets as little of the prompt as possible.
 
 use emberflow_engine::split::{Pair, Product};
 
-/// Who computes which tokens of a product.
+/// The tokens of a product by processor.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Chunks {
-    /// Chunks of the second processor, from the first token on.
+    /// Chunks on the second processor, from the first token on.
     pub second: usize,
-    /// Tokens of the first: whole chunks and the rest. 0 if the second takes the rest too, padded.
+    /// Tokens on the first: whole chunks plus the rest. 0 if the second pads the rest.
     pub first: usize,
-    /// Seconds by which the first begins later, so that it ends no earlier than the second.
+    /// Seconds by which the first starts later, so that it does not finish before the second.
     pub defer: f64,
     /// Time from start to the joined result.
     pub seconds: f64,
 }
 
-/// Places the chunks of a product of `of.n` tokens.
+/// Assigns the chunks of a product of `of.n` tokens.
 ///
-/// The paper takes the number of chunks for which both times differ least; here it is the one for
-/// which the slower ends first, which is what that is for. One processor alone is a candidate too.
+/// The paper picks the number of chunks for which the two times differ least. This picks the one
+/// with the earliest end, which is the purpose of that rule, and also considers each processor
+/// alone.
 pub fn chunks(pair: &Pair<'_>, of: Product, chunk: usize, first_is_busy: bool) -> Chunks {
     let whole = of.n.checked_div(chunk).unwrap_or(0);
     if first_is_busy && whole > 0 {
@@ -57,7 +58,7 @@ fn placed(pair: &Pair<'_>, of: Product, chunk: usize, second: usize) -> Chunks {
     }
 }
 
-/// All whole chunks go to the second; the rest is deferred.
+/// All whole chunks on the second; the rest is deferred.
 fn beside_decoding(pair: &Pair<'_>, of: Product, chunk: usize, whole: usize) -> Chunks {
     let placed = placed(pair, of, chunk, whole);
     let rest = on_first(pair, of, placed.first);
@@ -79,7 +80,7 @@ fn on_first(pair: &Pair<'_>, of: Product, n: usize) -> f64 {
     }
 }
 
-/// Time of chunks one after the other, and of what joins them.
+/// Time of several chunks in sequence, plus joining.
 fn on_second(pair: &Pair<'_>, of: Product, chunk: usize, chunks: usize) -> f64 {
     match chunks {
         0 => 0.0,

@@ -1,4 +1,4 @@
-//! Chunks are placed so that no processor alone would be faster.
+//! No placement of chunks is slower than one processor alone.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ proptest! {
         prop_assert!(placed.seconds <= padded);
         prop_assert!(placed.second * chunk + placed.first >= n);
         prop_assert!(placed.first == 0 || placed.second * chunk + placed.first == n);
-        // The paper's choice: where the two times differ least.
+        // The paper's rule: smallest difference of the two times.
         let whole = n / chunk;
         let theirs = |i: usize| i as f64 * second.seconds(Product { n: chunk, ..of });
         let mine = |i: usize| match n - i * chunk {
@@ -86,6 +86,6 @@ fn a_phones_processors_share_a_prompt() {
     assert!(idle.seconds <= padded);
     let busy = chunks(&PAIR, of, 128, true);
     assert_eq!([busy.second, busy.first], [5, 60]);
-    // Without a graph there is one processor.
+    // Without a graph only one processor is used.
     assert_eq!(chunks(&PAIR, of, 0, true).second, 0);
 }

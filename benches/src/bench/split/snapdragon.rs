@@ -1,28 +1,28 @@
-//! The Snapdragon 8 Gen 3 as HeteroInfer measured it, with weights of 4 bits and activations of 16: for
-//! simulations. Nothing here was measured by us.
+//! The Snapdragon 8 Gen 3 as measured in HeteroInfer, with 4-bit weights and 16-bit activations,
+//! for simulation. None of it was measured by us.
 
 use emberflow_engine::split::{Grid, Pair, Product};
 
-use super::measured::{Measured, Point, Shape};
+use super::measured::{MeasuredCurve, Point, WeightShape};
 
 const fn point(n: usize, us: f64) -> Point {
     Point { n, us }
 }
 
-/// Its GPU, Adreno 750 (HeteroInfer, Table 3): linear in the tokens (§3.1).
-pub const GPU: Measured = Measured {
+/// GPU, Adreno 750 (HeteroInfer, Table 3): linear in tokens (§3.1).
+pub const GPU: MeasuredCurve = MeasuredCurve {
     shapes: &[
-        Shape {
+        WeightShape {
             rows: 4096,
             cols: 4096,
             points: &[point(1, 511.0), point(128, 7306.0), point(256, 10841.0)],
         },
-        Shape {
+        WeightShape {
             rows: 4096,
             cols: 14336,
             points: &[point(1, 1467.0), point(256, 35231.0)],
         },
-        Shape {
+        WeightShape {
             rows: 28672,
             cols: 4096,
             points: &[point(1, 1903.0)],
@@ -31,21 +31,21 @@ pub const GPU: Measured = Measured {
     step: 1,
 };
 
-/// Its NPU, Hexagon (Table 3): in steps of 32 tokens (§3.2, stage performance), slow where the columns are
-/// more than the rows (shape-sensitive performance). The order of the operands is the fast one (§4.1).
-pub const NPU: Measured = Measured {
+/// NPU, Hexagon (Table 3): steps of 32 tokens (§3.2, stage performance); slow if columns outnumber
+/// rows (shape-sensitive performance). The faster operand order (§4.1).
+pub const NPU: MeasuredCurve = MeasuredCurve {
     shapes: &[
-        Shape {
+        WeightShape {
             rows: 4096,
             cols: 4096,
             points: &[point(1, 693.0), point(128, 912.0), point(256, 1884.0)],
         },
-        Shape {
+        WeightShape {
             rows: 4096,
             cols: 14336,
             points: &[point(1, 6506.0), point(256, 23445.0)],
         },
-        Shape {
+        WeightShape {
             rows: 28672,
             cols: 4096,
             points: &[point(1, 3886.0)],
@@ -54,49 +54,49 @@ pub const NPU: Measured = Measured {
     step: 32,
 };
 
-/// Parts of the weights, `GPU : NPU`, that its solver chose among (Table 3).
+/// Ratios of weights, `GPU : NPU`, in the solver's search space (Table 3).
 pub const RATIOS: [[usize; 2]; 3] = [[1, 1], [3, 1], [2, 3]];
 
-/// Numbers of tokens with a graph: one, and multiples of 128. (The paper names 128, 256 and 512 as examples of
-/// standard sizes, and pads 257 to 384 in the last row of Table 3.) With these the rows of Table 3 that are
-/// ranges come out too, but for one: a hybrid partition of 257 to 279 tokens is 1:1 instead of 2:3.
+/// Token counts with a graph: one, and multiples of 128. (The paper names 128, 256 and 512 as
+/// examples of standard sizes, and pads 257 to 384 in the last row of Table 3.) These reproduce the
+/// ranges of Table 3 except one: a hybrid partition of 257 to 279 tokens is 1:1 instead of 2:3.
 pub const GRAPHS: [usize; 9] = [1, 128, 256, 384, 512, 640, 768, 896, 1024];
 
-/// Seconds of a synchronisation with a polled flag and of a copy (§4.3: some microseconds of polling in memory
-/// that is mapped into both, tens of microseconds to submit).
+/// Seconds to synchronise with a polled flag and to copy (§4.3: some microseconds of polling in
+/// shared memory, tens of microseconds to submit).
 pub const SYNC: f64 = 50e-6;
 
-/// Seconds of a synchronisation by `clFinish` (§3.1).
+/// Seconds to synchronise with `clFinish` (§3.1).
 pub const SLOW_SYNC: f64 = 400e-6;
 
-/// Both with the fast synchronisation.
+/// Both processors with fast synchronisation.
 pub const PAIR: Pair<'static> = Pair {
     first: &GPU,
     second: &NPU,
     sync: SYNC,
 };
 
-/// What its solver chose among.
+/// Search space of the solver.
 pub const GRID: Grid<'static> = Grid {
     ratios: &RATIOS,
     graphs: &GRAPHS,
 };
 
-/// A row of Table 3: weights, tokens, and the partition that the paper's solver chose.
+/// A row of Table 3: weights, tokens, and the published partition.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Published {
-    /// Weights and the first number of tokens of the row.
+pub struct PublishedSplit {
+    /// Weights and the row's first token count.
     pub product: Product,
-    /// The last.
+    /// The row's last token count.
     pub until: usize,
-    /// GPU and NPU alone, microseconds, where the row has one value.
+    /// GPU and NPU alone in microseconds, if the row has single values.
     pub alone: Option<[f64; 2]>,
-    /// The partition as the table names it, `GPU : NPU`.
+    /// The partition as named in the table, `GPU : NPU`.
     pub chosen: &'static str,
 }
 
 /// Table 3.
-pub const TABLE: [Published; 9] = [
+pub const TABLE: [PublishedSplit; 9] = [
     row([4096, 4096], [1, 1], Some([511.0, 693.0]), "weights 1:1"),
     row([28672, 4096], [1, 1], Some([1903.0, 3886.0]), "weights 3:1"),
     row([4096, 14336], [1, 1], Some([1467.0, 6506.0]), "GPU alone"),
@@ -123,8 +123,8 @@ const fn row(
     tokens: [usize; 2],
     alone: Option<[f64; 2]>,
     chosen: &'static str,
-) -> Published {
-    Published {
+) -> PublishedSplit {
+    PublishedSplit {
         product: Product {
             rows: weights[0],
             cols: weights[1],

@@ -1,10 +1,10 @@
-//! The solver on the published curves gives the published table.
+//! The solver reproduces the published table from the published curves.
 
 use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
 
 use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
 
-/// A choice as Table 3 names it.
+/// A solution as Table 3 names it.
 fn named(of: Product, choice: Solution) -> String {
     match choice.partition {
         Partition::First => "GPU alone".into(),
@@ -24,8 +24,8 @@ fn named(of: Product, choice: Solution) -> String {
 
 #[test]
 fn the_table_of_the_paper_comes_out() {
-    // The six rows with one value for every cost of synchronising up to 160 µs, and the three with a range at
-    // every number of tokens.
+    // The six rows with single values for every synchronisation cost up to 160 µs, and the three
+    // ranges at every token count.
     for sync in [0.0, 20e-6, 50e-6, 160e-6] {
         let pair = Pair { sync, ..PAIR };
         for row in TABLE {
@@ -51,7 +51,7 @@ fn the_table_of_the_paper_comes_out() {
 
 #[test]
 fn a_slow_synchronisation_leaves_decoding_to_the_gpu() {
-    // §5.5: with clFinish, what a partition saves of a single token is less than what joining costs.
+    // §5.5: with clFinish, joining costs more than a partition saves for a single token.
     let pair = Pair {
         sync: SLOW_SYNC,
         ..PAIR
