@@ -216,7 +216,7 @@ fn floats_block<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use emberflow_kernels::{Cpu, DType, RowPlan as Bytes, quantize_row};
+    use emberflow_kernels::{Cpu, DType, Row as Bytes, quantize_row};
 
     fn row(fill: Fill) -> RowPlan {
         let empty = Segment {
