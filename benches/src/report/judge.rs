@@ -87,19 +87,19 @@ fn decoding(r: &Results) -> [Published; 5] {
     [
         Published {
             place: "PowerInfer-2, Fig. 7",
-            what: "half of the FFN on flash, times llama.cpp",
+            what: "half of the FFN on flash, relative to llama.cpp",
             theirs: "24.6 on average, up to 27.8",
             here: r.csv(HALF).as_ref().and_then(times_llama).map(num),
         },
         Published {
             place: "Fig. 7",
-            what: "the same, times LLM in a flash",
+            what: "the same, relative to LLM in a flash",
             theirs: "3.84 on average, up to 4.63",
             here: times_policy(r, "llmflash").map(num),
         },
         Published {
             place: "Table 4",
-            what: "share of the time that waits for I/O, Bamboo-7B",
+            what: "share of time waiting for I/O, Bamboo-7B",
             theirs: "13.7 %",
             here: latency("wait_share").map(percent),
         },
@@ -111,7 +111,7 @@ fn decoding(r: &Results) -> [Published; 5] {
         },
         Published {
             place: "Table 5",
-            what: "P99 of a token's time, of the mean, Bamboo-7B",
+            what: "P99 / mean of token latency, Bamboo-7B",
             theirs: "1.79",
             here: tail.map(|(p99, mean)| num(p99 / mean)),
         },
@@ -135,7 +135,7 @@ fn whole(r: &Results) -> [Published; 6] {
     [
         Published {
             place: "Table 6",
-            what: "SiLU at half, times LLM in a flash; Bamboo beside it",
+            what: "half in memory, relative to LLM in a flash: SiLU; Bamboo",
             theirs: "2.4; 4.6",
             here: both(
                 times_flash(r, "table-6-silu.csv").map(num),
@@ -145,7 +145,7 @@ fn whole(r: &Results) -> [Published; 6] {
         },
         Published {
             place: "Fig. 8, §7.3",
-            what: "prompt of 512 tokens, half on flash, of in memory",
+            what: "prompt of 512 tokens, half on flash, relative to all in memory",
             theirs: "58 %",
             here: prompt.map(percent),
         },
@@ -157,13 +157,13 @@ fn whole(r: &Results) -> [Published; 6] {
         },
         Published {
             place: "Fig. 13",
-            what: "four texts at once, times its own CPU alone; here times one text",
+            what: "four texts at once, relative to the CPU alone; here relative to one text",
             theirs: "1.28",
-            here: both(gain("0.5"), " at half, in memory ", gain("1")),
+            here: both(gain("0.5"), " at half; in memory ", gain("1")),
         },
         Published {
             place: "Fig. 14",
-            what: "all mechanisms, times none, UFS 4.0",
+            what: "all mechanisms, relative to none, UFS 4.0",
             theirs: "24",
             here: both(
                 ladder("sim:ufs4", "simulated UFS 4.0"),
@@ -173,7 +173,7 @@ fn whole(r: &Results) -> [Published; 6] {
         },
         Published {
             place: "LLM in a flash",
-            what: "half in memory, times reading the weights as needed: OPT-6.7B on a CPU; here `llmflash` times `mmap`",
+            what: "half in memory, relative to reading weights on demand: OPT-6.7B on a CPU; here `llmflash` relative to `mmap`",
             theirs: "4.8 (3182 to 669 ms)",
             here: (at_half(&LLMFLASH).zip(at_half(&MMAP)))
                 .map(|(window, mapped)| num(window / mapped)),
@@ -190,7 +190,7 @@ struct Target {
 
 /// Our own targets; missed ones first.
 pub fn targets(r: &Results) -> String {
-    let mut table = Table::new(&["target", "wanted", "measured", ""]);
+    let mut table = Table::new(&["quantity", "target", "measured", ""]);
     let all: Vec<Target> = beside(r).into_iter().chain(within(r)).collect();
     for met in [false, true] {
         for target in &all {
@@ -213,7 +213,7 @@ fn beside(r: &Results) -> [Target; 6] {
     let bound = cell(r, "sweep.csv", &[("share", "1")], "of_bound");
     [
         Target {
-            what: "half of the FFN in memory, times llama.cpp's best under the same cap",
+            what: "half of the FFN in memory, relative to llama.cpp's best under the same limit",
             wanted: "25",
             measured: times(llama(HALF), 25.0),
         },
@@ -223,22 +223,22 @@ fn beside(r: &Results) -> [Target; 6] {
             measured: times(llama("offload-25.csv"), 15.0),
         },
         Target {
-            what: "half, times our LLM in a flash (`llmflash`)",
+            what: "half, relative to our LLM in a flash (`llmflash`)",
             wanted: "5",
             measured: times(times_policy(r, "llmflash"), 5.0),
         },
         Target {
-            what: "all in memory, of the bound",
+            what: "all in memory, relative to the bound",
             wanted: "at most 1.25",
             measured: bound.map(|x| (format!("{x:.2}"), x <= 1.25)),
         },
         Target {
-            what: "`dense` decoding, of the speed of memory",
+            what: "`dense` decode, of memory bandwidth",
             wanted: "85 %",
             measured: share(first(r, "decode-dense.csv", "roofline"), 0.85),
         },
         Target {
-            what: "`exact`: the sparse FFN, of the speed of memory",
+            what: "`exact`: the sparse FFN, of memory bandwidth",
             wanted: "70 %",
             measured: share(first(r, "decode-exact.csv", "ffn_roofline"), 0.70),
         },
@@ -270,18 +270,18 @@ fn within(r: &Results) -> [Target; 5] {
     });
     [
         Target {
-            what: "naming, of the time in FFNs, all in memory",
+            what: "predictors, share of FFN time, all in memory",
             wanted: "at most 10 %",
             measured: (naming.filter(|(naming, _)| *naming > 0.0))
                 .map(|(naming, ffn)| at_most(naming / ffn)),
         },
         Target {
-            what: "waiting at hits of 95 % or more (the steady model)",
+            what: "waiting at a hit rate of 95 % or more (the steady model)",
             wanted: "at most 10 %",
             measured: steady("wait_share").filter(|_| enough).map(at_most),
         },
         Target {
-            what: "budgets of the sweep that the peak stays within",
+            what: "points of the sweep with the peak within the budget",
             wanted: "all",
             measured: peaks,
         },
@@ -291,7 +291,7 @@ fn within(r: &Results) -> [Target; 5] {
             measured: rises,
         },
         Target {
-            what: "plans within 20 %",
+            what: "forecasts within 20 %",
             wanted: "all rows",
             measured: plans,
         },

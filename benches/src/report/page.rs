@@ -85,7 +85,7 @@ fn part(r: &Results, name: &str) -> Result<String, String> {
         "headline" => headline(r),
         "picture" => match picture(r) {
             Some(_) => format!(
-                "![tokens per second by the memory of the process](results/{}/memory-speed.svg)\n",
+                "![tokens per second by process memory](results/{}/memory-speed.svg)\n",
                 r.name()
             ),
             None => r.left_out("sweep.csv"),
@@ -113,8 +113,8 @@ fn part(r: &Results, name: &str) -> Result<String, String> {
 /// Machine and date.
 fn machine(r: &Results) -> String {
     format!(
-        "Everything on this page was measured on one machine, with one version of the program, which may be \
-         older than the one at hand:\n\n\
+        "Everything on this page was measured on one machine with one version of the program, possibly an \
+         older one than this:\n\n\
          | | |\n|---|---|\n\
          | program | commit `{}`, measured {} |\n\
          | machine | {} cores of {} ({}), {}, {} |\n\
@@ -147,7 +147,7 @@ fn headline(r: &Results) -> String {
         format!(" ({gib:.2} GiB for the whole process)")
     });
     format!(
-        "With half of its FFN in memory{memory}, a model of the shape of Bamboo-7B decodes **{} tokens/s** \
+        "With half of its FFN in memory{memory}, a model with the shape of Bamboo-7B decodes **{} tokens/s** \
          on {} cores of {}, **{} times** llama.cpp's best in a memory control group of the same size ({} \
          tokens/s).\n",
         num(us),
@@ -163,7 +163,7 @@ fn summary(r: &Results, picture: Option<&Path>) -> String {
     let mut text = String::new();
     if let Some(picture) = picture {
         text += &format!(
-            "![tokens per second by the memory of the process: Emberflow, LLM in a flash, llama.cpp]({})\n\n",
+            "![tokens per second by process memory: Emberflow, LLM in a flash, llama.cpp]({})\n\n",
             picture.display()
         );
     }
@@ -187,12 +187,12 @@ fn picture(r: &Results) -> Option<String> {
     if let Some(policies) = r.csv("sweep-policies.csv") {
         let theirs = (policies.rows()).filter(|row| row.text("policy") == "llmflash");
         lines.push(Curve {
-            name: "as LLM in a flash (--policy llmflash)".into(),
+            name: "LLM in a flash (--policy llmflash)".into(),
             points: theirs.map(point).collect(),
         });
     }
     lines.push(Curve {
-        name: "llama.cpp, same cap".into(),
+        name: "llama.cpp, same limit".into(),
         points: llama(r),
     });
     lines.retain(|line| !line.points.is_empty());
@@ -208,7 +208,7 @@ fn picture(r: &Results) -> Option<String> {
         r.fact("processor")
     );
     let labels = Labels {
-        title: "Bamboo-7B's shape in 4 bits, decoding",
+        title: "decode, shape of Bamboo-7B in 4 bits",
         facts: &facts,
         x: "memory of the whole process, GiB",
         y: "tokens/s, median and range",

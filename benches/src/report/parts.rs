@@ -13,10 +13,10 @@ pub fn kernels(r: &Results) -> String {
     };
     let mut table = Table::new(&[
         "format",
-        "rows one after the other, GB/s",
-        "of a read",
-        "one neuron in five, GB/s",
-        "of a read",
+        "sequential rows, GB/s",
+        "relative to a read",
+        "one neuron in five, scattered, GB/s",
+        "relative to a read",
         "products with 128 tokens, GMAC/s",
     ]);
     for format in ["q4", "q8", "f16", "f32"] {
@@ -65,12 +65,12 @@ pub fn predictor(r: &Results) -> String {
     };
     let mut table = Table::new(&[
         "layers",
-        "bytes of a layer",
-        "µs of a layer",
-        "of a read",
+        "bytes per layer",
+        "µs per layer",
+        "relative to a read",
         "recall",
         "precision",
-        "named",
+        "predicted",
     ]);
     table.row(&[
         layers.len().to_string(),
@@ -90,13 +90,13 @@ pub fn cache(r: &Results) -> String {
         return r.left_out("cache.csv");
     };
     let mut table = Table::new(&[
-        "neurons held",
+        "neurons cached",
         "tables, MiB",
         "look up, ns",
         "find and pin",
         "release",
         "replace",
-        "an access that waits for the one before",
+        "dependent memory access",
     ]);
     let mut seen: Vec<&str> = Vec::new();
     for row in csv.rows() {
@@ -131,9 +131,9 @@ pub fn fio(r: &Results) -> String {
         "read",
         "fio, MB/s",
         "uring",
-        "of fio",
+        "relative to fio",
         "pread",
-        "of fio",
+        "relative to fio",
         "CPU per read at depth 32, µs: fio",
         "our I/O thread",
     ]);
@@ -175,11 +175,11 @@ pub fn plan(r: &Results) -> String {
         "model",
         "budget, MiB",
         "FFN in memory",
-        "expected, tokens/s",
+        "forecast, tokens/s",
         "achieved",
         "ratio",
-        "hits: expected, achieved",
-        "MiB/token: expected, achieved",
+        "hits: forecast, achieved",
+        "MiB/token: forecast, achieved",
     ]);
     for row in csv.rows() {
         let n = |column: &str| num(row.or_zero(column));
@@ -199,7 +199,7 @@ pub fn plan(r: &Results) -> String {
         ]);
     }
     let (within, all) = within_a_fifth(&csv);
-    format!("{}\n{within} of {all} rows lie within 20 %.\n", table.end())
+    format!("{}\n{within} of {all} rows are within 20 %.\n", table.end())
 }
 
 /// (Rows of a plan within 20 %, all rows).

@@ -120,7 +120,7 @@ impl Results {
         let rounds = row.map_or("?", |row| row.text("rounds"));
         match rounds {
             "1" => "one run each".to_owned(),
-            rounds => format!("medians and ranges of {rounds} rounds in turns"),
+            rounds => format!("medians and ranges of {rounds} interleaved rounds"),
         }
     }
 
@@ -133,7 +133,7 @@ impl Results {
                 "Left out: `{file}` is of another commit ({}); {how} measures it again.\n",
                 row.text("commit")
             ),
-            None => format!("Left out: not measured on this machine; {how} does it.\n"),
+            None => format!("Left out: not measured on this machine; {how} measures it.\n"),
         }
     }
 }

@@ -50,7 +50,7 @@ pub fn offload(r: &Results) -> String {
         "process, GiB",
         "program",
         "tokens/s",
-        "times llama.cpp's best",
+        "relative to llama.cpp's best",
     ]);
     let mut any = false;
     for (share, file) in OFFLOAD {
@@ -63,10 +63,7 @@ pub fn offload(r: &Results) -> String {
             let name = if name.contains('`') { name + "`" } else { name };
             let median = row.or_zero("median");
             let (speed, ratio) = match median {
-                0.0 => (
-                    "none: killed for memory, or no result in time".into(),
-                    String::new(),
-                ),
+                0.0 => ("none: out of memory or time".into(), String::new()),
                 _ => (
                     range(median, row.or_zero("low"), row.or_zero("high")),
                     if best > 0.0 {
@@ -95,10 +92,10 @@ pub fn in_memory(r: &Results) -> String {
     let mut table = Table::new(&[
         "model",
         "program",
-        "decoding, tokens/s",
-        "times llama.cpp",
+        "decode, tokens/s",
+        "relative to llama.cpp",
         "prompt of 512, tokens/s",
-        "times llama.cpp",
+        "relative to llama.cpp",
     ]);
     let mut any = false;
     for model in ["llama-1b", "bamboo-7b"] {
@@ -146,7 +143,7 @@ pub fn sweep(r: &Results) -> String {
         "`full`, tokens/s",
         "waiting",
         "hits",
-        "of the bound",
+        "relative to the bound",
         "`llmflash`",
         "`mmap`",
     ]);
@@ -178,19 +175,19 @@ pub fn decode(r: &Results) -> String {
             "`predicted`, half of the FFN in memory",
             "decode-predicted-50.csv",
         ),
-        ("active neurons known in advance", "decode-oracle.csv"),
+        ("known active set (oracle)", "decode-oracle.csv"),
     ];
     let mut table = Table::new(&[
         "",
         "ms/token",
         "attention",
         "FFN",
-        "naming",
+        "predictor",
         "waiting",
         "head",
         "GB/s",
-        "of the speed of memory",
-        "FFN, of the speed of memory",
+        "of memory bandwidth",
+        "FFN, of memory bandwidth",
     ]);
     let mut any = false;
     for (mode, file) in modes {
@@ -226,7 +223,7 @@ pub fn decode(r: &Results) -> String {
 
 /// Long contexts.
 pub fn contexts(r: &Results) -> String {
-    let mut table = Table::new(&["positions", "mode", "ms/token", "of explained"]);
+    let mut table = Table::new(&["positions", "mode", "ms/token", "relative to explained"]);
     let mut any = false;
     for mode in ["exact", "dense"] {
         let Some(csv) = r.csv(&format!("decode-contexts-{mode}.csv")) else {
@@ -262,10 +259,10 @@ pub fn latency(r: &Results) -> String {
         "P50",
         "P90",
         "P99",
-        "P99 of mean",
+        "P99 / mean",
         "waiting",
         "hits",
-        "of the bound",
+        "relative to the bound",
     ]);
     let mut missing = String::new();
     let mut any = false;
@@ -352,13 +349,13 @@ pub fn batch(r: &Results) -> String {
     };
     let mut table = Table::new(&[
         "texts at once",
-        "neurons needed by any",
-        "half of the FFN in memory: tokens/s of all",
-        "times one text",
+        "neurons needed by any text",
+        "half in memory: tokens/s, all texts",
+        "relative to one text",
         "hits",
         "waiting",
-        "all in memory: tokens/s of all",
-        "times one text",
+        "all in memory: tokens/s, all texts",
+        "relative to one text",
     ]);
     for texts in ["1", "2", "4", "8"] {
         let at = |share: &str| csv.find(&[("share", share), ("texts", texts)]);
@@ -384,11 +381,11 @@ pub fn prefill(r: &Results) -> String {
         return r.left_out("prefill.csv");
     };
     let mut table = Table::new(&[
-        "tokens of prompt",
+        "prompt, tokens",
         "FFN in memory",
         "chunk",
         "tokens/s",
-        "of all in memory",
+        "relative to all in memory",
         "limit",
     ]);
     for row in csv.rows() {
