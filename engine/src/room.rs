@@ -12,7 +12,7 @@ pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     attention.max(ffn::thread_floats(c.d_model as usize, rows))
 }
 
-/// Sizes of buffers besides the number of rows.
+/// Buffer sizes that do not depend on the number of rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rooms {
     /// Buffers of the FFN.

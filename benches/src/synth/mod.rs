@@ -13,7 +13,7 @@
 //! | `recipe.rs` | what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
 //! | `write.rs` | the files |
-//! | `measure.rs` | statistics of real decoding, beside the targets |
+//! | `measure.rs` | statistics of decoding, next to the targets |
 
 mod args;
 mod blocks;

@@ -1,8 +1,8 @@
 //! Memory arithmetic of a division: bytes and counts, no times. It takes microseconds, so it runs
 //! whenever a sequence joins or leaves and whenever the budget changes.
 
-use super::facts::{Planner, Scratched};
-use super::pass::{Beside, CostModel, Shape};
+use super::facts::{ChunkMemory, Planner};
+use super::pass::{CostModel, DevicePart, Shape};
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::Widths;
 use crate::error::Error;
@@ -73,7 +73,7 @@ impl Planner {
         };
         let mut best = None;
         let held = |needs: &Needs| needs.scratch + needs.predictor;
-        for &Scratched { chunk, .. } in &self.scratch {
+        for &ChunkMemory { chunk, .. } in &self.scratch {
             let needs = self.needs_with(base, chunk);
             let fits = if all_fits {
                 needs.full_budget() <= budget
@@ -144,7 +144,7 @@ impl Planner {
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
             foresees: self.ablation.looks_ahead() && !self.gates_first,
-            beside: Beside::default(),
+            device_part: DevicePart::default(),
         })
     }
 }

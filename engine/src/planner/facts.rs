@@ -19,7 +19,7 @@ pub(super) const CHUNKS: [usize; 6] = [16, 32, 64, 128, 256, 512];
 
 /// Memory needed by a chunk size, without the weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Scratched {
+pub(crate) struct ChunkMemory {
     /// Chunk size in tokens.
     pub chunk: usize,
     /// Scratch bytes.
@@ -101,7 +101,7 @@ pub struct Planner {
     /// Byte sizes, with the scratch of the shortest chunk.
     pub(crate) needs: Needs,
     /// Candidate chunks, ascending.
-    pub(crate) scratch: Vec<Scratched>,
+    pub(crate) scratch: Vec<ChunkMemory>,
     pub(crate) shape: Shape,
     pub(crate) firing: Firing,
     /// Miss rates of a cache of whole experts, if the container has them.
@@ -176,7 +176,7 @@ impl Planner {
     }
 }
 
-/// Candidate chunks for prompts of up to `prompt` tokens; `chosen` alone unless 0.
+/// Candidate chunk sizes for prompts of up to `prompt` tokens; only `chosen` unless it is 0.
 pub(crate) fn chunks(chosen: usize, prompt: usize) -> Vec<usize> {
     if chosen > 0 {
         return vec![chosen];

@@ -14,7 +14,7 @@ use crate::error::Error;
 const MIN_SPEEDUP: f64 = 1.2;
 
 /// Shared inputs of a division's forecasts.
-struct Outlook {
+struct ForecastInputs {
     /// First neuron outside the hot region, by layer.
     first: Vec<usize>,
     /// Miss rates of the cold region.
@@ -115,12 +115,12 @@ impl Planner {
         })
     }
 
-    fn outlook(&self, division: &Division) -> Outlook {
+    fn outlook(&self, division: &Division) -> ForecastInputs {
         let first = self.first_cold(division);
         let memory = &division.memory;
         if memory.gates_partly() {
             let with_gates = &first[..first.len().min(memory.gate_banks as usize)];
-            return Outlook {
+            return ForecastInputs {
                 absent: self.firing.absent(memory.slots, with_gates),
                 first,
             };
@@ -131,7 +131,7 @@ impl Planner {
             // Slots of visited neurons.
             (memory.slots as f64 * self.shape.visited.min(1.0)) as u64
         };
-        Outlook {
+        ForecastInputs {
             absent: self.firing.absent(slots, &first),
             first,
         }
@@ -144,7 +144,7 @@ impl Planner {
         &self,
         pass: &CostModel<'_>,
         division: &Division,
-        outlook: &Outlook,
+        outlook: &ForecastInputs,
         tokens: usize,
     ) -> Forecast {
         let longest = self.scratch.iter().map(|s| s.chunk).max().unwrap_or(0);
@@ -152,9 +152,12 @@ impl Planner {
             0..=1 => self.context / 2,
             _ => longest.saturating_sub(tokens) / 2,
         };
-        let Outlook { first, absent } = outlook;
-        let beside = self.beside(division, tokens);
-        let pass = CostModel { beside, ..*pass };
+        let ForecastInputs { first, absent } = outlook;
+        let device_part = self.device_part(division, tokens);
+        let pass = CostModel {
+            device_part,
+            ..*pass
+        };
         pass.forecast(&division.memory, first, absent, tokens, before)
     }
 

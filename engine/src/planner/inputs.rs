@@ -10,7 +10,7 @@ use emberflow_storage::trim_heap;
 
 use super::budget::Division;
 use super::cores;
-use super::facts::{BATCHES, DeviceTier, Planner, Scratched, chunks};
+use super::facts::{BATCHES, ChunkMemory, DeviceTier, Planner, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
@@ -78,7 +78,7 @@ impl Planner {
         let stream = layout.read_cost(options.lab.io, (layout.stream_depth(buffers) / 2).max(1));
         let costs = layout.read_costs(&device, firing.share());
         let chunks = of.chunks().into_iter();
-        let scratch: Vec<Scratched> = chunks.map(|chunk| of.scratched(chunk)).collect();
+        let scratch: Vec<ChunkMemory> = chunks.map(|chunk| of.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
@@ -364,7 +364,7 @@ impl Opened<'_> {
     }
 
     /// Memory of chunks of `chunk` tokens, without the weights.
-    fn scratched(&self, chunk: usize) -> Scratched {
+    fn scratched(&self, chunk: usize) -> ChunkMemory {
         let (o, room) = (self.options, self.room(chunk, self.threads));
         let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
         let batch = o.batch as u64;
@@ -400,14 +400,14 @@ impl Opened<'_> {
             o.reserve,
             self.device_room(&room),
         ];
-        Scratched {
+        ChunkMemory {
             chunk,
             bytes: parts.into_iter().fold(0, u64::saturating_add),
             predictor: self.stored.map_or(0, |s| s.memory(room.rows, self.threads)),
         }
     }
 
-    fn needs(&self, hot: &[u32], costs: ReadCosts, least: Scratched) -> Result<Needs, Error> {
+    fn needs(&self, hot: &[u32], costs: ReadCosts, least: ChunkMemory) -> Result<Needs, Error> {
         let (layout, c, o) = (self.layout, self.config, self.options);
         // Freed heap memory would count twice: in the process size and in the allocation that
         // replaces it.

@@ -135,22 +135,22 @@ pub struct CostModel<'a> {
     pub stream_buffers: u32,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
-    /// Speculative reads one layer ahead.
+    /// Prefetching one layer ahead.
     pub foresees: bool,
-    /// Neurons of a layer, the hottest, that a device computes beside the threads.
-    pub beside: Beside,
+    /// What a device computes next to the threads.
+    pub device_part: DevicePart,
 }
 
 /// A device's part of a layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Beside {
-    /// Neurons.
+pub struct DevicePart {
+    /// The hottest neurons of the layer, if it computes some neurons for all rows.
     pub neurons: usize,
-    /// Nanoseconds that it takes for them, or for the rows.
+    /// Device time in nanoseconds.
     pub ns: f64,
-    /// Rows of the pass that it computes with all neurons instead.
+    /// Rows of the pass, if it computes all neurons for some rows.
     pub rows: usize,
-    /// Nanoseconds that the threads take to hand over neurons that it does not hold, and wait for those that it
-    /// alone has.
+    /// Nanoseconds for which the threads copy neurons that the device does not hold, and wait for those
+    /// that only the device holds.
     pub copying: f64,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use emberflow_storage::profile::Pattern;
 
 use super::budget::Division;
-use super::facts::{Planner, Scratched};
+use super::facts::{ChunkMemory, Planner};
 use super::search::FORECAST_MARGIN;
 
 /// Time to shrink the cache and grow it back, whatever the model.
@@ -16,7 +16,7 @@ impl Planner {
     /// from the cache. The time to read the evicted weights again is included. `None` unless it is
     /// [`FORECAST_MARGIN`] times as fast as `usual`.
     pub(crate) fn for_prompt(&self, usual: &Division, tokens: usize) -> Option<Division> {
-        let longer = self.scratch.iter().map(|s: &Scratched| s.chunk);
+        let longer = self.scratch.iter().map(|s: &ChunkMemory| s.chunk);
         let longer = longer.filter(|&chunk| chunk > usual.chunk && chunk < 2 * tokens);
         let seconds = |d: &Division| {
             let rows = d.chunk.min(tokens).max(2);

@@ -18,7 +18,7 @@ pub const VERSION: u32 = 3;
 /// Throughput by working-set size: a cost per row and a bandwidth curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
-    /// Nanoseconds per row besides its bytes.
+    /// Nanoseconds per row in addition to its bytes.
     pub row_ns: f64,
     /// (working set in bytes, GB/s), ascending.
     pub gb_per_s: Vec<(u64, f64)>,

@@ -282,8 +282,8 @@ impl Planner {
             }
             while step > 1 {
                 step /= 2;
-                let beside = [around.saturating_sub(step), around + step];
-                for gate_banks in beside.into_iter().filter(|n| (1..banks).contains(n)) {
+                let neighbours = [around.saturating_sub(step), around + step];
+                for gate_banks in neighbours.into_iter().filter(|n| (1..banks).contains(n)) {
                     around = consider(&with(gate_banks));
                 }
             }

@@ -64,7 +64,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
             predicts: false,
         },
         scratch: [(16, 16), (128, 40), (512, 120)]
-            .map(|(chunk, mib)| Scratched {
+            .map(|(chunk, mib)| ChunkMemory {
                 chunk,
                 bytes: mib << 20,
                 predictor: 0,
@@ -144,8 +144,8 @@ fn more_memory_is_faster_and_less_names_its_bottleneck() {
     assert!(hits > 0.1 && hits < 1.0, "{middle:?}");
 }
 
-/// Between a budget that holds no Gate rows and one that holds all of them, some layers have theirs:
-/// the more memory, the faster, without a cliff.
+/// Between a budget without and one with all Gate rows, some layers have resident Gate rows. Speed
+/// rises with memory without a drop.
 #[test]
 fn gate_rows_of_some_layers_bridge_the_step_to_all_of_them() {
     let p = planner(Profile::Nvme, sparse());
@@ -168,7 +168,7 @@ fn gate_rows_of_some_layers_bridge_the_step_to_all_of_them() {
     assert!(partly >= 4, "{partly}");
 }
 
-/// Up to the whole model. A longer chunk of prompts may add a 24th to what each token reads.
+/// Up to the whole model. A longer chunk may add 1/24 to the bytes that a token reads.
 #[test]
 fn forecasts_never_fall_with_more_memory() {
     let flat = Firing::measured((0..LAYERS).map(|_| &[0.22; NEURONS][..]), Some(0.6), None);
@@ -212,7 +212,7 @@ fn speculation_hides_reads() {
     // False positives cost reads; predicting twice costs time.
     assert!(ahead.reads > late.reads && ahead.compute_ms < ahead.ms);
     assert!(ahead.ms < 0.97 * late.ms, "{ahead:?} {late:?}");
-    // The device's time remains a lower bound.
+    // The device time remains a lower bound.
     assert!(ahead.ms > 0.99 * ahead.io_ms, "{ahead:?}");
 }
 
@@ -228,13 +228,13 @@ fn faster_devices_and_machines_raise_the_forecast() {
     assert!(speed(&nvme) > speed(&slow));
 }
 
-/// Wake-up latency delays what waits for reads, not overlapped computation; the wake-up call costs
-/// both.
+/// Wake-up latency delays work that waits for reads, not overlapped computation; the wake-up call
+/// costs both.
 #[test]
 fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
     let mut p = planner(Profile::Nvme, sparse());
     p.needs.gates_divide = false;
-    // Few misses: otherwise the I/O thread's share of a core is capped already.
+    // Few misses; otherwise the I/O thread's share of a core is at its limit.
     let budget = p.full_budget() - (128 << 20);
     let with = |wake: f64, tell: f64| {
         let mut p = p.clone();
@@ -327,14 +327,14 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
     says(assumed, &full, None);
 }
 
-/// A cold region for half of the neurons and small bundles: merging makes fewer commands than
-/// neurons, and reads no more than a scan.
+/// With a cold region for half of the neurons and small bundles, merging makes fewer commands than
+/// neurons and reads no more than a scan.
 #[test]
 fn merged_reads_cost_less_than_single_ones() {
     let mut p = planner(Profile::Nvme, sparse());
     let budget = p.smallest_budget() + (2 << 30);
     let apart = p.plan(budget).unwrap().decode;
-    // Bundles so short that a merge gap spans several.
+    // Bundles so short that a merge gap covers several.
     (p.shape.stride, p.shape.rest_read, p.shape.cluster_read) = (1024, 1024, 128 << 10);
     let joined = p.plan(budget).unwrap().decode;
     assert!(
@@ -382,7 +382,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let router = u64::from(c.experts) * 4 * d as u64;
     let embedding = u64::from(c.vocab) * row(d);
     let fixed = u64::from(c.layers) * (attention + router) + embedding;
-    // Low rank, two matrices per expert; the rank gives the published size.
+    // Low rank, two matrices per expert; the rank results in the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
     let kv = KvShape::new(DType::F16, c, 1024).bytes_for(1024);
@@ -517,7 +517,7 @@ fn a_budget_is_divided_in_microseconds() {
     assert!(best.as_micros() < 100, "{best:?}");
 }
 
-/// A model whose every neuron is needed streams what is not in memory for every token.
+/// In a dense model every missing neuron is streamed for every token.
 #[test]
 fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
@@ -539,7 +539,7 @@ fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
         assert!(missing(&long) < 1.05 * missing(&short), "{share}");
         chunks.push(long.chunk);
     }
-    // The more is read in each pass, the longer the chunk.
+    // The more each pass reads, the longer the chunk.
     assert_eq!(chunks, [128, 128, 16]);
 }
 
@@ -565,7 +565,7 @@ fn a_device_gets_what_makes_both_end_at_once() {
         let best = (0..=hot).map(time).fold(f64::INFINITY, f64::min);
         assert!(time(clusters) <= best + tier.cluster.max(tier.cpu_cluster));
     }
-    // Launching takes longer than the CPU for everything.
+    // A launch costs more than the CPU needs for everything.
     assert_eq!(tier.balanced(16, 1.0, 10), 0);
     let slow = DeviceTier {
         cluster: 1.0,
@@ -599,7 +599,7 @@ fn what_a_device_holds_is_in_no_other_region() {
         assert!(memory.ledger.used() <= budget);
         let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
         if unified {
-            // Gate rows are there twice.
+            // Gate rows are stored twice.
             assert!((with - without).abs() < 0.01, "{with} {without}")
         } else {
             assert!(with > without)

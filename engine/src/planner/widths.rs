@@ -4,7 +4,7 @@
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
-use super::pass::{Beside, CostModel};
+use super::pass::{CostModel, DevicePart};
 use crate::cluster::CLUSTER;
 use crate::device::{LEAST_STREAMED, Width, Widths};
 use crate::ffn::RECENT;
@@ -64,8 +64,11 @@ impl Planner {
         if rows < LEAST_STREAMED {
             return 0;
         }
-        let all = |beside: Beside| {
-            let pass = CostModel { beside, ..*pass };
+        let all = |device_part: DevicePart| {
+            let pass = CostModel {
+                device_part,
+                ..*pass
+            };
             let time = |layer| pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
             (0..self.shape.layers).map(time).sum::<f64>()
         };
@@ -74,18 +77,21 @@ impl Planner {
         let apart: f64 = (clusters.iter().enumerate())
             .map(|(layer, &best)| {
                 let neurons = (held.min(best as usize) * CLUSTER).min(self.shape.neurons);
-                let beside = Beside {
+                let device_part = DevicePart {
                     neurons,
-                    ..Beside::default()
+                    ..DevicePart::default()
                 };
-                let pass = CostModel { beside, ..*pass };
+                let pass = CostModel {
+                    device_part,
+                    ..*pass
+                };
                 let own = pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
                 own + 1e9 * tier.seconds(neurons, rows)
             })
             .sum();
         let streamed = |its: usize| self.streaming(tier, held, [its, rows]);
         let own = |its: usize| {
-            all(Beside {
+            all(DevicePart {
                 ns: 0.0,
                 ..streamed(its)
             })
@@ -102,7 +108,7 @@ impl Planner {
 
     /// Device part of a layer that computes `its` of `all` rows and holds `held` clusters. If the
     /// CPU cannot read these, it waits for them.
-    fn streaming(&self, tier: &DeviceTier, held: usize, [its, all]: [usize; 2]) -> Beside {
+    fn streaming(&self, tier: &DeviceTier, held: usize, [its, all]: [usize; 2]) -> DevicePart {
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let (held, at_once) = (held.min(clusters), tier.at_once.max(1));
         let rest = clusters - held;
@@ -125,7 +131,7 @@ impl Planner {
         };
         // Copies to separate memory overlap the device's work; the longer of the two counts.
         let ns = 1e9 * (of_held + seconds(rest, bytes * tier.copy) + of_others);
-        Beside {
+        DevicePart {
             neurons: if tier.unified { 0 } else { neurons(held) },
             ns,
             rows: its,
@@ -145,12 +151,15 @@ impl Planner {
         let all = self.shape.neurons.div_ceil(CLUSTER);
         let neurons = |clusters: usize| (clusters * CLUSTER).min(self.shape.neurons);
         let with = |clusters: usize, ns: f64| {
-            let beside = Beside {
+            let device_part = DevicePart {
                 neurons: neurons(clusters),
                 ns,
-                ..Beside::default()
+                ..DevicePart::default()
             };
-            let pass = CostModel { beside, ..*pass };
+            let pass = CostModel {
+                device_part,
+                ..*pass
+            };
             pass.in_memory(&division.memory, ResidentLayer { layer, rows })
         };
         let its = |clusters: usize| 1e9 * tier.seconds(neurons(clusters), rows);
@@ -167,9 +176,9 @@ impl Planner {
     }
 
     /// Mean device part of a layer in a pass of `rows` rows.
-    pub(super) fn beside(&self, division: &Division, rows: usize) -> Beside {
+    pub(super) fn device_part(&self, division: &Division, rows: usize) -> DevicePart {
         let Some(tier) = &self.tier else {
-            return Beside::default();
+            return DevicePart::default();
         };
         let layers = self.shape.layers.max(1);
         let held = division.needs.device_clusters as f64 / layers as f64;
@@ -183,10 +192,10 @@ impl Planner {
         };
         let clusters = (0..layers).map(of).sum::<f64>() / layers as f64;
         let neurons = (clusters * CLUSTER as f64) as usize;
-        Beside {
+        DevicePart {
             neurons,
             ns: 1e9 * tier.seconds(neurons, rows),
-            ..Beside::default()
+            ..DevicePart::default()
         }
     }
 }
@@ -212,7 +221,7 @@ mod tests {
 
     /// A 7B model on a phone with a device that takes `neuron[i]` seconds per neuron for 1, 8 and
     /// 64 rows.
-    fn beside(neuron: [f64; 3]) -> Planner {
+    fn device_planner(neuron: [f64; 3]) -> Planner {
         let mut p = planner(Profile::Ufs4, sparse());
         let sample = |(n, weight)| Sample {
             n,
@@ -235,7 +244,7 @@ mod tests {
 
     #[test]
     fn both_end_as_early_as_they_can_and_the_part_grows_with_the_rows() {
-        let p = beside([400e-9, 420e-9, 600e-9]);
+        let p = device_planner([400e-9, 420e-9, 600e-9]);
         let division = p.divide(p.full_budget()).unwrap();
         let pass = p.pass(&division, p.threads).unwrap();
         let mut before = 0;
@@ -247,12 +256,15 @@ mod tests {
                     0 => 0.0,
                     _ => 1e9 * p.tier.as_ref().unwrap().seconds(neurons, rows),
                 };
-                let beside = Beside {
+                let device_part = DevicePart {
                     neurons,
                     ns,
-                    ..Beside::default()
+                    ..DevicePart::default()
                 };
-                let pass = CostModel { beside, ..pass };
+                let pass = CostModel {
+                    device_part,
+                    ..pass
+                };
                 pass.in_memory(&division.memory, ResidentLayer { layer: 3, rows })[1]
             };
             let all = 0..=p.shape.neurons / CLUSTER;
@@ -268,7 +280,7 @@ mod tests {
     /// computing.
     #[test]
     fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
-        let mut p = beside([400e-9, 420e-9, 600e-9]);
+        let mut p = device_planner([400e-9, 420e-9, 600e-9]);
         p.tier.iter_mut().for_each(|tier| tier.at_once = 8);
         let division = p.divide(p.full_budget()).unwrap();
         let pass = p.pass(&division, p.threads).unwrap();
@@ -285,7 +297,7 @@ mod tests {
         }
         assert_eq!(division.widths.streamed(512), before);
         // A slow device gains nothing.
-        let mut slow = beside([1e-3, 1e-3, 1e-3]);
+        let mut slow = device_planner([1e-3, 1e-3, 1e-3]);
         slow.tier.iter_mut().for_each(|tier| tier.at_once = 8);
         let widths = slow.divide(slow.full_budget()).unwrap().widths;
         assert!(
@@ -299,7 +311,7 @@ mod tests {
     #[test]
     fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
         let its = |copy: f64, rows: usize| {
-            let mut p = beside([400e-9, 420e-9, 600e-9]);
+            let mut p = device_planner([400e-9, 420e-9, 600e-9]);
             p.tier.iter_mut().for_each(|tier| {
                 (tier.unified, tier.at_once, tier.copy) = (false, 8, copy);
             });
@@ -321,7 +333,7 @@ mod tests {
     #[test]
     fn what_does_not_stream_leaves_its_memory_to_neurons() {
         for (neuron, used) in [(1e-9, true), (1e-2, false)] {
-            let mut p = beside([neuron; 3]);
+            let mut p = device_planner([neuron; 3]);
             p.tier.iter_mut().for_each(|tier| {
                 (tier.unified, tier.at_once, tier.asked) = (false, 4, true);
                 tier.memory = 40 * tier.cluster_len;
@@ -336,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_device_that_helps_prompts_only_holds_what_these_want() {
-        let p = beside([1e-3, 1e-3, 100e-9]);
+        let p = device_planner([1e-3, 1e-3, 100e-9]);
         let plain = Planner {
             tier: None,
             ..p.clone()

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 
 /// Events about the prompt of `text` from its `rows` of the completed pass. Call before the text
 /// advances.
-pub(super) fn told_of_prompt(
+pub(super) fn prompt_events(
     engine: &mut Engine,
     text: &mut LiveText,
     rows: Range<usize>,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::log_probs::LogProbs;
-use super::prompt::told_of_prompt;
+use super::prompt::prompt_events;
 use super::request::{Request, RequestId, Stop};
 use super::spans::{Wants, divide};
 use super::text::LiveText;
@@ -234,7 +234,7 @@ impl<'e> Stepper<'e> {
 
     /// Plans memory for the requests that run together.
     fn set_batch(&mut self) -> Result<(), Error> {
-        let together = self.texts.len().min(self.turns.width());
+        let together = self.texts.len().min(self.turns.group_size());
         self.engine.set_batch(together)
     }
 
@@ -277,7 +277,7 @@ impl<'e> Stepper<'e> {
     /// Resumes parked rows that stopped at the same layer as the first one. Returns false if there
     /// are none.
     fn unpark(&mut self) -> bool {
-        let wanted = |texts: &[LiveText], id| texts.iter().any(|t| t.id == id && !t.aside);
+        let wanted = |texts: &[LiveText], id| texts.iter().any(|t| t.id == id && !t.preempted);
         let first = (self.parked.iter()).find(|p| wanted(&self.texts, p.part.id));
         let Some(layers) = first.map(|p| p.layers) else {
             return false;
@@ -286,7 +286,7 @@ impl<'e> Stepper<'e> {
         pass.begin(0);
         pass.layers = Some(layers);
         // In request order, as `run` visits them.
-        for text in self.texts.iter().filter(|text| !text.aside) {
+        for text in self.texts.iter().filter(|text| !text.preempted) {
             let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
             if let Some(at) = self.parked.iter().position(ours) {
                 let parked = self.parked.remove(at);
@@ -329,7 +329,7 @@ impl<'e> Stepper<'e> {
                 continue;
             };
             let computed = end - part.rows..end;
-            let told = told_of_prompt(self.engine, &mut self.texts[at], computed);
+            let told = prompt_events(self.engine, &mut self.texts[at], computed);
             self.events.extend(told.into_iter().flatten());
             let wants_logits = self.texts[at].advance(part.rows);
             takers.extend(self.followers(at).map(|follower| (follower, rows.len())));
@@ -441,7 +441,7 @@ impl<'e> Stepper<'e> {
         let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
             return;
         };
-        text.aside = true;
+        text.preempted = true;
         let d = self.engine.config().d_model as usize;
         let parked: usize = self.parked.iter().map(|p| p.part.rows).sum();
         let room = if self.engine.options().preemption {
@@ -486,7 +486,7 @@ impl<'e> Stepper<'e> {
     /// Resumes a preempted request.
     pub fn resume(&mut self, id: RequestId) {
         if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
-            text.aside = false;
+            text.preempted = false;
         }
     }
 

@@ -34,7 +34,7 @@ pub(super) struct LiveText {
     /// The request whose prefill this one waits for.
     pub waits_for: Option<RequestId>,
     /// Preempted.
-    pub aside: bool,
+    pub preempted: bool,
 }
 
 impl LiveText {
@@ -65,7 +65,7 @@ impl LiveText {
             log_prob: 0.0,
             hidden: Vec::new(),
             waits_for: None,
-            aside: false,
+            preempted: false,
             request,
         }
     }
@@ -79,7 +79,7 @@ impl LiveText {
     /// Rows it could use in the next pass.
     pub fn wants(&self) -> Wants {
         match self.prompt.len() - self.done {
-            _ if self.aside || self.waits_for.is_some() => Wants::Nothing,
+            _ if self.preempted || self.waits_for.is_some() => Wants::Nothing,
             0 => Wants::Decode,
             rest => Wants::Prompt(rest),
         }

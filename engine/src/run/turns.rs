@@ -60,7 +60,7 @@ enum Search {
 #[derive(Debug)]
 pub(super) struct Turns {
     /// Requests per group; `usize::MAX` for all of them.
-    width: usize,
+    group_size: usize,
     /// The group, and its request that was added last.
     group: Vec<RequestId>,
     last: Option<RequestId>,
@@ -77,7 +77,7 @@ pub(super) struct Turns {
 impl Turns {
     pub fn new() -> Self {
         Self {
-            width: usize::MAX,
+            group_size: usize::MAX,
             group: Vec::new(),
             last: None,
             left: TURN,
@@ -95,8 +95,8 @@ impl Turns {
     }
 
     /// Most requests per pass.
-    pub fn width(&self) -> usize {
-        self.width
+    pub fn group_size(&self) -> usize {
+        self.group_size
     }
 
     /// Whether `id` decodes in the next pass.
@@ -113,12 +113,12 @@ impl Turns {
             self.left = TURN;
             self.group.clear();
         }
-        let width = self.width.min(decoding.clone().count());
-        self.group.truncate(width);
+        let group_size = self.group_size.min(decoding.clone().count());
+        self.group.truncate(group_size);
         let last = self.last;
         let after = decoding.clone().filter(|&id| Some(id) > last);
         for id in after.chain(decoding) {
-            if self.group.len() == width {
+            if self.group.len() == group_size {
                 break;
             }
             if !self.group.contains(&id) {
@@ -137,7 +137,7 @@ impl Turns {
         }
         match self.search {
             Search::Done => {}
-            Search::Start => self.set(width_that_fits(&pass), Search::Measure(None)),
+            Search::Start => self.set(group_that_fits(&pass), Search::Measure(None)),
             Search::Measure(before) => {
                 self.passes += 1;
                 if self.passes > WARM {
@@ -155,38 +155,38 @@ impl Turns {
     /// Keeps the measured group size, returns to the larger one before it, or tries half of it.
     fn judge(&mut self, before: Option<(usize, f64)>, live: usize) {
         let cost = self.seconds / self.tokens.max(1) as f64;
-        let width = self.width.min(live);
+        let group_size = self.group_size.min(live);
         match before {
             Some((wider, old)) if cost > GAIN * old => self.set(wider, Search::Done),
-            _ if width > 1 && self.waited > WAITS * self.seconds => {
-                let before = Some((self.width, cost));
-                self.set(width.div_ceil(2), Search::Measure(before));
+            _ if group_size > 1 && self.waited > WAITS * self.seconds => {
+                let before = Some((self.group_size, cost));
+                self.set(group_size.div_ceil(2), Search::Measure(before));
             }
             _ => self.search = Search::Done,
         }
     }
 
-    fn set(&mut self, width: usize, search: Search) {
-        (self.width, self.search, self.passes) = (width, search, 0);
+    fn set(&mut self, group_size: usize, search: Search) {
+        (self.group_size, self.search, self.passes) = (group_size, search, 0);
         (self.tokens, self.seconds, self.waited) = (0, 0.0, 0.0);
     }
 }
 
 /// The largest group whose neurons are expected to fit, from a pass over all requests; all requests
 /// if smaller groups would need nearly as many neurons.
-fn width_that_fits(pass: &PassCost) -> usize {
+fn group_that_fits(pass: &PassCost) -> usize {
     let neurons = pass.neurons.max(1) as f64;
     let not_needed = 1.0 - (pass.needed as f64 / neurons).min(1.0);
-    let needed = |width: usize| {
-        let share = width as f64 / pass.tokens as f64;
+    let needed = |group_size: usize| {
+        let share = group_size as f64 / pass.tokens as f64;
         neurons * (1.0 - libm::pow(not_needed, share))
     };
-    let mut width = pass.tokens;
-    while width > 1 && needed(width) > pass.slots as f64 {
-        width = width.div_ceil(2);
+    let mut group_size = pass.tokens;
+    while group_size > 1 && needed(group_size) > pass.slots as f64 {
+        group_size = group_size.div_ceil(2);
     }
-    if width < pass.tokens && needed(width) < 0.8 * pass.needed as f64 {
-        width
+    if group_size < pass.tokens && needed(group_size) < 0.8 * pass.needed as f64 {
+        group_size
     } else {
         usize::MAX
     }
@@ -217,12 +217,12 @@ mod tests {
             turns.passed(pass, IDS.len());
         }
         assert!(matches!(turns.search, Search::Done));
-        turns.width.min(IDS.len())
+        turns.group_size.min(IDS.len())
     }
 
     #[test]
     fn the_width_is_the_fastest_one() {
-        assert_eq!(found(0.1, |_| 10), 4, "no width is faster");
+        assert_eq!(found(0.1, |_| 10), 4, "no group_size is faster");
         assert_eq!(found(0.1, |w| 10 + 5 * w as u64), 1, "narrower is faster");
         assert_eq!(found(0.1, |w| [9, 5, 7, 7][w - 1]), 2, "two are best");
         assert_eq!(found(0.2, |w| [9, 5, 7, 7][w - 1]), 2, "four do not fit");
@@ -242,9 +242,9 @@ mod tests {
             wait: Duration::from_millis(8),
         };
         turns.passed(pass, 4);
-        assert_eq!(turns.width(), 2);
+        assert_eq!(turns.group_size(), 2);
         turns.admitted();
-        assert_eq!(turns.width(), usize::MAX);
+        assert_eq!(turns.group_size(), usize::MAX);
     }
 
     #[test]

@@ -226,19 +226,19 @@ impl Residency {
 
     /// Whether any cluster of a bank may become hot: in models with experts, if the clusters of
     /// chosen experts are read whole.
-    fn roams(&self, bank: u32) -> bool {
+    fn may_become_hot(&self, bank: u32) -> bool {
         self.layout.has_experts() && self.banks.scans(bank) && self.hot.units() > 0
     }
 
     /// Whether a cluster goes to the hot region when it is read.
     pub(super) fn belongs_hot(&self, bank: u32, cluster: u32) -> bool {
-        self.hot.wants(bank, cluster) || self.roams(bank)
+        self.hot.wants(bank, cluster) || self.may_become_hot(bank)
     }
 
     /// Whether a bank's clusters are not cached: the hot region is full, and the next token is unlikely
     /// to visit the expert (`again` is false).
-    fn is_passing(&self, bank: u32, again: bool) -> bool {
-        self.roams(bank) && !again && !self.hot.has_room()
+    fn is_transient(&self, bank: u32, again: bool) -> bool {
+        self.may_become_hot(bank) && !again && !self.hot.has_room()
     }
 
     /// Resident Gate rows and scales. Drop the reference before the layer ends.
@@ -450,7 +450,7 @@ impl Residency {
         keeps: impl Fn(u32) -> bool,
         buffer: &[u8],
     ) {
-        if self.hot.contains(bank, cluster) || self.is_passing(bank, again) {
+        if self.hot.contains(bank, cluster) || self.is_transient(bank, again) {
             // Already copied by the thread that computed it, or not to be cached.
         } else if self.belongs_hot(bank, cluster) {
             self.keep_cluster(bank, cluster, buffer);
@@ -480,7 +480,7 @@ impl Residency {
     /// A slot of the hot region for a cluster that [`Residency::keep_read`] would copy there. The
     /// thread that computes the cluster copies it, since its bytes are in the CPU's cache.
     pub(super) fn reserve_hot(&mut self, bank: u32, cluster: u32, again: bool) -> Option<Slot> {
-        if self.belongs_hot(bank, cluster) && !self.is_passing(bank, again) {
+        if self.belongs_hot(bank, cluster) && !self.is_transient(bank, again) {
             self.hot.reserve(bank, cluster)
         } else {
             None
