@@ -219,6 +219,15 @@ pub fn command(args: &SplitArgs) -> Result<(), Failure> {
     }
 }
 
+/// The token count of a row, or its first count and range.
+fn tokens_of([from, until]: [usize; 2]) -> String {
+    if from == until {
+        from.to_string()
+    } else {
+        format!("{from} of {from} to {until}")
+    }
+}
+
 fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "simulated: {}", report.simulated)?;
     writeln!(out, "{} us to synchronise and to copy\n", report.sync_us)?;
@@ -228,12 +237,7 @@ fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|")?;
     for row in &report.table {
-        let [from, until] = row.tokens;
-        let tokens = if from == until {
-            from.to_string()
-        } else {
-            format!("{from} of {from} to {until}")
-        };
+        let tokens = tokens_of(row.tokens);
         let [rows, cols] = row.weights;
         writeln!(
             out,
