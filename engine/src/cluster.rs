@@ -13,9 +13,9 @@ pub const LEAST_BUFFERS: u32 = 4;
 /// instead of many.
 pub(crate) const HOT: f64 = 0.5;
 
-/// Length of the longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥`
-/// [`HOT`]: the average neuron fires in at least half of the passes with `times` times as many
-/// tokens. Tokens of a batch belong to different sequences and count as independent.
+/// Length of the longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥ ½`: the
+/// average neuron fires in at least half of the passes with `times` times as many tokens. Tokens of a
+/// batch belong to different sequences and count as independent.
 pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
     let is_hot = |cluster: &&[u64]| {

@@ -99,7 +99,7 @@ impl Meter {
         &self.name
     }
 
-    /// Samples the source if the last sample is older than [`INTERVAL`].
+    /// Samples the source if the last sample is older than 100 ms.
     pub fn look(&mut self) {
         if self.seen.elapsed() >= INTERVAL {
             self.joules();

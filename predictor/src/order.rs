@@ -30,7 +30,7 @@ pub fn original(neurons: usize) -> Vec<u32> {
 ///
 /// `fired` has one row of bits per neuron, `[neurons × width]`, one bit per sampled token. In each
 /// band, the next neuron is the one with the largest share of activations in common with the union
-/// of the [`REACH`] neurons before it, so that its reads can be merged with theirs.
+/// of the `REACH` neurons before it, so that its reads can be merged with theirs.
 pub fn by_coactivation(counts: &[u64], tokens: u64, fired: &[u64]) -> Vec<u32> {
     let mut order = by_temperature(counts);
     let width = fired.len() / counts.len().max(1);
