@@ -103,9 +103,9 @@ impl Basis {
             () if !self.statistics => {
                 Some("the model has no activation statistics; pack it with --stats")
             }
-            () if reads && self.neurons_assumed => Some(
-                "the activation frequencies inside experts are assumed, for lack of statistics",
-            ),
+            () if reads && self.neurons_assumed => {
+                Some("how often the neurons of an expert fire is assumed, for lack of statistics")
+            }
             () => None,
         }
     }
