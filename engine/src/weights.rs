@@ -30,7 +30,9 @@ pub struct Router {
     pub scores: Matrix,
     /// Biases of these scores, `[experts]`.
     pub bias: Option<Vec<f32>>,
-    /// Gate of the shared expert, `[d_model]`.
+    /// What is added to the scores where experts are chosen, `[experts]`.
+    pub choice_bias: Option<Vec<f32>>,
+    /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
     pub shared: Option<Vec<f32>>,
 }
 
@@ -463,7 +465,12 @@ impl<'a> Loader<'a> {
                 false => None,
                 true => Some(self.vector(Role::RouterBias, layer, experts)?),
             },
+            choice_bias: match mixture.choice_bias {
+                false => None,
+                true => Some(self.vector(Role::ChoiceBias, layer, experts)?),
+            },
             shared: match mixture.shared {
+                _ if mixture.shared_is_plain => None,
                 0 => None,
                 _ => Some(self.vector(Role::SharedGate, layer, d)?),
             },

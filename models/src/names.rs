@@ -355,7 +355,10 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if mixture.router_bias {
             push(at(Role::RouterBias), 1, config.experts as usize);
         }
-        if mixture.shared > 0 {
+        if mixture.choice_bias {
+            push(at(Role::ChoiceBias), 1, config.experts as usize);
+        }
+        if mixture.shared > 0 && !mixture.shared_is_plain {
             push(at(Role::SharedGate), 1, d);
         }
     }

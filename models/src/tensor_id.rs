@@ -91,6 +91,8 @@ pub enum Role {
     Router,
     /// Bias of these scores, `[1 × experts]`.
     RouterBias,
+    /// What is added to these scores where experts are chosen, `[1 × experts]`.
+    ChoiceBias,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
     /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, one expert's
@@ -123,7 +125,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 50] = [
+const ROLES: [(Role, Place, &str); 51] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -165,6 +167,7 @@ const ROLES: [(Role, Place, &str); 50] = [
     (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
     (Role::Router, Place::Layer, "ffn.router"),
     (Role::RouterBias, Place::Layer, "ffn.router_bias"),
+    (Role::ChoiceBias, Place::Layer, "ffn.choice_bias"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
     (Role::GateBias, Place::Layer, "ffn.gate_bias"),
     (Role::UpBias, Place::Layer, "ffn.up_bias"),
@@ -211,7 +214,8 @@ impl Role {
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
-            | FfnPostNorm | SharedGate | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
+            | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
+            | DownBias => true,
         }
     }
 }

@@ -351,3 +351,88 @@ pub(super) const FALCON_TWO_NORMS: NameTable = NameTable {
     ],
     ..FALCON
 };
+
+const SHARED_EXPERTS: Spellings = &[
+    (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+    (Role::Up, "mlp.shared_experts.up_proj.weight"),
+    (Role::Down, "mlp.shared_experts.down_proj.weight"),
+];
+
+/// DeepSeek-V3's experts; Ernie's biases have other names, in releases and as transformers holds them.
+pub(super) const ROUTED: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.moe_statics.e_score_correction_bias"),
+            (
+                Role::ChoiceBias,
+                "mlp.gate.moe_statics.e_score_correction_bias",
+            ),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: SHARED_EXPERTS,
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
+/// The bias lies beside the router, not in it.
+pub(super) const EXAONE_MOE: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+        ],
+    ],
+    ..ROUTED
+};
+
+/// Releases have other names than transformers.
+pub(super) const HY_V3: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.router.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.expert_bias"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: &[
+            (Role::Gate, "mlp.shared_mlp.gate_proj.weight"),
+            (Role::Up, "mlp.shared_mlp.up_proj.weight"),
+            (Role::Down, "mlp.shared_mlp.down_proj.weight"),
+            (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+            (Role::Up, "mlp.shared_experts.up_proj.weight"),
+            (Role::Down, "mlp.shared_experts.down_proj.weight"),
+        ],
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
+pub(super) const MINIMAX_M2: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "block_sparse_moe.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+        ],
+    ],
+    ..MIXTRAL
+};

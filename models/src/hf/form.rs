@@ -92,7 +92,15 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
     match check {
         Check::Flag(key, value) => must_be(keys, key, value),
         Check::Zero(key) => number(key, 0, ""),
+        Check::One(key) => number(key, 1, ""),
         Check::Width(key) => number(key, sizes.d_model, "hidden_size = "),
+        Check::Words(key, words) => match keys.str(key)? {
+            Some(found) if !words.contains(&found) => {
+                let why = format!("implemented for this family: {}", words.join(", "));
+                Err(keys.unsupported(key, &why))
+            }
+            _ => Ok(()),
+        },
         Check::Word(key, word) => match keys.str(key)? {
             Some(found) if found != word => {
                 Err(keys.unsupported(key, &format!("this family has {word}")))
