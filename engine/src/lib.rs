@@ -17,7 +17,6 @@
 
 mod ablation;
 mod activation;
-mod attention;
 pub mod bundle;
 pub mod cluster;
 pub mod constraint;
@@ -30,11 +29,12 @@ mod engine;
 mod error;
 mod ffn;
 mod input;
-mod kv;
 mod limits;
+mod loader;
 mod matrix;
 pub mod memory;
 pub mod meta;
+mod mixer;
 mod model;
 mod norm;
 mod observe;
@@ -50,9 +50,9 @@ mod router_ahead;
 mod run;
 pub mod sampler;
 mod scratch;
-mod sequence;
 mod sparsity;
 pub mod split;
+mod state;
 mod store;
 mod streams;
 #[cfg(test)]
@@ -80,6 +80,6 @@ pub use run::{
     RequestId, Sample, Step, Stepped, Stepper, Stop, log_probability,
 };
 pub use sampler::{Bias, Sampler, Sampling};
-pub use sequence::{Sequence, Span};
+pub use state::{Sequence, Span};
 pub use store::Foreseen;
 pub use store::LayerResidency;

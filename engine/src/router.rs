@@ -5,9 +5,22 @@
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{ExpertGroups, Mixture, ModelConfig, Scoring};
 
-use crate::ffn::{BankWork, Bias, Choice, Rows};
+use crate::ffn::{BankWork, Bias, Choice, FfnBiases, Rows};
 use crate::input::Input;
-use crate::weights::{FfnBiases, Router};
+use crate::matrix::Matrix;
+
+/// The router of a layer's experts.
+#[derive(Debug)]
+pub struct Router {
+    /// Scores of the experts, `[experts × d_model]`.
+    pub scores: Matrix,
+    /// Biases of these scores, `[experts]`.
+    pub bias: Option<Vec<f32>>,
+    /// What is added to the scores where experts are chosen, `[experts]`.
+    pub choice_bias: Option<Vec<f32>>,
+    /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
+    pub shared: Option<Vec<f32>>,
+}
 
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]

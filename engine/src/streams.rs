@@ -14,10 +14,10 @@ use emberflow_storage::container::Container;
 use crate::activation::activate;
 use crate::error::Error;
 use crate::input::Input;
+use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
-use crate::weights::Loader;
 
 /// Smallest mean square of a stream that another one's magnitude is given to.
 const LEAST_SQUARE: f32 = 1e-5;

@@ -9,7 +9,7 @@ mod form;
 mod mixture;
 mod rope;
 
-pub use form::{Form, Parallel, Streams};
+pub use form::{Form, MixerKind, Parallel, ShortConvs, Streams};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -163,6 +163,8 @@ const MAX_VOCAB: u32 = 1 << 24;
 pub(crate) const MAX_COUNT: u32 = 1 << 12;
 /// Maximum banks of a model.
 const MAX_BANKS: u64 = 1 << 16;
+/// Maximum taps of a short convolution, far above any release's.
+const MAX_TAPS: u32 = 64;
 /// Maximum head dimension.
 const MAX_HEAD_DIM: u32 = 1 << 12;
 
@@ -208,14 +210,39 @@ impl ModelConfig {
         local.filter(|_| windowed).unwrap_or(&self.rope)
     }
 
-    /// Layers with keys and values of their own: the first ones.
+    /// What mixes the tokens of layer `layer`.
+    pub fn mixer_of(&self, layer: u32) -> MixerKind {
+        let convs = self.form.short_conv.as_ref();
+        match convs.filter(|convs| convs.layers.binary_search(&layer).is_ok()) {
+            Some(convs) => MixerKind::ShortConv { taps: convs.taps },
+            None => MixerKind::Attention,
+        }
+    }
+
+    /// Number of layers with keys and values of their own.
     pub fn kv_layers(&self) -> u32 {
+        self.kv_before(self.first_shared())
+    }
+
+    /// Place of the keys and values that layer `layer` reads among those of all layers.
+    pub fn kv_place(&self, layer: u32) -> u32 {
+        self.kv_before(self.kv_layer(layer))
+    }
+
+    /// Number of layers before layer `layer` that have keys and values of their own.
+    fn kv_before(&self, layer: u32) -> u32 {
+        let convs = self.form.short_conv.iter().flat_map(|convs| &convs.layers);
+        layer - convs.filter(|&&conv| conv < layer).count() as u32
+    }
+
+    /// The first of the layers that read others' keys and values.
+    fn first_shared(&self) -> u32 {
         self.layers - self.form.shared_kv.min(self.layers.saturating_sub(1))
     }
 
     /// The layer whose keys and values layer `layer` reads.
     pub fn kv_layer(&self, layer: u32) -> u32 {
-        let own = self.kv_layers();
+        let own = self.first_shared();
         let windowed = |l: u32| self.window.get(l as usize).is_some_and(|&w| w != 0);
         let alike = |l: &u32| windowed(*l) == windowed(layer);
         match layer < own {
@@ -404,7 +431,8 @@ impl ModelConfig {
                 return BadField::some("ffn_bias", &true, expected);
             }
         }
-        if let Some(bad) = self.bad_sharing().or_else(|| self.bad_streams()) {
+        let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
+        if let Some(bad) = bad.or_else(|| self.bad_short_conv()) {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {
@@ -417,7 +445,7 @@ impl ModelConfig {
 impl ModelConfig {
     /// Layers that share what no layer has, or a share of gates that is none.
     fn bad_sharing(&self) -> Option<BadField> {
-        let (form, own) = (&self.form, self.kv_layers());
+        let (form, own) = (&self.form, self.first_shared());
         let windowed = |l: u32| self.window[l as usize] != 0;
         let has = |l: u32| (0..own).any(|first| windowed(first) == windowed(l));
         if form.shared_kv >= self.layers || !(own..self.layers).all(has) {
@@ -433,6 +461,23 @@ impl ModelConfig {
         if form.has_gate_top() && (self.mixture.is_some() || form.ffn_bias) {
             let expected = "0, with experts or biases of the FFN";
             return BadField::some("activation sparsity", top, expected);
+        }
+        None
+    }
+
+    /// Short convolutions where they cannot be.
+    fn bad_short_conv(&self) -> Option<BadField> {
+        let convs = self.form.short_conv.as_ref()?;
+        if convs.taps < 2 || convs.taps > MAX_TAPS {
+            return BadField::some("taps", &convs.taps, format!("2 to {MAX_TAPS}"));
+        }
+        if convs.layers.is_empty() || !self.are_layers(&convs.layers) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers with short convolutions", &convs.layers, expected);
+        }
+        if self.form.shared_kv > 0 {
+            let expected = "absent, as layers share keys";
+            return BadField::some("short_conv", convs, expected);
         }
         None
     }

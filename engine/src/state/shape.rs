@@ -1,4 +1,4 @@
-//! Geometry of keys and values.
+//! What a sequence keeps: the geometry of keys and values, and the size of recurrent state.
 //!
 //! ```text
 //! page       [layer] of keys and values; a multiple of 32 positions
@@ -10,7 +10,8 @@
 //! both halves of a head sequentially. Elements are f16 (default) or f32.
 
 use emberflow_kernels::{DType, GROUP};
-use emberflow_models::config::ModelConfig;
+
+use super::recurrent::BLOCKS;
 
 /// Positions per attention block. Splitting by position alone makes the sums independent of
 /// threads, chunks and pages.
@@ -22,7 +23,24 @@ const LARGEST: usize = BLOCK;
 /// A page has at most 1/8 of a sequence's positions, which bounds the waste.
 const SHARE: usize = 8;
 
-/// Geometry, in elements.
+/// What a sequence keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StateShape {
+    /// Keys and values of its positions.
+    pub pages: KvShape,
+    /// Floats of its recurrent state, whatever its length.
+    pub recurrent: usize,
+}
+
+impl StateShape {
+    /// Bytes of a sequence of `positions` positions, its snapshots included; saturates.
+    pub fn bytes_for(self, positions: usize) -> u64 {
+        let blocks = (4 * BLOCKS as u64).saturating_mul(self.recurrent as u64);
+        self.pages.bytes_for(positions).saturating_add(blocks)
+    }
+}
+
+/// Geometry of keys and values, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
     pub dtype: DType,
@@ -34,13 +52,14 @@ pub(crate) struct KvShape {
 }
 
 impl KvShape {
-    /// For sequences of up to `context` positions.
-    pub fn new(dtype: DType, c: &ModelConfig, context: usize) -> Self {
+    /// Of `layers` layers, for sequences of up to `context` positions.
+    pub fn new(dtype: DType, layers: u32, heads: [u32; 2], context: usize) -> Self {
+        let [kv_heads, head_dim] = heads.map(|n| n as usize);
         Self {
             dtype,
-            layers: c.kv_layers() as usize,
-            kv_heads: c.kv_heads as usize,
-            head_dim: c.head_dim as usize,
+            layers: layers as usize,
+            kv_heads,
+            head_dim,
             page: page_for(context),
         }
     }

@@ -1,61 +1,28 @@
-//! The pool of pages, and the pages of one sequence.
+//! Keys and values in pages of positions: the pool, and the pages of one sequence.
 //!
 //! Sequences with a common prefix share pages, copy-on-write. Admission reserves pages for a
 //! sequence's full length, so that decode never runs out of pages.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use emberflow_storage::arena::{Arena, ArenaOptions};
+use std::sync::Arc;
 
 use super::layer::{LayerKv, PageWriter};
 use super::page::Page;
+use super::pool::Pool;
 use super::shape::KvShape;
 use crate::error::Error;
-
-/// Free and reserved pages.
-#[derive(Debug)]
-struct Free {
-    pages: Vec<Arc<Page>>,
-    /// Pages not reserved by any sequence.
-    uncharged: usize,
-}
 
 /// The page pool of an engine.
 #[derive(Debug)]
 pub(crate) struct KvPool {
     shape: KvShape,
-    total: usize,
-    free: Mutex<Free>,
+    pool: Pool,
 }
 
 impl KvPool {
     /// A pool of `total` pages, not backed by memory until used.
     pub fn new(shape: KvShape, total: usize) -> Result<Arc<Self>, Error> {
-        // Without huge pages, long contexts are read slower than weights.
-        let options = ArenaOptions {
-            huge_pages: true,
-            ..ArenaOptions::default()
-        };
-        let slots = u32::try_from(total).unwrap_or(u32::MAX);
-        let mut arena = Arena::new(slots.max(1), shape.page_bytes().max(1), 1, options)
-            .map_err(emberflow_storage::Error::from)?;
-        let taken = std::iter::from_fn(|| arena.take()).take(total);
-        let mut pages: Vec<_> = taken.map(|slot| Arc::new(Page::new(slot))).collect();
-        // Low addresses first.
-        pages.reverse();
-        Ok(Arc::new(Self {
-            shape,
-            total,
-            free: Mutex::new(Free {
-                uncharged: pages.len(),
-                pages,
-            }),
-        }))
-    }
-
-    /// Geometry of its pages.
-    pub fn shape(&self) -> KvShape {
-        self.shape
+        let pool = Pool::new(shape.page_bytes(), total)?;
+        Ok(Arc::new(Self { shape, pool }))
     }
 
     /// An empty sequence with pages reserved for `positions` positions.
@@ -64,52 +31,25 @@ impl KvPool {
     /// [`Error::KvFull`] if other sequences reserve too much.
     pub fn sequence(self: &Arc<Self>, positions: usize) -> Result<KvPages, Error> {
         let charged = self.shape.pages(positions);
-        let mut free = self.lock();
-        if charged > free.uncharged {
-            return Err(Error::KvFull {
-                positions,
-                free: free.uncharged * self.shape.page,
-                total: self.total * self.shape.page,
-            });
-        }
-        free.uncharged -= charged;
-        drop(free);
+        let full = |free| Error::KvFull {
+            positions,
+            free: free * self.shape.page,
+            total: self.pool.total() * self.shape.page,
+        };
+        self.pool.reserve(charged).map_err(full)?;
         Ok(KvPages {
             pages: Vec::with_capacity(charged),
             positions,
             charged,
-            pool: Arc::clone(self),
+            of: Arc::clone(self),
         })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> Arc<Page> {
-        match self.lock().pages.pop() {
-            Some(page) => page,
-            None => unreachable!("sequences hold no more pages than they were charged for"),
-        }
-    }
-
-    /// Drops a sequence's pages and its reservation of `charged` pages. Pages without other owners
-    /// become free.
-    fn give_back(&self, pages: impl Iterator<Item = Arc<Page>>, charged: usize) {
-        let mut free = self.lock();
-        for page in pages {
-            if Arc::strong_count(&page) == 1 {
-                free.pages.push(page);
-            }
-        }
-        free.uncharged += charged;
     }
 }
 
 /// The pages of one sequence.
 #[derive(Debug)]
 pub(crate) struct KvPages {
-    pool: Arc<KvPool>,
+    of: Arc<KvPool>,
     pages: Vec<Arc<Page>>,
     /// Capacity in positions, and the pages reserved for it.
     positions: usize,
@@ -124,28 +64,28 @@ impl KvPages {
 
     /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
-        self.pool.shape
+        self.of.shape
     }
 
     /// Makes `count` positions from `first` on writable: allocates pages and copies shared ones
     /// (copy-on-write) with all their positions.
     pub fn prepare(&mut self, first: usize, count: usize) {
         debug_assert!(first + count <= self.positions);
-        let shape = self.pool.shape;
+        let shape = self.of.shape;
         let needed = shape.pages(first + count);
         for at in first / shape.page..needed.min(self.pages.len()) {
             if Arc::get_mut(&mut self.pages[at]).is_none() {
-                let mut page = self.pool.take();
+                let mut page = self.of.pool.take();
                 if let Some(to) = Arc::get_mut(&mut page) {
                     let kept = (first + count - at * shape.page).min(shape.page);
                     copy_positions(shape, self.pages[at].bytes(), to.bytes_mut(), kept);
                 }
                 let shared = std::mem::replace(&mut self.pages[at], page);
-                self.pool.give_back(std::iter::once(shared), 0);
+                self.of.pool.give_back(std::iter::once(shared), 0);
             }
         }
         while self.pages.len() < needed {
-            self.pages.push(self.pool.take());
+            self.pages.push(self.of.pool.take());
         }
     }
 
@@ -155,7 +95,7 @@ impl KvPages {
     /// # Errors
     /// As [`KvPool::sequence`].
     pub fn fork(&self, len: usize, positions: usize) -> Result<Self, Error> {
-        let mut fork = self.pool.sequence(positions)?;
+        let mut fork = self.of.sequence(positions)?;
         fork.adopt(self, len);
         Ok(fork)
     }
@@ -164,20 +104,20 @@ impl KvPages {
     /// within the capacity.
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
-        let shared = self.pool.shape.pages(len.min(self.positions));
+        let shared = self.of.shape.pages(len.min(self.positions));
         let pages = other.pages.iter().take(shared).cloned();
         self.pages.extend(pages);
     }
 
     /// Drops the pages behind position `len`.
     pub fn truncate(&mut self, len: usize) {
-        let kept = self.pool.shape.pages(len).min(self.pages.len());
-        self.pool.give_back(self.pages.drain(kept..), 0);
+        let kept = self.of.shape.pages(len).min(self.pages.len());
+        self.of.pool.give_back(self.pages.drain(kept..), 0);
     }
 
     /// A writer for `position`, after `prepare`.
     pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
-        let shape = self.pool.shape;
+        let shape = self.of.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
             Some(page) => PageWriter::new(shape, page, position % shape.page),
             None => unreachable!("a prepared page is shared with nobody"),
@@ -186,7 +126,7 @@ impl KvPages {
 
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
-        LayerKv::new(self.pool.shape, &self.pages, layer)
+        LayerKv::new(self.of.shape, &self.pages, layer)
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.
@@ -203,7 +143,7 @@ impl KvPages {
 
 impl Drop for KvPages {
     fn drop(&mut self) {
-        self.pool.give_back(self.pages.drain(..), self.charged);
+        self.of.pool.give_back(self.pages.drain(..), self.charged);
     }
 }
 
@@ -264,8 +204,7 @@ mod tests {
     }
 
     fn free(pool: &KvPool) -> (usize, usize) {
-        let free = pool.lock();
-        (free.pages.len(), free.uncharged)
+        pool.pool.free()
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
 
-use crate::kv::{BLOCK, LayerKv};
 use crate::norm::soft_cap;
+use crate::state::{BLOCK, LayerKv};
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.

@@ -3,7 +3,7 @@
 use emberflow_kernels::{Cpu, DType, Workers};
 
 use super::pass::Pass;
-use crate::kv::{BLOCK, KvPages, KvPool, KvShape};
+use crate::state::{BLOCK, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
 #[derive(Debug, Clone, Copy)]
