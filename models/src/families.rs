@@ -11,6 +11,7 @@ mod granite;
 mod hf_names;
 mod keys;
 mod layer_norm;
+mod lfm2;
 mod llama;
 mod mixtures;
 mod qwen;
@@ -24,7 +25,7 @@ use crate::config::Activation;
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 7] = [
+const GROUPS: [&[Family]; 8] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
@@ -32,6 +33,7 @@ const GROUPS: [&[Family]; 7] = [
     &granite::FAMILIES,
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
+    &lfm2::FAMILIES,
 ];
 
 /// A family. [`PLAIN`] is the decoder that the others depart from.
@@ -202,6 +204,8 @@ const OPTIONAL_BIAS: Bias = Bias::AllBy("attention_bias", false);
 /// Layers that a sliding window applies to, if `layer_types` does not say.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Windows {
+    /// None, whatever `layer_types` says.
+    None,
     /// None; the family does not use the key. In GGUF: unknown.
     Never,
     /// All.
@@ -288,6 +292,11 @@ pub(crate) enum Quirk {
     Streams,
     /// If some layers have a window, the others have no rotary positions (Exaone 4).
     FullUnrotated,
+    /// Some layers have a short convolution in place of attention; the head's tie has a second key
+    /// (LFM2).
+    ShortConv,
+    /// The FFN's size is computed from the key's (LFM2).
+    AdjustedFfn,
     /// transformers' own padding token may lie past the vocabulary.
     NoPadding,
     /// The context before scaling is named beside the scaling.

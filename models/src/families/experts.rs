@@ -28,6 +28,8 @@ pub(crate) struct Experts {
     pub(crate) grouped: bool,
     /// Key of the factor of the weights, and the factor without it.
     pub(crate) scale: Option<(&'static str, f32)>,
+    /// What is added to the sum that weights are divided by.
+    pub(crate) epsilon: f32,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
 }
@@ -106,6 +108,7 @@ pub(super) const EXPERTS: Experts = Experts {
     choice_bias: false,
     grouped: false,
     scale: None,
+    epsilon: 0.0,
     blocks: false,
 };
 

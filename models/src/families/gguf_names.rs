@@ -264,3 +264,29 @@ pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
     ],
     ..PLAIN
 };
+
+/// The norm before the head is named after the embedding.
+pub(super) const LFM2: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "token_embd_norm.weight"),
+    ],
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::ConvIn, "shortconv.in_proj.weight"),
+            (Role::Conv, "shortconv.conv.weight"),
+            (Role::ConvOut, "shortconv.out_proj.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+            (Role::ChoiceBias, "exp_probs_b.bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        stacked: STACKED,
+        ..NO_EXPERTS
+    },
+    ..PLAIN
+};

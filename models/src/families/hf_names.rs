@@ -436,3 +436,46 @@ pub(super) const MINIMAX_M2: NameTable = NameTable {
     ],
     ..MIXTRAL
 };
+
+/// Experts are named like the dense FFN, and attention's output like that of convolutions.
+pub(super) const LFM2: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.embed_tokens.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.embedding_norm.weight"),
+    ],
+    layers: &[
+        &[
+            (Role::AttnNorm, "operator_norm.weight"),
+            (Role::O, "self_attn.out_proj.weight"),
+            (Role::QNorm, "self_attn.q_layernorm.weight"),
+            (Role::KNorm, "self_attn.k_layernorm.weight"),
+            (Role::ConvIn, "conv.in_proj.weight"),
+            (Role::Conv, "conv.conv.weight"),
+            (Role::ConvOut, "conv.out_proj.weight"),
+            (Role::FfnNorm, "ffn_norm.weight"),
+            (Role::Gate, "feed_forward.w1.weight"),
+            (Role::Up, "feed_forward.w3.weight"),
+            (Role::Down, "feed_forward.w2.weight"),
+            (Role::Router, "feed_forward.gate.weight"),
+            (Role::ChoiceBias, "feed_forward.expert_bias"),
+        ],
+        ATTENTION,
+    ],
+    experts: ExpertNames {
+        one: (
+            "feed_forward.experts.",
+            &[
+                (Role::Gate, "w1.weight"),
+                (Role::Up, "w3.weight"),
+                (Role::Down, "w2.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: &[
+            (Stack::GateUp, "feed_forward.experts.gate_up_proj"),
+            (Stack::One(Role::Down), "feed_forward.experts.down_proj"),
+        ],
+    },
+    ..PLAIN
+};

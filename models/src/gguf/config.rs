@@ -7,9 +7,9 @@ use super::form::{self, Shape};
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
 use crate::error::Error;
-use crate::families::{self, Arch, Family, QkNorm, Windows};
+use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -104,7 +104,6 @@ pub(super) fn model_config(
     let layers = layer_count(metadata, family, arch, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch)?;
@@ -122,6 +121,7 @@ pub(super) fn model_config(
     if family.two_ropes && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
+    let kv_heads = kv_heads(metadata, family, arch, layers, &mut form)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
@@ -159,6 +159,40 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
+}
+
+/// The heads of keys and values. Layers of LFM2 that have none are short convolutions.
+fn kv_heads(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    layers: u32,
+    form: &mut Form,
+) -> Result<Option<u32>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let heads = key("attention.head_count_kv");
+    if !family.has(Quirk::ShortConv) {
+        return metadata.uniform_u32(&heads);
+    }
+    let list = metadata.u32s(&heads)?;
+    let own = list.iter().copied().find(|&heads| heads != 0);
+    let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
+    if list.len() != layers as usize || !alike {
+        let expected = format!("0 or the same number for each of {layers} layers");
+        return Err(metadata.bad(&heads, &expected));
+    }
+    let convs = (0..).zip(list).filter(|(_, heads)| *heads == 0);
+    let convs: Vec<u32> = convs.map(|(layer, _)| layer).collect();
+    let taps = key("shortconv.l_cache");
+    form.short_conv = match (convs.is_empty(), metadata.u32(&taps)?) {
+        (true, _) => None,
+        (false, None) => return Err(metadata.missing(&taps, "an integer")),
+        (false, Some(taps)) => Some(ShortConvs {
+            layers: convs,
+            taps,
+        }),
+    };
+    Ok(own)
 }
 
 /// The epsilon of the norms.

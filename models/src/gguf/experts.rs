@@ -87,6 +87,7 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
             true => groups(metadata, arch)?,
             false => None,
         },
+        epsilon: of.epsilon,
         scale,
         scoring,
         early_router: of.early_router.is_some(),

@@ -12,6 +12,7 @@ use super::foreign;
 use super::form;
 use super::json::Keys;
 use super::rope::ropes;
+use super::short_conv::adjusted_ffn;
 use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
@@ -80,7 +81,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             QkNorm::HeadBy(key) => keys.bool(key)?.unwrap_or(false),
             norm => norm != QkNorm::No,
         },
-        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(family.tied),
+        tied_head: tied_head(&keys, family)?,
         max_context: keys.need_u32("max_position_embeddings")?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
@@ -102,6 +103,16 @@ fn family_of(path: &Path, name: &str) -> Result<&'static Family, Error> {
             .collect::<Vec<_>>()
             .join(", "),
     })
+}
+
+/// Whether the head is the embedding.
+fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
+    let first = match family.has(Quirk::ShortConv) {
+        true => keys.bool("tie_embedding")?,
+        false => None,
+    };
+    let tied = first.or(keys.bool("tie_word_embeddings")?);
+    Ok(tied.unwrap_or(family.tied))
 }
 
 /// The number of layers.
@@ -146,7 +157,11 @@ fn ffn(keys: &Keys, family: &Family, d_model: u32) -> Result<u32, Error> {
             None => Err(keys.unsupported(family.ffn, "the layers' FFNs are not of one size")),
         };
     }
-    match (keys.u32(family.ffn)?, family.ffn_default) {
+    let given = match family.has(Quirk::AdjustedFfn) {
+        true => adjusted_ffn(keys, keys.u32(family.ffn)?)?,
+        false => keys.u32(family.ffn)?,
+    };
+    match (given, family.ffn_default) {
         (Some(ffn), _) => Ok(ffn),
         (None, Some(times)) => Ok(d_model.saturating_mul(times)),
         (None, None) => Err(keys.missing(family.ffn, "an integer")),

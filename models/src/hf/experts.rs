@@ -90,6 +90,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
                 true => groups(keys)?,
                 false => None,
             },
+            epsilon: of.epsilon,
             scale: match of.scale {
                 Some((key, absent)) => keys.f32(key)?.unwrap_or(absent),
                 None => 1.0,
@@ -98,7 +99,6 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
                 true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
                 false => 0.0,
             },
-            ..Mixture::default()
         },
     })
 }

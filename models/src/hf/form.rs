@@ -2,6 +2,7 @@
 
 use super::experts::switches;
 use super::json::Keys;
+use super::short_conv::short_convs;
 use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel};
@@ -51,6 +52,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
             Quirk::Streams => streams(keys, sizes, &mut form)?,
+            Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             _ => {}
         }
     }

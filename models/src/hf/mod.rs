@@ -10,6 +10,7 @@ mod generation;
 mod json;
 mod rope;
 mod safetensors;
+mod short_conv;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -246,6 +247,8 @@ fn identify(
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
+        // one kernel for each channel
+        (Role::Conv, &[channels, 1, taps]) => vec![channels, taps],
         _ => raw.shape,
     };
     let whole = Found {

@@ -16,6 +16,9 @@ pub(super) fn windows(
     form: &Form,
 ) -> Result<Vec<u32>, Error> {
     let full = vec![0; layers as usize];
+    if of == Windows::None {
+        return Ok(full);
+    }
     if of == Windows::Layout {
         return by_layout(keys, full);
     }

@@ -44,7 +44,14 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Falcon, _) => falcon(c, config),
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
-            (Quirk::OneKvHeadEach | Quirk::FullUnrotated | Quirk::OriginalContextBeside, _) => {}
+            (
+                Quirk::OneKvHeadEach
+                | Quirk::FullUnrotated
+                | Quirk::OriginalContextBeside
+                | Quirk::ShortConv
+                | Quirk::AdjustedFfn,
+                _,
+            ) => {}
         }
     }
 }
