@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Parallel};
 
-use crate::attention::AttentionLayer;
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
+use crate::mixer::{LayerPass, Mixed};
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::Scratch;
-use crate::sequence::Span;
+use crate::state::Span;
 use crate::streams::{self, ResidualStreams};
 use crate::trace;
 use crate::weights::Weights;
@@ -33,11 +33,12 @@ pub struct AttentionSeen<'a> {
     pub layer: usize,
     /// Tokens of the chunk.
     pub tokens: usize,
-    /// Input of Q, K and V: the residual stream after the norm, `[tokens × d_model]`.
+    /// Input of the first ones: the residual stream after the norm, `[tokens × d_model]`.
     pub x: &'a [f32],
-    /// Input of O: the mixed values, `[tokens × heads·head_dim]`.
+    /// Input of the last one: the mixed values, `[tokens × width]`.
     pub mixed: &'a [f32],
-    /// Keys and values as they are stored, `[tokens × kv_heads·head_dim]` each.
+    /// Keys and values as they are stored, `[tokens × kv_heads·head_dim]` each; empty where a layer
+    /// has none.
     pub stored: [&'a [f32]; 2],
 }
 
@@ -142,8 +143,7 @@ impl Decoder {
         }
         for span in spans.iter_mut() {
             // Also when the pass goes on: others may have come to share the pages meanwhile.
-            let first = span.sequence.len();
-            span.sequence.kv.prepare(first, span.tokens.len());
+            span.sequence.prepare(span.tokens.len());
         }
         let first = match pass.layers {
             Some(layers) => layers,
@@ -258,7 +258,7 @@ impl Decoder {
         if let Some(streams) = &mut self.streams {
             streams.predict(&self.on, number, pass, &mut self.scratch);
         }
-        self.attend(number, pass, spans, hooks);
+        self.mix(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
         if let (Some(streams), Ok(())) = (&mut self.streams, &fed) {
@@ -290,9 +290,9 @@ impl Decoder {
         store.read_chosen(number, units)
     }
 
-    /// Attention of a layer, and the FFN's input. Where both read the layer's input, what attention
-    /// gives is kept until the FFN has seen it.
-    fn attend(
+    /// Mixes the tokens of a layer, and makes the FFN's input. Where both read the layer's input, what
+    /// the mixer gives is kept until the FFN has seen it.
+    fn mix(
         &mut self,
         number: usize,
         pass: &mut Pass,
@@ -303,15 +303,29 @@ impl Decoder {
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let (tracer, width) = (&self.ffn.store.tracer, n * c.d_model as usize);
         tracer.section(&trace::ATTENTION, [number as u64, 0]);
-        let attention = AttentionLayer {
+        rows_or_copy(
+            layer.attn_norm.as_ref(),
+            on.cpu,
+            &pass.x[..width],
+            &mut s.normed,
+        );
+        let at = LayerPass {
             config: c,
-            weights: layer,
             number,
             rope: self.rope.of(number),
             given: hooks.between.filter(|_| number == 0).and_then(|b| b.stored),
         };
-        attention.run(on, &pass.x[..width], spans, s);
-        show_attention(hooks, c, number, n, s);
+        layer.mixer.run(on, at, spans, s);
+        if let Some(observer) = &mut hooks.attention {
+            let Mixed { mixed, stored } = layer.mixer.seen(c, n, s);
+            observer(&AttentionSeen {
+                layer: number,
+                tokens: n,
+                x: &s.normed[..width],
+                mixed,
+                stored,
+            });
+        }
         if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
@@ -437,27 +451,6 @@ impl Decoder {
         }
         self.times.head += start.elapsed();
     }
-}
-
-/// Shows an observer what the projections of layer `layer` read for `tokens` tokens, and gave.
-fn show_attention(
-    hooks: &mut Hooks<'_, '_>,
-    c: &ModelConfig,
-    layer: usize,
-    tokens: usize,
-    s: &Scratch,
-) {
-    let Some(observer) = &mut hooks.attention else {
-        return;
-    };
-    let [d, heads, kv_heads, hd] = [c.d_model, c.heads, c.kv_heads, c.head_dim].map(|n| n as usize);
-    observer(&AttentionSeen {
-        layer,
-        tokens,
-        x: &s.normed[..tokens * d],
-        mixed: &s.attended[..tokens * heads * hd],
-        stored: [&s.k, &s.v].map(|all| &all[..tokens * kv_heads * hd]),
-    });
 }
 
 /// Adds the time since `last` to `sum` and restarts.

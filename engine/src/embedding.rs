@@ -10,8 +10,8 @@ use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::container::{Container, TensorEntry, TensorRows};
 
 use crate::error::Error;
+use crate::loader::{Loader, name_of};
 use crate::store::{Layout, NeuronStore, region};
-use crate::weights::{Loader, name_of};
 
 /// Rows in flight at once: a whole decode batch, or a few hundred microseconds of prefill.
 const ROWS: u32 = 32;

@@ -13,9 +13,9 @@ use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
-use crate::kv::{KvPool, KvShape};
 use crate::matrix::Sharing;
 use crate::memory::{MemoryPlan, Needs};
+use crate::mixer::state_shape;
 use crate::model::{Model, Text};
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
@@ -26,8 +26,8 @@ use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
-use crate::sequence::{Sequence, Span};
-use crate::sparsity::SparsityChoice;
+use crate::sparsity::Choice;
+use crate::state::{Sequence, Span, StatePool};
 use crate::store::Foreseen;
 use crate::store::LayerResidency;
 use crate::store::{NeuronStore, StoreSetup, TierSetup};
@@ -48,7 +48,7 @@ pub enum Logits<'a> {
 /// An open model.
 pub struct Engine {
     pub(crate) decoder: Decoder,
-    pool: Arc<KvPool>,
+    pool: StatePool,
     /// The pass of [`Engine::forward`] and of a stepper.
     pub(crate) pass: Pass,
     text: Text,
@@ -108,10 +108,9 @@ impl Engine {
             .map(|q| q.recall());
         let c = parts.text.config().clone();
         let rows = parts.options.lab.chunk.max(parts.options.batch);
-        let kv = KvShape::new(parts.options.kv, &c, parts.options.context);
-        let pages = kv.pages(parts.options.context) * parts.options.batch;
+        let (context, batch) = (parts.options.context, parts.options.batch);
+        let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
         let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
-        let pool = KvPool::new(kv, pages)?;
         let (text, choice, verdict) = (
             parts.text.clone(),
             parts.choice.clone(),
@@ -164,7 +163,7 @@ impl Engine {
     /// [`Error::KvFull`] if existing sequences leave no room.
     pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
         let positions = positions.min(self.options.context);
-        Ok(Sequence::new(self.pool.sequence(positions)?))
+        self.pool.sequence(positions)
     }
 
     /// Longest chunk for [`Engine::forward`].
@@ -398,7 +397,7 @@ impl Engine {
 
     /// Bytes of keys and values per position.
     pub fn position_bytes(&self) -> u64 {
-        self.pool.shape().position_bytes()
+        self.pool.shape().pages.position_bytes()
     }
 
     /// Counts of prefetched experts since the engine was opened; `None` without experts.

@@ -93,7 +93,6 @@
 
 mod ablation;
 mod activation;
-mod attention;
 pub mod bundle;
 pub mod cluster;
 pub mod constraint;
@@ -106,11 +105,12 @@ mod engine;
 mod error;
 mod ffn;
 mod input;
-mod kv;
 mod limits;
+mod loader;
 mod matrix;
 pub mod memory;
 pub mod meta;
+mod mixer;
 mod model;
 mod norm;
 mod observe;
@@ -126,9 +126,9 @@ mod router_ahead;
 mod run;
 pub mod sampler;
 mod scratch;
-mod sequence;
 mod sparsity;
 pub mod split;
+mod state;
 mod store;
 mod streams;
 #[cfg(test)]
@@ -156,6 +156,6 @@ pub use run::{
     Progress, Request, RequestId, Step, Stepped, Stepper, Stop, log_probability,
 };
 pub use sampler::{Bias, Sampler, Sampling};
-pub use sequence::{Sequence, Span};
+pub use state::{Sequence, Span};
 pub use store::Foreseen;
 pub use store::LayerResidency;

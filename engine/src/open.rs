@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::Role;
 use emberflow_storage::container::{Container, TensorEntry};
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
@@ -16,13 +15,15 @@ use crate::device::{InUse, Verdict, checked, multiplies};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
+use crate::loader::name_of;
 use crate::memory::Needs;
+use crate::mixer::PROJECTIONS;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
-use crate::weights::{head_role, name_of};
+use crate::weights::head_role;
 
 /// Inputs of the planner and the engine.
 pub(crate) struct Parts {
@@ -179,8 +180,7 @@ fn checked_device(
 
 /// Formats and widths of the matrices that a device may multiply: projections and head.
 fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
-    let roles = [Role::Q, Role::K, Role::V, Role::O];
-    let projections = (0..c.layers).flat_map(|layer| roles.map(|role| name_of(role, layer)));
+    let projections = (0..c.layers).flat_map(|layer| PROJECTIONS.map(|role| name_of(role, layer)));
     let names = projections.chain([name_of(head_role(c), 0)]);
     let entries = names.filter_map(|name| container.tensor(&name));
     let of = |entry: &TensorEntry| match (DType::from_code(entry.dtype), entry.dims()) {

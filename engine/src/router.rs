@@ -3,11 +3,24 @@
 //! Scores become weights in f32 in a fixed order. Ties go to the lower expert number.
 
 use emberflow_kernels::{Compute, math};
-use emberflow_models::config::{Mixture, ModelConfig, Scoring};
+use emberflow_models::config::{ExpertGroups, Mixture, ModelConfig, Scoring};
 
-use crate::ffn::{BankWork, Bias, Choice, Rows};
+use crate::ffn::{BankWork, Bias, Choice, FfnBiases, Rows};
 use crate::input::Input;
-use crate::weights::{FfnBiases, Router};
+use crate::matrix::Matrix;
+
+/// The router of a layer's experts.
+#[derive(Debug)]
+pub struct Router {
+    /// Scores of the experts, `[experts × d_model]`.
+    pub scores: Matrix,
+    /// Biases of these scores, `[experts]`.
+    pub bias: Option<Vec<f32>>,
+    /// What is added to the scores where experts are chosen, `[experts]`.
+    pub choice_bias: Option<Vec<f32>>,
+    /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
+    pub shared: Option<Vec<f32>>,
+}
 
 /// The routes of the rows of a layer.
 #[derive(Debug, Default)]
@@ -17,7 +30,9 @@ pub(crate) struct Routes {
     chosen: usize,
     /// Scores, then probabilities, `[rows × experts]`.
     scores: Vec<f32>,
-    /// Chosen experts by row.
+    /// What a row's experts are chosen by, where that is not their scores.
+    by: Vec<f32>,
+    /// By row, the chosen experts.
     choices: Vec<Choice>,
     /// Start of each expert's routes in `rows` and `weights`, plus the end.
     first: Vec<u32>,
@@ -39,6 +54,7 @@ impl Routes {
             experts,
             chosen,
             scores: vec![0.0; rows * experts],
+            by: vec![0.0; by_len(mixture, experts)],
             choices: vec![Choice::default(); rows * chosen],
             first: vec![0; experts + 1],
             rows: vec![0; rows * chosen],
@@ -54,7 +70,7 @@ impl Routes {
         };
         let (experts, chosen) = (c.experts as usize, mixture.chosen as usize);
         let choice = size_of::<Choice>() + size_of::<u32>() + size_of::<f32>();
-        4 * rows * (experts + 1)
+        4 * (rows * (experts + 1) + by_len(mixture, experts))
             + rows * chosen * choice
             + (experts + 1) * (size_of::<u32>() + size_of::<BankWork<'_>>())
     }
@@ -77,6 +93,10 @@ impl Routes {
                 *score += bias;
             }
             match mixture.scoring {
+                _ if mixture.chooses_apart() => {
+                    let bias = router.choice_bias.as_deref();
+                    choose_by(scores, &mut self.by, bias, mixture, choices);
+                }
                 Scoring::Softmax => {
                     softmax(scores);
                     pick(scores, choices);
@@ -91,6 +111,8 @@ impl Routes {
         if let Some(gate) = &router.shared {
             let rows = input.x.chunks_exact(input.n());
             (self.shared).extend(rows.map(|x| sigmoid(on.cpu.dot_f32(gate, x))));
+        } else if mixture.shared > 0 {
+            self.shared.resize(n, 1.0);
         }
     }
 
@@ -99,7 +121,7 @@ impl Routes {
         &self.choices[..n * self.chosen]
     }
 
-    /// Groups the choices of `n` rows by expert (counting sort).
+    /// ExpertGroups the choices of `n` rows by expert.
     fn sort(&mut self, n: usize) {
         let choices = &self.choices[..n * self.chosen];
         self.first.fill(0);
@@ -216,14 +238,75 @@ fn mix(scores: &mut [f32], choices: &mut [Choice], jitter: f32) {
     }
 }
 
-/// Converts the scores of the chosen experts to weights.
+/// Length of [`Routes::by`].
+fn by_len(mixture: &Mixture, experts: usize) -> usize {
+    experts * usize::from(mixture.chooses_apart())
+}
+
+/// Experts chosen by their shares (softmax or sigmoids) plus `bias`, from the best groups; their
+/// weights are the shares without `bias`. `by` holds as many numbers as `scores`.
+fn choose_by(
+    scores: &mut [f32],
+    by: &mut [f32],
+    bias: Option<&[f32]>,
+    mixture: &Mixture,
+    choices: &mut [Choice],
+) {
+    match mixture.scoring {
+        Scoring::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+        Scoring::Softmax | Scoring::SparseMixer => softmax(scores),
+    }
+    by.copy_from_slice(scores);
+    for (by, bias) in by.iter_mut().zip(bias.into_iter().flatten()) {
+        *by += bias;
+    }
+    if let Some(groups) = mixture.groups {
+        keep_groups(by, groups);
+    }
+    pick(by, choices);
+    for choice in choices {
+        choice.weight = scores[choice.expert as usize];
+    }
+}
+
+/// Takes the experts of all but the best groups out of `by`. A group is as good as the sum of its two
+/// best experts; of equal groups the lower one is better.
+fn keep_groups(by: &mut [f32], groups: ExpertGroups) {
+    let (count, size) = (groups.count as usize, by.len() / groups.count as usize);
+    let value = |group: &[f32]| {
+        let two = group.iter().fold([f32::NEG_INFINITY; 2], |[a, b], &x| {
+            if x > a { [x, a] } else { [a, b.max(x)] }
+        });
+        two[0] + two[1]
+    };
+    // those taken out before have fewer groups to lose to, so the worst goes first
+    for _ in groups.chosen..groups.count {
+        let mut worst: Option<(usize, f32)> = None;
+        for group in 0..count {
+            let value = value(&by[group * size..][..size]);
+            let out = value == f32::NEG_INFINITY;
+            if !out && worst.is_none_or(|(_, least)| value <= least) {
+                worst = Some((group, value));
+            }
+        }
+        if let Some((group, _)) = worst {
+            by[group * size..][..size].fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// Turns the scores of the chosen experts into weights; those of [`choose_by`] are shares.
 fn weigh(choices: &mut [Choice], mixture: &Mixture) {
-    if mixture.scoring == Scoring::Sigmoid {
+    if mixture.scoring == Scoring::Sigmoid && !mixture.chooses_apart() {
         (choices.iter_mut()).for_each(|choice| choice.weight = sigmoid(choice.weight));
     }
     if mixture.renormalise {
         let sum = choices.iter().fold(0.0, |sum, choice| sum + choice.weight);
+        let sum = sum + mixture.epsilon;
         choices.iter_mut().for_each(|choice| choice.weight /= sum);
+    }
+    if mixture.scale != 1.0 {
+        (choices.iter_mut()).for_each(|choice| choice.weight *= mixture.scale);
     }
 }
 
@@ -291,13 +374,8 @@ mod tests {
         let mixture = |scoring, renormalise| Mixture {
             chosen: 2,
             renormalise,
-            shared: 0,
-            dense_layers: Vec::new(),
-            dense_ffn: 0,
             scoring,
-            early_router: false,
-            router_bias: false,
-            jitter: 0.0,
+            ..Mixture::default()
         };
         let weights = |scoring, renormalise| {
             // Far above the point where an f32 sigmoid reaches 1.
@@ -312,7 +390,47 @@ mod tests {
         assert_eq!(weights(Scoring::Sigmoid, true), [0.5, 0.5]);
     }
 
-    /// Values of transformers' `sparsemixer` for these scores.
+    /// `MiniMaxM2TopKRouter` and, with groups, `DeepseekV3TopkRouter` of transformers for these scores.
+    #[test]
+    fn biases_and_groups_choose_and_do_not_weigh() {
+        let chosen = |scoring, groups| {
+            let mixture = Mixture {
+                chosen: 2,
+                renormalise: true,
+                choice_bias: true,
+                scoring,
+                groups,
+                scale: 2.5,
+                ..Mixture::default()
+            };
+            let mut scores = [0.5, -1.0, 2.0, -2.0, 0.0, 1.0];
+            let bias = [0.0, 0.6, -0.5, 0.1, 0.3, 0.0];
+            let (mut by, mut choices) = ([0.0; 6], [Choice::default(); 2]);
+            choose_by(&mut scores, &mut by, Some(&bias), &mixture, &mut choices);
+            weigh(&mut choices, &mixture);
+            choices.map(|c| (c.expert, c.weight))
+        };
+        let close = |found: [(u32, f32); 2], expected: [(u32, f32); 2]| {
+            for (found, expected) in found.into_iter().zip(expected) {
+                assert_eq!(found.0, expected.0, "{found:?} {expected:?}");
+                assert!(
+                    (found.1 - expected.1).abs() < 1e-5,
+                    "{found:?} {expected:?}"
+                );
+            }
+        };
+        let groups = |count, chosen| Some(ExpertGroups { count, chosen });
+        let free = [(1, 0.874_388_6), (4, 1.625_611_5)];
+        close(chosen(Scoring::Sigmoid, None), free);
+        // the third group is the best, the first one the next
+        let grouped = [(4, 1.015_386_3), (5, 1.484_613_7)];
+        close(chosen(Scoring::Sigmoid, groups(3, 1)), grouped);
+        close(chosen(Scoring::Sigmoid, groups(3, 2)), free);
+        let shares = [(1, 0.672_353_5), (4, 1.827_646_4)];
+        close(chosen(Scoring::Softmax, None), shares);
+    }
+
+    /// Numbers of transformers' `sparsemixer` for these scores.
     #[test]
     fn sparsemixer_weighs_the_scores_near_the_best() {
         let mixed = |scores: [f32; 4], jitter| {

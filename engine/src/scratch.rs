@@ -4,10 +4,10 @@ use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::device::ProductRoom;
-use crate::kv::BLOCK;
 use crate::matrix::Matrix;
 use crate::options::Options;
 use crate::router::Routes;
+use crate::state::BLOCK;
 use crate::thread_buffer::renew;
 
 /// Dimensions of the buffers.
@@ -42,10 +42,11 @@ pub(crate) fn product_room(
     gates: usize,
 ) -> ProductRoom {
     let [d, q, kv, vocab] = widths(c);
+    let projected = projected(c).max(q + 2 * kv);
     let token = Activations::bytes(d.max(q), 1).max(4 * d.max(q));
     ProductRoom {
         input: rows.max(batch) * token,
-        results: (rows * (q + 2 * kv).max(d).max(gates)).max(batch * vocab),
+        results: (rows * projected.max(d).max(gates)).max(batch * vocab),
     }
 }
 
@@ -59,13 +60,13 @@ pub(crate) struct Scratch {
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
     /// d_model]`; otherwise empty.
     pub parallel: Vec<f32>,
-    /// Queries, `[rows × heads·head_dim]`.
+    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer.
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`.
     pub k: Vec<f32>,
     /// Values, `[rows × kv_heads·head_dim]`.
     pub v: Vec<f32>,
-    /// Attention output before the projection, `[rows × heads·head_dim]`.
+    /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
     /// and query head. Empty if the context is a single block.
@@ -110,10 +111,10 @@ impl Scratch {
             (&mut self.normed, d),
             (&mut self.out, d),
             (&mut self.parallel, parallel(c)),
-            (&mut self.q, q),
+            (&mut self.q, projected(c)),
             (&mut self.k, kv),
             (&mut self.v, kv),
-            (&mut self.attended, q),
+            (&mut self.attended, mixed(c)),
         ];
         for (buffer, width) in all {
             renew(buffer, rows * width);
@@ -128,7 +129,7 @@ impl Scratch {
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, q, kv, vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
-        let rows = chunk * (2 * d + parallel(c) + 2 * q + 2 * kv);
+        let rows = chunk * (2 * d + parallel(c) + projected(c) + mixed(c) + 2 * kv);
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
         let per_thread = Matrix::scratch_len(d.max(q));
         let input = Activations::bytes(d.max(q), chunk);
@@ -153,6 +154,24 @@ fn parallel(c: &ModelConfig) -> usize {
     match c.form.parallel {
         Parallel::No => 0,
         Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
+    }
+}
+
+/// Width of [`Scratch::q`]: of the widest first projection of any mixer but keys and values.
+fn projected(c: &ModelConfig) -> usize {
+    let [d, q, ..] = widths(c);
+    match c.form.short_conv {
+        None => q,
+        Some(_) => q.max(3 * d),
+    }
+}
+
+/// Width of [`Scratch::attended`].
+fn mixed(c: &ModelConfig) -> usize {
+    let [d, q, ..] = widths(c);
+    match c.form.short_conv {
+        None => q,
+        Some(_) => q.max(d),
     }
 }
 

@@ -15,10 +15,10 @@ use emberflow_storage::container::Container;
 use crate::activation::activate;
 use crate::error::Error;
 use crate::input::Input;
+use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
-use crate::weights::Loader;
 
 /// Lower bound of a stream's mean square before another one's magnitude is transferred to it
 /// (transformers: `epsilon`).

@@ -1,21 +1,22 @@
 //! The resident weights: everything outside the FFNs.
 
-use std::sync::Arc;
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
-use emberflow_kernels::{Cpu, DType};
 use emberflow_models::config::{ModelConfig, Parallel};
-use emberflow_models::names::{Role, TensorId};
+use emberflow_models::names::Role;
 use emberflow_storage::arena::Arena;
-use emberflow_storage::container::{Container, TensorEntry};
+use emberflow_storage::container::Container;
 
 use crate::device::products::Products;
 use crate::error::Error;
+use crate::ffn::FfnBiases;
+use crate::loader::{Loader, name_of};
 use crate::matrix::Matrix;
 use crate::matrix::Sharing;
+use crate::mixer::Mixer;
 use crate::norm::Norm;
-use crate::store::region;
+use crate::router::Router;
 
 /// Threads that load layers: enough reads at once to keep storage busy.
 const LOADERS: usize = 4;
@@ -23,55 +24,16 @@ const LOADERS: usize = 4;
 /// Stack size of these threads in bytes.
 const STACK: usize = 256 << 10;
 
-/// The router of a layer's experts.
-#[derive(Debug)]
-pub struct Router {
-    /// Scores of the experts, `[experts × d_model]`.
-    pub scores: Matrix,
-    /// Biases of the scores, `[experts]`.
-    pub bias: Option<Vec<f32>>,
-    /// Gate of the shared expert, `[d_model]`.
-    pub shared: Option<Vec<f32>>,
-}
-
-/// Biases of a layer's FFN in packed order, bank by bank. All banks have the same size.
-#[derive(Debug)]
-pub(crate) struct FfnBiases {
-    pub banks: usize,
-    /// Biases of Gate and Up, `[banks × neurons]` each; Up's are empty without a gate.
-    pub gate: Vec<f32>,
-    pub up: Vec<f32>,
-    /// Biases of Down, `[banks × d_model]`.
-    pub down: Vec<f32>,
-}
-
-/// Attention weights of one layer, its norms, its router and its FFN's biases.
+/// What mixes the tokens of one layer, its norms, its router and its FFN's biases.
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
     /// Norm before attention.
     pub attn_norm: Option<Norm>,
     /// Norm of the output of attention.
     pub attn_post_norm: Option<Norm>,
-    /// Query projection, `[heads·head_dim × d_model]`.
-    pub q: Matrix,
-    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that shares the keys and
-    /// values of another.
-    pub k: Option<Matrix>,
-    /// Value projection, as `k`.
-    pub v: Option<Matrix>,
-    /// Output projection, `[d_model × heads·head_dim]`.
-    pub o: Matrix,
-    /// Biases of Q, K, V.
-    pub qkv_bias: Option<[Vec<f32>; 3]>,
-    /// Bias of O.
-    pub o_bias: Option<Vec<f32>>,
-    /// RMSNorm of Q and of K, over each head or over all heads; K's is empty if there is no K.
-    pub qk_norm: Option<[Vec<f32>; 2]>,
-    /// RMSNorm over each head of V, with weights 1.
-    pub value_norm: Option<Vec<f32>>,
-    /// Attention sink: an extra logit of each query head.
-    pub sinks: Option<Vec<f32>>,
-    /// Norm before the FFN; `None` also if the FFN reads the output of the norm before attention.
+    /// What mixes the tokens.
+    pub mixer: Mixer,
+    /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
     pub ffn_norm: Option<Norm>,
     /// Norm of the output of the FFN.
     pub ffn_post_norm: Option<Norm>,
@@ -82,17 +44,23 @@ pub(crate) struct LayerWeights {
 }
 
 impl LayerWeights {
-    /// Projections of attention.
-    pub(crate) fn projections(&self) -> impl Iterator<Item = &Matrix> {
-        let [k, v] = [&self.k, &self.v].map(Option::as_ref);
-        [Some(&self.q), k, v, Some(&self.o)].into_iter().flatten()
-    }
-
-    /// As [`LayerWeights::projections`].
-    pub(crate) fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let [k, v] = [&mut self.k, &mut self.v].map(Option::as_mut);
-        let all = [Some(&mut self.q), k, v, Some(&mut self.o)];
-        all.into_iter().flatten()
+    /// Reads the weights of layer `l`.
+    fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
+        Ok(Self {
+            attn_norm: match c.form.pre_norm {
+                true => Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?),
+                false => None,
+            },
+            attn_post_norm: post_norm(from, Role::AttnPostNorm, l, c)?,
+            mixer: Mixer::load(from, c, l)?,
+            ffn_norm: match c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
+                true => Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?),
+                false => None,
+            },
+            ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
+            ffn_bias: ffn_biases(from, l, c)?,
+            router: router(from, c, l)?,
+        })
     }
 
     /// The norm whose output the FFN reads; `None` if it reads the residual stream.
@@ -120,12 +88,12 @@ impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
     /// device idle.
     pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
-        let src = Loader { container };
+        let from = Loader { container };
         let d = c.d_model as usize;
         let vocab = c.vocab as usize;
         let load = |first: usize| {
             let numbers = (first as u32..c.layers).step_by(LOADERS);
-            let layers = numbers.map(|l| src.layer(l, c));
+            let layers = numbers.map(|l| LayerWeights::load(&from, c, l));
             layers.collect::<Result<Vec<_>, Error>>()
         };
         let load = &load;
@@ -136,13 +104,13 @@ impl Weights {
                     (first, thread.spawn_scoped(scope, move || load(first)))
                 })
                 .collect();
-            let head = src.matrix(head_role(c), 0, vocab, d);
+            let head = from.matrix(head_role(c), 0, vocab, d);
             let bias = c.form.head_bias;
-            let head_bias = bias.then(|| src.vector(Role::HeadBias, 0, vocab));
-            let final_norm = src.norm(Role::FinalNorm, Some(Role::FinalNormBias), 0, c);
+            let head_bias = bias.then(|| from.vector(Role::HeadBias, 0, vocab));
+            let final_norm = norm(&from, Role::FinalNorm, Some(Role::FinalNormBias), 0, c);
             let positions = match c.position_rows() as usize {
                 0 => Ok(None),
-                rows => src.matrix(Role::Positions, 0, rows, d).map(Some),
+                rows => from.matrix(Role::Positions, 0, rows, d).map(Some),
             };
             let mut parts = Vec::with_capacity(LOADERS);
             for (first, thread) in started {
@@ -176,7 +144,7 @@ impl Weights {
         let projections = self
             .layers
             .iter_mut()
-            .flat_map(LayerWeights::projections_mut);
+            .flat_map(|layer| layer.mixer.projections_mut());
         projections.chain([&mut self.head])
     }
 
@@ -198,16 +166,16 @@ impl Weights {
 
     fn projections_on_device(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
-            let [k, v] = [&l.k, &l.v].map(Option::as_ref);
-            let input = [Some(&l.q), k, v].into_iter().flatten();
-            let its = Matrix::weights_on_device(input, n);
-            its + Matrix::weights_on_device([&l.o].into_iter(), n)
+            let its = Matrix::weights_on_device(l.mixer.inputs(), n);
+            its + Matrix::weights_on_device([l.mixer.output()].into_iter(), n)
         };
         self.layers.iter().map(layer).sum()
     }
 
     fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers.iter().flat_map(LayerWeights::projections)
+        self.layers
+            .iter()
+            .flat_map(|layer| projections(&layer.mixer))
     }
 
     /// The device products of all matrices.
@@ -218,15 +186,14 @@ impl Weights {
 
     /// The bytes of the attention matrices.
     pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
-        let matrices = self.layers.iter().flat_map(LayerWeights::projections);
-        matrices.map(Matrix::bytes).collect()
+        self.all_projections().map(Matrix::bytes).collect()
     }
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
         let layer = |l: &LayerWeights| {
             let router = l.router.as_ref().map_or(0, |router| router.scores.len());
-            l.projections().map(Matrix::len).sum::<u64>() + router
+            projections(&l.mixer).map(Matrix::len).sum::<u64>() + router
         };
         self.layers.iter().map(layer).sum::<u64>() + self.head.len()
     }
@@ -247,6 +214,11 @@ impl Weights {
     }
 }
 
+/// The matrices of a mixer.
+fn projections(mixer: &Mixer) -> impl Iterator<Item = &Matrix> {
+    mixer.inputs().chain([mixer.output()])
+}
+
 fn is_predictor(name: &str) -> bool {
     name.contains(".predictor.")
 }
@@ -256,236 +228,75 @@ pub(crate) fn head_role(c: &ModelConfig) -> Role {
     if c.tied_head { Role::Embed } else { Role::Head }
 }
 
-/// Container name of a tensor.
-pub(crate) fn name_of(role: Role, layer: u32) -> String {
-    let expert = 0;
-    TensorId {
-        role,
-        layer,
-        expert,
-    }
-    .to_string()
+/// A norm of a layer's outputs, where the model has them.
+fn post_norm(
+    from: &Loader<'_>,
+    role: Role,
+    layer: u32,
+    c: &ModelConfig,
+) -> Result<Option<Norm>, Error> {
+    let of = c.form.post_norm.then(|| norm(from, role, None, layer, c));
+    of.transpose()
 }
 
-/// Finds tensors and checks their shapes.
-pub(crate) struct Loader<'a> {
-    pub container: &'a Container,
+/// The biases of a layer's FFN, where it has them.
+fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
+    if !c.form.ffn_bias {
+        return Ok(None);
+    }
+    let banks = c.banks_of(l).count();
+    let (neurons, d) = (banks * c.ffn as usize, c.d_model as usize);
+    Ok(Some(FfnBiases {
+        banks,
+        gate: from.rows(Role::GateBias, l, neurons, 1)?,
+        up: match c.ffn_kind.ungated {
+            true => Vec::new(),
+            false => from.rows(Role::UpBias, l, neurons, 1)?,
+        },
+        down: from.rows(Role::DownBias, l, banks, d)?,
+    }))
 }
 
-impl<'a> Loader<'a> {
-    /// The entry of a `[rows × cols]` matrix, and its block format.
-    pub fn entry(
-        &self,
-        id: TensorId,
-        rows: usize,
-        cols: usize,
-    ) -> Result<(&'a TensorEntry, DType), Error> {
-        let name = id.to_string();
-        let bad = |reason: String| Error::Tensor {
-            path: self.container.path().to_path_buf(),
-            name: name.clone(),
-            reason,
-        };
-        let entry = self
-            .container
-            .tensor(&name)
-            .ok_or_else(|| bad("is missing".into()))?;
-        if entry.dims() != [rows as u64, cols as u64] {
-            return Err(bad(format!(
-                "has shape {:?}, expected [{rows}, {cols}]",
-                entry.dims()
-            )));
-        }
-        let dtype = DType::from_code(entry.dtype)
-            .ok_or_else(|| bad(format!("has unknown block format {}", entry.dtype)))?;
-        let expected = (rows as u64).checked_mul(dtype.row_bytes(cols) as u64);
-        if expected != Some(entry.len) {
-            return Err(bad(format!(
-                "has {} bytes, expected {expected:?} for {rows} rows of {cols} {}",
-                entry.len,
-                dtype.name()
-            )));
-        }
-        Ok((entry, dtype))
-    }
+/// A norm before attention, FFN or head, of the kind that the model has there; `bias` is its
+/// bias, where such norms have one.
+fn norm(
+    from: &Loader<'_>,
+    weight: Role,
+    bias: Option<Role>,
+    layer: u32,
+    c: &ModelConfig,
+) -> Result<Norm, Error> {
+    let d = c.d_model as usize;
+    Ok(Norm {
+        weight: from.vector(weight, layer, d)?,
+        bias: match bias.filter(|_| c.form.norm_bias) {
+            Some(role) => Some(from.vector(role, layer, d)?),
+            None => c.form.layer_norm.then(|| vec![0.0; d]),
+        },
+        eps: c.rms_eps,
+    })
+}
 
-    fn layer(&self, l: u32, c: &ModelConfig) -> Result<LayerWeights, Error> {
-        let own = c.kv_layer(l) == l;
-        let d = c.d_model as usize;
-        let q_dim = c.heads as usize * c.head_dim as usize;
-        let kv_dim = c.kv_heads as usize * c.head_dim as usize;
-        Ok(LayerWeights {
-            attn_norm: if c.form.pre_norm {
-                Some(self.norm(Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
-            } else {
-                None
-            },
-            attn_post_norm: self.post_norm(Role::AttnPostNorm, l, c)?,
-            q: self.matrix(Role::Q, l, q_dim, d)?,
-            k: (own.then(|| self.matrix(Role::K, l, kv_dim, d))).transpose()?,
-            v: (own.then(|| self.matrix(Role::V, l, kv_dim, d))).transpose()?,
-            o: self.matrix(Role::O, l, d, q_dim)?,
-            qkv_bias: if c.qkv_bias {
-                let of_kv = |role| {
-                    if own {
-                        self.vector(role, l, kv_dim)
-                    } else {
-                        Ok(Vec::new())
-                    }
-                };
-                Some([
-                    self.vector(Role::QBias, l, q_dim)?,
-                    of_kv(Role::KBias)?,
-                    of_kv(Role::VBias)?,
-                ])
-            } else {
-                None
-            },
-            o_bias: if c.o_bias {
-                Some(self.vector(Role::OBias, l, d)?)
-            } else {
-                None
-            },
-            qk_norm: if c.qk_norm {
-                let [of_q, of_k] = if c.qk_norm_whole {
-                    [q_dim, kv_dim]
-                } else {
-                    [c.head_dim as usize; 2]
-                };
-                Some([
-                    self.vector(Role::QNorm, l, of_q)?,
-                    if own {
-                        self.vector(Role::KNorm, l, of_k)?
-                    } else {
-                        Vec::new()
-                    },
-                ])
-            } else {
-                None
-            },
-            value_norm: (c.form.value_norm).then(|| vec![1.0; c.head_dim as usize]),
-            sinks: if c.form.sinks {
-                Some(self.vector(Role::Sinks, l, c.heads as usize)?)
-            } else {
-                None
-            },
-            ffn_norm: if c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
-                Some(self.norm(Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
-            } else {
-                None
-            },
-            ffn_post_norm: self.post_norm(Role::FfnPostNorm, l, c)?,
-            ffn_bias: self.ffn_biases(l, c)?,
-            router: self.router(c, l)?,
-        })
-    }
-
-    /// A norm before attention, FFN or head, of the model's kind. `bias`: role of its bias, if such
-    /// norms have one.
-    fn norm(
-        &self,
-        weight: Role,
-        bias: Option<Role>,
-        layer: u32,
-        c: &ModelConfig,
-    ) -> Result<Norm, Error> {
-        let d = c.d_model as usize;
-        Ok(Norm {
-            weight: self.vector(weight, layer, d)?,
-            bias: match bias.filter(|_| c.form.norm_bias) {
-                Some(role) => Some(self.vector(role, layer, d)?),
-                None => c.form.layer_norm.then(|| vec![0.0; d]),
-            },
-            eps: c.rms_eps,
-        })
-    }
-
-    /// A norm of a layer's outputs, if the model has them.
-    fn post_norm(&self, role: Role, layer: u32, c: &ModelConfig) -> Result<Option<Norm>, Error> {
-        let norm = c.form.post_norm.then(|| self.norm(role, None, layer, c));
-        norm.transpose()
-    }
-
-    /// The biases of a layer's FFN, if it has them.
-    fn ffn_biases(&self, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
-        if !c.form.ffn_bias {
-            return Ok(None);
-        }
-        let banks = c.banks_of(l).count();
-        let (neurons, d) = (banks * c.ffn as usize, c.d_model as usize);
-        Ok(Some(FfnBiases {
-            banks,
-            gate: self.rows(Role::GateBias, l, neurons, 1)?,
-            up: if c.ffn_kind.ungated {
-                Vec::new()
-            } else {
-                self.rows(Role::UpBias, l, neurons, 1)?
-            },
-            down: self.rows(Role::DownBias, l, banks, d)?,
-        }))
-    }
-
-    /// A matrix.
-    pub fn matrix(
-        &self,
-        role: Role,
-        layer: u32,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Matrix, Error> {
-        self.read(TensorId::layer(role, layer), rows, cols)
-    }
-
-    /// One of several numbered matrices of a role outside the layers.
-    pub fn numbered(
-        &self,
-        role: Role,
-        number: u32,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Matrix, Error> {
-        self.read(TensorId::numbered(role, number), rows, cols)
-    }
-
-    fn read(&self, id: TensorId, rows: usize, cols: usize) -> Result<Matrix, Error> {
-        let (entry, dtype) = self.entry(id, rows, cols)?;
-        let mut bytes = region(entry.len as usize)?;
-        self.container.read_tensor(entry, bytes.as_mut_slice())?;
-        Ok(Matrix::new(dtype, rows, cols, Arc::new(bytes)))
-    }
-
-    /// The router of a layer, if it has one.
-    fn router(&self, c: &ModelConfig, layer: u32) -> Result<Option<Router>, Error> {
-        let Some(mixture) = c.mixture_of(layer) else {
-            return Ok(None);
-        };
-        let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
-        Ok(Some(Router {
-            scores: self.matrix(Role::Router, layer, experts, d)?,
-            bias: if mixture.router_bias {
-                Some(self.vector(Role::RouterBias, layer, experts)?)
-            } else {
-                None
-            },
-            shared: match mixture.shared {
-                0 => None,
-                _ => Some(self.vector(Role::SharedGate, layer, d)?),
-            },
-        }))
-    }
-
-    /// A vector.
-    pub fn vector(&self, role: Role, layer: u32, n: usize) -> Result<Vec<f32>, Error> {
-        self.rows(role, layer, 1, n)
-    }
-
-    /// The values of a matrix, row by row.
-    pub fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
-        let m = self.matrix(role, layer, rows, n)?;
-        let (cpu, mut out) = (Cpu::detect(), vec![0.0; rows * n]);
-        for (r, out) in out.chunks_exact_mut(n).enumerate() {
-            cpu.dequantize(m.row(r), out);
-        }
-        Ok(out)
-    }
+/// The router of a layer, if it has one.
+fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Router>, Error> {
+    let Some(mixture) = c.mixture_of(layer) else {
+        return Ok(None);
+    };
+    let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
+    Ok(Some(Router {
+        scores: from.matrix(Role::Router, layer, experts, d)?,
+        bias: match mixture.router_bias {
+            false => None,
+            true => Some(from.vector(Role::RouterBias, layer, experts)?),
+        },
+        choice_bias: match mixture.choice_bias {
+            false => None,
+            true => Some(from.vector(Role::ChoiceBias, layer, experts)?),
+        },
+        shared: match mixture.shared {
+            _ if mixture.shared_is_plain => None,
+            0 => None,
+            _ => Some(from.vector(Role::SharedGate, layer, d)?),
+        },
+    }))
 }

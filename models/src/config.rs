@@ -6,9 +6,11 @@
 //! this point: a family is only a set of field values.
 
 mod form;
+mod mixture;
 mod rope;
 
-pub use form::{Form, Parallel, Streams};
+pub use form::{Form, MixerKind, Parallel, ShortConvs, Streams};
+pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
 
@@ -73,61 +75,6 @@ pub struct FfnKind {
     /// even where a checkpoint calls it `up` or `fc1`, for it decides which neurons fire.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ungated: bool,
-}
-
-/// How the FFNs of a mixture of experts are put together. In every layer but those of
-/// `dense_layers`, a router chooses some of [`ModelConfig::experts`] experts for each token.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Mixture {
-    /// Experts that a token visits in a layer: those with the highest scores.
-    pub chosen: u32,
-    /// Whether the weights of the chosen ones are divided by their sum.
-    pub renormalise: bool,
-    /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
-    /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
-    pub shared: u32,
-    /// Layers that have a dense FFN instead, ascending.
-    pub dense_layers: Vec<u32>,
-    /// Neurons of these dense FFNs; 0 without any.
-    pub dense_ffn: u32,
-    /// What an expert's weight is made of.
-    #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
-    pub scoring: Scoring,
-    /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
-    /// input of the experts.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub early_router: bool,
-    /// The router's scores carry a bias.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub router_bias: bool,
-    /// With [`Scoring::SparseMixer`], half of the relative distance from the highest score up to
-    /// which others have a share; 0 otherwise.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub jitter: f32,
-}
-
-fn is_zero(value: &f32) -> bool {
-    *value == 0.0
-}
-
-/// How a router's scores become weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scoring {
-    /// An expert's share among all (softmax).
-    #[default]
-    Softmax,
-    /// The sigmoid of each score.
-    Sigmoid,
-    /// sparsemixer (PhiMoE): of two experts, one after the other, its share among those whose scores
-    /// are hardly lower ([`Mixture::jitter`]).
-    SparseMixer,
-}
-
-impl Scoring {
-    fn is_softmax(&self) -> bool {
-        *self == Self::Softmax
-    }
 }
 
 /// One FFN's neurons: those of an expert, or of a dense layer.
@@ -216,6 +163,8 @@ const MAX_VOCAB: u32 = 1 << 24;
 pub(crate) const MAX_COUNT: u32 = 1 << 12;
 /// Maximum banks of a model.
 const MAX_BANKS: u64 = 1 << 16;
+/// Maximum taps of a short convolution, far above any release's.
+const MAX_TAPS: u32 = 64;
 /// Maximum head dimension.
 const MAX_HEAD_DIM: u32 = 1 << 12;
 
@@ -261,14 +210,39 @@ impl ModelConfig {
         local.filter(|_| windowed).unwrap_or(&self.rope)
     }
 
-    /// Layers with keys and values of their own: the first ones.
+    /// What mixes the tokens of layer `layer`.
+    pub fn mixer_of(&self, layer: u32) -> MixerKind {
+        let convs = self.form.short_conv.as_ref();
+        match convs.filter(|convs| convs.layers.binary_search(&layer).is_ok()) {
+            Some(convs) => MixerKind::ShortConv { taps: convs.taps },
+            None => MixerKind::Attention,
+        }
+    }
+
+    /// Number of layers with keys and values of their own.
     pub fn kv_layers(&self) -> u32 {
+        self.kv_before(self.first_shared())
+    }
+
+    /// Place of the keys and values that layer `layer` reads among those of all layers.
+    pub fn kv_place(&self, layer: u32) -> u32 {
+        self.kv_before(self.kv_layer(layer))
+    }
+
+    /// Number of layers before layer `layer` that have keys and values of their own.
+    fn kv_before(&self, layer: u32) -> u32 {
+        let convs = self.form.short_conv.iter().flat_map(|convs| &convs.layers);
+        layer - convs.filter(|&&conv| conv < layer).count() as u32
+    }
+
+    /// The first of the layers that read others' keys and values.
+    fn first_shared(&self) -> u32 {
         self.layers - self.form.shared_kv.min(self.layers.saturating_sub(1))
     }
 
     /// The layer whose keys and values layer `layer` reads.
     pub fn kv_layer(&self, layer: u32) -> u32 {
-        let own = self.kv_layers();
+        let own = self.first_shared();
         let windowed = |l: u32| self.window.get(l as usize).is_some_and(|&w| w != 0);
         let alike = |l: &u32| windowed(*l) == windowed(layer);
         match layer < own {
@@ -342,52 +316,6 @@ impl ModelConfig {
         if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of heads = {}", self.heads);
             return BadField::some("kv_heads", &self.kv_heads, expected);
-        }
-        None
-    }
-
-    /// A mixture that does not fit its layers.
-    fn bad_mixture(&self) -> Option<BadField> {
-        let Some(mixture) = &self.mixture else {
-            return match self.experts {
-                1 => None,
-                _ => BadField::some("experts", &self.experts, "1, as there is no mixture"),
-            };
-        };
-        let banks = u64::from(self.layers) * (u64::from(self.experts) + 1);
-        if self.experts < 2 || banks > MAX_BANKS {
-            let most = MAX_BANKS / u64::from(self.layers);
-            return BadField::some("experts", &self.experts, format!("2 to {}", most - 1));
-        }
-        if mixture.chosen == 0 || mixture.chosen > self.experts {
-            let expected = format!("1 to {} experts", self.experts);
-            return BadField::some("chosen experts", &mixture.chosen, expected);
-        }
-        let mixed = mixture.scoring == Scoring::SparseMixer;
-        if mixed && mixture.chosen != 2 {
-            return BadField::some("chosen experts", &mixture.chosen, "2, with sparsemixer");
-        }
-        let jitter = mixture.jitter;
-        if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {
-            let expected = "a finite number, 0 or more; 0 without sparsemixer";
-            return BadField::some("router jitter", &jitter, expected);
-        }
-        for (key, value) in [
-            ("shared expert's neurons", mixture.shared),
-            ("dense layers' neurons", mixture.dense_ffn),
-        ] {
-            if value > MAX_WIDTH {
-                return BadField::some(key, &value, format!("at most {MAX_WIDTH}"));
-            }
-        }
-        let dense = &mixture.dense_layers;
-        if !self.are_layers(dense) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("dense layers", dense, expected);
-        }
-        if dense.is_empty() != (mixture.dense_ffn == 0) {
-            let expected = "above 0 with dense layers, 0 without";
-            return BadField::some("dense layers' neurons", &mixture.dense_ffn, expected);
         }
         None
     }
@@ -503,7 +431,8 @@ impl ModelConfig {
                 return BadField::some("ffn_bias", &true, expected);
             }
         }
-        if let Some(bad) = self.bad_sharing().or_else(|| self.bad_streams()) {
+        let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
+        if let Some(bad) = bad.or_else(|| self.bad_short_conv()) {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {
@@ -516,7 +445,7 @@ impl ModelConfig {
 impl ModelConfig {
     /// Layers that share what no layer has, or a share of gates that is none.
     fn bad_sharing(&self) -> Option<BadField> {
-        let (form, own) = (&self.form, self.kv_layers());
+        let (form, own) = (&self.form, self.first_shared());
         let windowed = |l: u32| self.window[l as usize] != 0;
         let has = |l: u32| (0..own).any(|first| windowed(first) == windowed(l));
         if form.shared_kv >= self.layers || !(own..self.layers).all(has) {
@@ -532,6 +461,23 @@ impl ModelConfig {
         if form.has_gate_top() && (self.mixture.is_some() || form.ffn_bias) {
             let expected = "0, with experts or biases of the FFN";
             return BadField::some("activation sparsity", top, expected);
+        }
+        None
+    }
+
+    /// Short convolutions where they cannot be.
+    fn bad_short_conv(&self) -> Option<BadField> {
+        let convs = self.form.short_conv.as_ref()?;
+        if convs.taps < 2 || convs.taps > MAX_TAPS {
+            return BadField::some("taps", &convs.taps, format!("2 to {MAX_TAPS}"));
+        }
+        if convs.layers.is_empty() || !self.are_layers(&convs.layers) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers with short convolutions", &convs.layers, expected);
+        }
+        if self.form.shared_kv > 0 {
+            let expected = "absent, as layers share keys";
+            return BadField::some("short_conv", convs, expected);
         }
         None
     }

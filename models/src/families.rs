@@ -11,11 +11,13 @@ mod granite;
 mod hf_names;
 mod keys;
 mod layer_norm;
+mod lfm2;
 mod llama;
 mod mixtures;
 mod qwen;
+mod routed;
 
-pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy};
+pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
 pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
 pub(crate) use self::keys::{Absent, By, Key};
 
@@ -23,13 +25,15 @@ use crate::config::Activation;
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 6] = [
+const GROUPS: [&[Family]; 8] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
+    &routed::FAMILIES,
     &granite::FAMILIES,
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
+    &lfm2::FAMILIES,
 ];
 
 /// A family. [`PLAIN`] is the decoder that the others depart from.
@@ -110,6 +114,12 @@ pub(crate) struct Family {
     pub(crate) theta: f32,
     /// Share of a head that is rotated without a key; `None` if it is always the whole.
     pub(crate) rotated: Option<f32>,
+    /// Key of the rotated dimensions of a head, in releases that do not name their share.
+    pub(crate) rotated_dims: Option<&'static str>,
+    /// Q and K are stored in interleaved rotary order, in safetensors.
+    pub(crate) interleaved: bool,
+    /// Key of the number of layers past the others that guess further tokens; they are left out.
+    pub(crate) guessing_layers: Option<&'static str>,
     /// Layers with a window have a rotary embedding of their own.
     pub(crate) two_ropes: bool,
     /// LongRoPE's factors of queries and keys have keys of their own.
@@ -170,6 +180,8 @@ pub(crate) enum QkNorm {
     No,
     /// Each head by itself.
     Head,
+    /// Each head by itself, if a key says so.
+    HeadBy(&'static str),
     /// All heads together.
     Whole,
 }
@@ -192,6 +204,8 @@ const OPTIONAL_BIAS: Bias = Bias::AllBy("attention_bias", false);
 /// Layers that a sliding window applies to, if `layer_types` does not say.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Windows {
+    /// None, whatever `layer_types` says.
+    None,
     /// None; the family does not use the key. In GGUF: unknown.
     Never,
     /// All.
@@ -210,6 +224,11 @@ pub(crate) enum Windows {
     AllButFourth,
     /// All but every `sliding_window_pattern`-th, of which this is the default.
     Pattern(u32),
+    /// The same; the second number is the window without a key. Null is none.
+    PatternOf(u32, u32),
+    /// Those from `max_window_layers` on, or from this one; the second number is the window without a
+    /// key. Null is none.
+    Late(u32, u32),
 }
 
 impl Windows {
@@ -252,7 +271,10 @@ impl EveryNth {
 pub(crate) enum Check {
     Flag(&'static str, bool),
     Zero(&'static str),
+    One(&'static str),
     Word(&'static str, &'static str),
+    /// One of these, all of which mean what the family computes.
+    Words(&'static str, &'static [&'static str]),
     /// `hidden_size`.
     Width(&'static str),
 }
@@ -268,6 +290,13 @@ pub(crate) enum Quirk {
     /// Several residual streams, an input for each layer, shared keys and values, gates by Gaussian
     /// top-k (Gemma 3n).
     Streams,
+    /// If some layers have a window, the others have no rotary positions (Exaone 4).
+    FullUnrotated,
+    /// Some layers have a short convolution in place of attention; the head's tie has a second key
+    /// (LFM2).
+    ShortConv,
+    /// The FFN's size is computed from the key's (LFM2).
+    AdjustedFfn,
     /// transformers' own padding token may lie past the vocabulary.
     NoPadding,
     /// The context before scaling is named beside the scaling.
@@ -316,6 +345,9 @@ pub(crate) const PLAIN: Family = Family {
     unrotated: None,
     theta: 10_000.0,
     rotated: None,
+    rotated_dims: None,
+    interleaved: false,
+    guessing_layers: None,
     two_ropes: false,
     named_factors: false,
     always_scaled: false,
@@ -387,12 +419,14 @@ impl Family {
 
     /// Whether a key of `config.json` is read for it that other families refuse.
     pub(crate) fn reads(&self, key: &str) -> bool {
-        self.reads.contains(&key) || self.keys.iter().any(|known| known.hf.name == key)
+        let of_experts = self.experts.is_some_and(|experts| experts.reads(key));
+        let of_form = self.keys.iter().any(|known| known.hf.name == key);
+        self.reads.contains(&key) || of_experts || of_form
     }
 
     /// Whether Q, K and V have biases in every GGUF file.
     pub(crate) fn always_has_qkv_bias(&self) -> bool {
-        matches!(self.bias, Bias::Qkv | Bias::QkvBy(..))
+        matches!(self.bias, Bias::Qkv | Bias::QkvBy(_, true))
     }
 }
 

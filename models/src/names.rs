@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, ModelConfig, Parallel, Streams};
+use crate::config::{Bank, MixerKind, ModelConfig, Parallel, Streams};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -222,7 +222,7 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         if let Some(streams) = form.streams {
             of_streams(config, streams, layer, &mut list);
         }
-        of_attention(config, layer, &mut list);
+        of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
     list.push(global(Role::FinalNorm, 1, d));
@@ -288,6 +288,40 @@ fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec
     }));
 }
 
+/// The tensors of a layer's mixer, with the norms around it.
+fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let (d, form) = (config.d_model as usize, &config.form);
+    let norm = |role| Required {
+        id: TensorId::layer(role, layer),
+        rows: 1,
+        cols: d,
+    };
+    if form.pre_norm {
+        list.push(norm(Role::AttnNorm));
+    }
+    if form.pre_norm && form.norm_bias {
+        list.push(norm(Role::AttnNormBias));
+    }
+    match config.mixer_of(layer) {
+        MixerKind::Attention => of_attention(config, layer, list),
+        MixerKind::ShortConv { taps } => {
+            let all = [
+                (Role::ConvIn, 3 * d, d),
+                (Role::Conv, d, taps as usize),
+                (Role::ConvOut, d, d),
+            ];
+            list.extend(all.map(|(role, rows, cols)| Required {
+                id: TensorId::layer(role, layer),
+                rows,
+                cols,
+            }));
+        }
+    }
+    if form.post_norm {
+        list.push(norm(Role::AttnPostNorm));
+    }
+}
+
 /// The tensors of a layer's attention.
 fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     let [d, head_dim] = [config.d_model, config.head_dim].map(|n| n as usize);
@@ -297,12 +331,6 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         let id = TensorId::layer(role, layer);
         list.push(Required { id, rows, cols });
     };
-    if form.pre_norm {
-        push(Role::AttnNorm, 1, d);
-    }
-    if form.pre_norm && form.norm_bias {
-        push(Role::AttnNormBias, 1, d);
-    }
     let own = config.kv_layer(layer) == layer;
     push(Role::Q, q, d);
     if own {
@@ -333,9 +361,6 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     if form.sinks {
         push(Role::Sinks, 1, config.heads as usize);
     }
-    if form.post_norm {
-        push(Role::AttnPostNorm, 1, d);
-    }
 }
 
 /// The tensors of a layer's FFN.
@@ -355,7 +380,10 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if mixture.router_bias {
             push(at(Role::RouterBias), 1, config.experts as usize);
         }
-        if mixture.shared > 0 {
+        if mixture.choice_bias {
+            push(at(Role::ChoiceBias), 1, config.experts as usize);
+        }
+        if mixture.shared > 0 && !mixture.shared_is_plain {
             push(at(Role::SharedGate), 1, d);
         }
     }

@@ -81,6 +81,13 @@ pub enum Role {
     KNorm,
     /// Logit beside those of the positions, by query head, `[1 × heads]`.
     Sinks,
+    /// Input projection of a short convolution, `[3·d_model × d_model]`: rows of the gate before it, of
+    /// the gate after it, of what it convolves.
+    ConvIn,
+    /// Its weights, `[d_model × taps]`, that of the token itself last.
+    Conv,
+    /// Its output projection, `[d_model × d_model]`.
+    ConvOut,
     /// Weight of the norm before the FFN, `[1 × d_model]`.
     FfnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -91,6 +98,8 @@ pub enum Role {
     Router,
     /// Bias of these scores, `[1 × experts]`.
     RouterBias,
+    /// What is added to these scores where experts are chosen, `[1 × experts]`.
+    ChoiceBias,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
     /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, one expert's
@@ -123,7 +132,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 50] = [
+const ROLES: [(Role, Place, &str); 54] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -160,11 +169,15 @@ const ROLES: [(Role, Place, &str); 50] = [
     (Role::QNorm, Place::Layer, "attn.q_norm"),
     (Role::KNorm, Place::Layer, "attn.k_norm"),
     (Role::Sinks, Place::Layer, "attn.sinks"),
+    (Role::ConvIn, Place::Layer, "conv.in"),
+    (Role::Conv, Place::Layer, "conv.weight"),
+    (Role::ConvOut, Place::Layer, "conv.out"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
     (Role::FfnNormBias, Place::Layer, "ffn.norm_bias"),
     (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
     (Role::Router, Place::Layer, "ffn.router"),
     (Role::RouterBias, Place::Layer, "ffn.router_bias"),
+    (Role::ChoiceBias, Place::Layer, "ffn.choice_bias"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
     (Role::GateBias, Place::Layer, "ffn.gate_bias"),
     (Role::UpBias, Place::Layer, "ffn.up_bias"),
@@ -207,11 +220,12 @@ impl Role {
             Embed | Head | Positions | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1
             | PredictorFc2 | StreamIn | StreamOut | LayerInputs | LayerInputsProj
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
-            | InputGate | InputProj => false,
+            | InputGate | InputProj | ConvIn | Conv | ConvOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
-            | FfnPostNorm | SharedGate | Sinks | RouterBias | GateBias | UpBias | DownBias => true,
+            | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
+            | DownBias => true,
         }
     }
 }

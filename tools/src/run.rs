@@ -395,7 +395,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         // What the sequence already holds is kept as far as it agrees.
         let both = sequence.tokens().iter().zip(&ids);
         let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
-        sequence.truncate(common);
+        let common = sequence.truncate(common);
         let (generation, text) = generate(&mut engine, &mut sequence, &ids[common..], args, &stop)?;
         said.messages.push(Message::new("assistant", text.trim()));
         finish(&mut engine, &generation, text, asked)?;

@@ -194,17 +194,13 @@ impl Shape {
         self.experts().map(|[_, chosen]| Mixture {
             chosen,
             renormalise: true,
-            shared: 0,
-            dense_layers: Vec::new(),
-            dense_ffn: 0,
-            scoring: if early_router {
-                Scoring::Sigmoid
-            } else {
-                Scoring::Softmax
+            scoring: match early_router {
+                true => Scoring::Sigmoid,
+                false => Scoring::Softmax,
             },
             early_router,
             router_bias: self.is_gpt_oss(),
-            jitter: 0.0,
+            ..Mixture::default()
         })
     }
 

@@ -54,4 +54,4 @@ pub(crate) use state::{Ffn, FfnRoom};
 pub(crate) use stored::StoredPredictors;
 pub(crate) use sums::thread_floats;
 pub use units::Choice;
-pub(crate) use units::{BankWork, Bias, LayerInput, NextLayer, Rows};
+pub(crate) use units::{BankWork, Bias, FfnBiases, LayerInput, NextLayer, Rows};

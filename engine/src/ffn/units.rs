@@ -2,7 +2,6 @@
 
 use crate::input::Input;
 use crate::norm::Norm;
-use crate::weights::FfnBiases;
 
 /// Rows of a pass; a row is a token of some sequence.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +48,18 @@ pub(crate) struct BankWork<'a> {
     /// Factor of the bank's result by row; `None` for 1.
     pub weights: Option<&'a [f32]>,
     pub bias: Bias<'a>,
+}
+
+/// Biases of a layer's FFN, in packed order, one bank's after the other's. All banks are of the same
+/// size.
+#[derive(Debug)]
+pub(crate) struct FfnBiases {
+    pub banks: usize,
+    /// Of Gate and Up, `[banks × neurons]` each; Up's is empty without a gate.
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    /// Of Down, `[banks × d_model]`.
+    pub down: Vec<f32>,
 }
 
 /// Biases of a bank's matrices; empty without any.

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::Oracle;
 use crate::planner::rates::Rates;
-use crate::sequence::Sequence;
+use crate::state::Sequence;
 
 /// Measures an engine, or runs it under artificial conditions.
 pub struct Probe<'e> {

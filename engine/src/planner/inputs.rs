@@ -20,13 +20,14 @@ use crate::device::{Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
-use crate::kv::KvShape;
 use crate::memory::Needs;
 use crate::meta::Quant;
+use crate::mixer::{projections, state_shape};
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
+use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
 use crate::streams::{self, StreamState};
 use crate::weights::Weights;
@@ -238,8 +239,9 @@ impl Opened<'_> {
         })
     }
 
-    fn kv(&self) -> KvShape {
-        KvShape::new(self.options.kv, self.config, self.options.context)
+    /// What a text keeps.
+    fn state(&self) -> StateShape {
+        state_shape(self.config, self.options.kv, self.options.context)
     }
 
     /// The predictors, where they determine the active set.
@@ -314,11 +316,13 @@ impl Opened<'_> {
         let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
         let attention = dtype(&self.quant.attention);
         let d = c.d_model as usize;
-        let q = c.heads as usize * c.head_dim as usize;
-        let kv = c.kv_heads as usize * c.head_dim as usize;
-        let bytes = (q + 2 * kv) * attention.row_bytes(d) + d * attention.row_bytes(q);
+        let layers = c.layers.max(1);
+        // of a layer, on average
+        let all = (0..c.layers).flat_map(|layer| projections(c, layer));
+        let of_mixer = |rows: usize| rows as f64 / f64::from(layers);
+        let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
         let g = self.layout.container.geometry();
-        let kv_bytes = self.kv().position_bytes() / u64::from(c.layers.max(1));
+        let kv_bytes = self.state().pages.position_bytes() / u64::from(layers);
         Shape {
             layers: self.layout.layers(),
             d,
@@ -331,8 +335,8 @@ impl Opened<'_> {
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),
-            attention_rows: (q + 2 * kv + d) as f64,
-            attention_bytes: bytes as f64,
+            attention_rows: of_mixer(all.map(|[rows, _]| rows).sum()),
+            attention_bytes: of_mixer(bytes.sum()),
             kv_bytes: kv_bytes as f64,
             gate_len: ffn.format.gate_len() as f64,
             rest_len: ffn.format.rest_len() as f64,
@@ -434,7 +438,7 @@ impl Opened<'_> {
             predictor: least.predictor,
             predicts: self.naming == Naming::Predictor,
             kv: self
-                .kv()
+                .state()
                 .bytes_for(o.context)
                 .saturating_mul(o.batch as u64),
             context: o.context,

@@ -13,8 +13,8 @@ use super::plan::Basis;
 use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
-use crate::kv::KvShape;
-use crate::memory::{Needs, SlotContents};
+use crate::memory::{Needs, Residency};
+use crate::mixer::state_shape;
 use crate::scratch::{Scratch, ScratchRoom};
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
@@ -385,7 +385,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     // Low rank, two matrices per expert; the rank results in the published size.
     let rank = 1024;
     let predictor = banks * (rank * row(d) + ffn as u64 * row(rank as usize));
-    let kv = KvShape::new(DType::F16, c, 1024).bytes_for(1024);
+    let kv = state_shape(c, DType::F16, 1024).bytes_for(1024);
     let runtime = 300 << 20;
     let room = ScratchRoom {
         rows: 128,

@@ -11,7 +11,7 @@ use super::stepper::Stepper;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::sequence::Sequence;
+use crate::state::Sequence;
 
 /// One continuation.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use super::request::{Request, RequestId, Stop};
 use crate::constraint::Constraint;
 use crate::error::Error;
 use crate::sampler::Bias;
-use crate::sequence::Sequence;
+use crate::state::Sequence;
 
 /// A request to admit.
 #[derive(Debug)]

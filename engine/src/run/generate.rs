@@ -10,7 +10,7 @@ use super::stepper::{Stepper, check};
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::sequence::Sequence;
+use crate::state::Sequence;
 
 /// Progress of a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

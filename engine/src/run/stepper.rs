@@ -24,7 +24,7 @@ use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
-use crate::sequence::{Sequence, Span};
+use crate::state::{Sequence, Span};
 use crate::streams;
 
 /// Rows of a pass that belong to one request.
@@ -125,6 +125,8 @@ impl<'e> Stepper<'e> {
         }
         let vocab = self.engine.config().vocab as usize;
         let rules = self.engine.text().rules().clone();
+        // Whoever asks the same again, or goes on from it, computes the last token of the prompt anew.
+        sequence.mark(sequence.len() + prompt.len() - 1);
         let mut forks = Vec::with_capacity(samples - 1);
         for _ in 1..samples {
             forks.push(sequence.fork_at(0)?);
@@ -168,13 +170,14 @@ impl<'e> Stepper<'e> {
         Ok(first)
     }
 
-    /// The request whose sequence shares the longest prefix with `prompt`, and the prefix length.
-    /// The prompt's last token is always recomputed.
+    /// The request whose sequence can share the longest prefix with `prompt`, and its length. The
+    /// prompt's last token is always recomputed.
     fn longest_prefix(&self, prompt: &[u32]) -> Option<(usize, usize)> {
         let most = &prompt[..prompt.len() - 1];
         let common = |text: &LiveText| {
             let pairs = text.sequence.tokens().iter().zip(most);
-            pairs.take_while(|(a, b)| a == b).count()
+            text.sequence
+                .reach(pairs.take_while(|(a, b)| a == b).count())
         };
         let all = self.texts.iter().map(common).enumerate();
         all.max_by_key(|&(_, len)| len).filter(|&(_, len)| len > 0)

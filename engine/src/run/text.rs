@@ -12,7 +12,7 @@ use super::spans::Wants;
 use crate::constraint::Constraint;
 use crate::error::Error;
 use crate::sampler::{Bias, Sampler, Sampling};
-use crate::sequence::{Sequence, Span};
+use crate::state::{Sequence, Span};
 
 /// A live request.
 pub(super) struct LiveText {

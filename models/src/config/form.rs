@@ -72,9 +72,33 @@ pub struct Form {
     /// a layer without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gate_top: Vec<f32>,
+    /// Layers with a short convolution in place of attention (LFM2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub short_conv: Option<ShortConvs>,
     /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
+}
+
+/// What mixes the tokens of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MixerKind {
+    /// Attention over keys and values.
+    Attention,
+    /// A gated causal convolution over `taps` tokens.
+    ShortConv {
+        /// Tokens, its own included.
+        taps: u32,
+    },
+}
+
+/// Short convolutions in place of attention.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShortConvs {
+    /// The layers that have one, ascending.
+    pub layers: Vec<u32>,
+    /// Tokens that a convolution reaches over, its own included.
+    pub taps: u32,
 }
 
 fn is_zero(count: &u32) -> bool {
@@ -119,6 +143,7 @@ impl Default for Form {
             value_norm: false,
             shared_kv: 0,
             gate_top: Vec::new(),
+            short_conv: None,
             streams: None,
         }
     }

@@ -15,13 +15,21 @@ pub(crate) struct Experts {
     /// What llama.cpp does if a file does not say whether it renormalises.
     pub(crate) gguf_renormalise: bool,
     pub(crate) scoring: ScoringBy,
-    /// Neurons of the expert that every token visits, which has a gate of its own.
-    pub(crate) shared: Option<&'static str>,
+    /// The expert that every token visits.
+    pub(crate) shared: Option<Shared>,
     /// Which layers have a dense FFN.
     pub(crate) dense: Dense,
     /// The router reads the layer's input, if this key is not false.
     pub(crate) early_router: Option<&'static str>,
     pub(crate) router_bias: bool,
+    /// A tensor of biases says which experts are chosen, beside their scores.
+    pub(crate) choice_bias: bool,
+    /// `n_group` and `topk_group` say from which groups experts are chosen.
+    pub(crate) grouped: bool,
+    /// Key of the factor of the weights, and the factor without it.
+    pub(crate) scale: Option<(&'static str, f32)>,
+    /// What is added to the sum that weights are divided by.
+    pub(crate) epsilon: f32,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
 }
@@ -42,14 +50,47 @@ pub(crate) enum ScoringBy {
     SoftmaxIf(&'static str),
 }
 
+/// The expert that every token visits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shared {
+    /// Of as many neurons as this key says, with a gate of its own.
+    Gated(&'static str),
+    /// Of the neurons of as many experts as this key says, or so many without it; without a gate.
+    Experts(&'static str, u32),
+}
+
 /// Which layers have a dense FFN instead of experts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dense {
     Never,
     /// None, and a list of switches has to agree.
     NeverBy(&'static str),
+    /// As many of the first ones as this key says, or so many without it.
+    First(&'static str, u32),
+    /// Those of which a list says `dense`; without the list as many of the first ones as the key says,
+    /// or so many without it.
+    Kinds(&'static str, Option<&'static str>, u32),
+    /// All before the first of these and after the last of these, -1 for the last of all.
+    Outside(&'static str, &'static str),
     /// Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
     Steps,
+}
+
+impl Experts {
+    /// Whether a key is read for them that families without such experts refuse.
+    pub(super) fn reads(&self, key: &str) -> bool {
+        let shared = match self.shared {
+            Some(Shared::Gated(name) | Shared::Experts(name, _)) => Some(name),
+            None => None,
+        };
+        let dense = match self.dense {
+            Dense::First(name, _) | Dense::Kinds(_, Some(name), _) => Some(name),
+            _ => None,
+        };
+        let scale = self.scale.map(|(name, _)| name);
+        let named = [Some(self.count), shared, dense, scale];
+        named.contains(&Some(key)) || self.grouped && matches!(key, "n_group" | "topk_group")
+    }
 }
 
 /// Experts of `intermediate_size` in every layer, chosen by a softmax.
@@ -64,5 +105,34 @@ pub(super) const EXPERTS: Experts = Experts {
     dense: Dense::Never,
     early_router: None,
     router_bias: false,
+    choice_bias: false,
+    grouped: false,
+    scale: None,
+    epsilon: 0.0,
     blocks: false,
 };
+
+/// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighed by the sigmoids, times a factor; a
+/// shared expert and dense first layers.
+pub(super) const SIGMOID: Experts = Experts {
+    count: "n_routed_experts",
+    ffn: "moe_intermediate_size",
+    renormalise: Renormalise::Key(true),
+    gguf_renormalise: true,
+    scoring: ScoringBy::Always(Scoring::Sigmoid),
+    choice_bias: true,
+    grouped: true,
+    scale: Some(("routed_scaling_factor", 1.0)),
+    shared: Some(Shared::Experts("n_shared_experts", 1)),
+    dense: Dense::First("first_k_dense_replace", 1),
+    ..EXPERTS
+};
+
+/// Keys of such experts in GGUF.
+pub(super) const SIGMOID_KEYS: &[&str] = &[
+    "leading_dense_block_count",
+    "expert_shared_count",
+    "expert_group_count",
+    "expert_group_used_count",
+    "nextn_predict_layers",
+];

@@ -1,7 +1,7 @@
 //! Gemma 2, 3 and 3n.
 
 use super::Preset::{Float, Int, Text};
-use super::keys::{By, Key, Sets, Side};
+use super::keys::{By, Key, Sets, Spelled};
 use super::{Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows};
 use super::{gguf_names, hf_names};
 use crate::config::Activation;
@@ -14,15 +14,15 @@ const GEMMA: Arch = Arch {
 /// Scores are divided by the root of this key.
 const QUERY_SCALAR: Key = Key::new(
     Sets::AttentionScale,
-    Side::or("query_pre_attn_scalar", 256.0).by(By::RootReciprocal),
-    Side::NONE,
+    Spelled::or("query_pre_attn_scalar", 256.0).by(By::RootReciprocal),
+    Spelled::NONE,
 );
 
 /// llama.cpp caps logits of Gemma 2 and 3n at 30 whatever the file says.
 const LOGIT_CAP: Key = Key::new(
     Sets::LogitCap,
-    Side::or_null("final_logit_softcapping", 30.0),
-    Side::or("final_logit_softcapping", 30.0),
+    Spelled::or_null("final_logit_softcapping", 30.0),
+    Spelled::or("final_logit_softcapping", 30.0),
 );
 
 /// `modeling_gemma2.py`: embeddings times `sqrt(hidden_size)`, scores divided by
@@ -49,8 +49,8 @@ const GEMMA2: Family = Family {
         QUERY_SCALAR,
         Key::new(
             Sets::AttentionCap,
-            Side::or_null("attn_logit_softcapping", 50.0),
-            Side::or("attn_logit_softcapping", 50.0),
+            Spelled::or_null("attn_logit_softcapping", 50.0),
+            Spelled::or("attn_logit_softcapping", 50.0),
         ),
         LOGIT_CAP,
     ],
@@ -90,8 +90,8 @@ const GEMMA3: Family = Family {
         QUERY_SCALAR,
         Key::new(
             Sets::LogitCap,
-            Side::NONE,
-            Side::or_kept("final_logit_softcapping"),
+            Spelled::NONE,
+            Spelled::or_kept("final_logit_softcapping"),
         ),
     ],
     reads: &["sliding_window_pattern"],

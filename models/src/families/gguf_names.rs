@@ -12,7 +12,7 @@ pub(crate) const DOWN_T_BIAS: &str = "ffn_down_t.bias";
 pub(crate) const POSITIONS: &str = "position_embd.weight";
 
 /// Only stacked ones are known.
-const NO_EXPERTS: ExpertNames = ExpertNames {
+pub(super) const NO_EXPERTS: ExpertNames = ExpertNames {
     one: ("", &[]),
     shared: &[],
     stacked: &[],
@@ -25,7 +25,7 @@ const OUTSIDE: Spellings = &[
     (Role::FinalNormBias, "output_norm.bias"),
 ];
 
-const ATTENTION: Spellings = &[
+pub(super) const ATTENTION: Spellings = &[
     (Role::Q, "attn_q.weight"),
     (Role::K, "attn_k.weight"),
     (Role::V, "attn_v.weight"),
@@ -50,7 +50,7 @@ const NORMS: Spellings = &[
     (Role::FfnNormBias, "ffn_norm.bias"),
 ];
 
-const FFN: Spellings = &[
+pub(super) const FFN: Spellings = &[
     (Role::Gate, "ffn_gate.weight"),
     (Role::Up, "ffn_up.weight"),
     (Role::Down, "ffn_down.weight"),
@@ -237,5 +237,56 @@ pub(super) const GEMMA3N: NameTable = NameTable {
         ],
     ],
     experts: NO_EXPERTS,
+    ..PLAIN
+};
+
+const ROUTER: Spellings = &[
+    (Role::Router, "ffn_gate_inp.weight"),
+    (Role::ChoiceBias, "exp_probs_b.bias"),
+];
+
+/// Experts chosen by scores plus biases.
+pub(super) const ROUTED: NameTable = NameTable {
+    layers: &[ATTENTION, NORMS, FFN, ROUTER],
+    ..PLAIN
+};
+
+/// The same; the norm before the FFN is called after the attention that it follows.
+pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        FFN,
+        ROUTER,
+        &[
+            (Role::AttnNorm, "attn_norm.weight"),
+            (Role::FfnNorm, "post_attention_norm.weight"),
+        ],
+    ],
+    ..PLAIN
+};
+
+/// The norm before the head is named after the embedding.
+pub(super) const LFM2: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "token_embd_norm.weight"),
+    ],
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::ConvIn, "shortconv.in_proj.weight"),
+            (Role::Conv, "shortconv.conv.weight"),
+            (Role::ConvOut, "shortconv.out_proj.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+            (Role::ChoiceBias, "exp_probs_b.bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        stacked: STACKED,
+        ..NO_EXPERTS
+    },
     ..PLAIN
 };

@@ -1,6 +1,6 @@
 //! Granite.
 
-use super::keys::{By, Key, Sets, Side};
+use super::keys::{By, Key, Sets, Spelled};
 use super::{Arch, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH};
 
 /// `modeling_granite.py`: embeddings, what a layer adds and attention scores are multiplied, logits
@@ -18,23 +18,23 @@ const GRANITE: Family = Family {
     keys: &[
         Key::new(
             Sets::EmbeddingScale,
-            Side::or("embedding_multiplier", 1.0),
-            Side::or("embedding_scale", 1.0),
+            Spelled::or("embedding_multiplier", 1.0),
+            Spelled::or("embedding_scale", 1.0),
         ),
         Key::new(
             Sets::ResidualScale,
-            Side::or("residual_multiplier", 1.0),
-            Side::or("residual_scale", 1.0),
+            Spelled::or("residual_multiplier", 1.0),
+            Spelled::or("residual_scale", 1.0),
         ),
         Key::new(
             Sets::AttentionScale,
-            Side::or("attention_multiplier", 1.0),
-            Side::or_kept("attention.scale"),
+            Spelled::or("attention_multiplier", 1.0),
+            Spelled::or_kept("attention.scale"),
         ),
         Key::new(
             Sets::LogitScale,
-            Side::or("logits_scaling", 1.0).by(By::Reciprocal),
-            Side::or("logit_scale", 1.0).by(By::Reciprocal),
+            Spelled::or("logits_scaling", 1.0).by(By::Reciprocal),
+            Spelled::or("logit_scale", 1.0).by(By::Reciprocal),
         ),
         Key::flag(Sets::FfnBias, "mlp_bias", false),
     ],

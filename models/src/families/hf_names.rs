@@ -351,3 +351,131 @@ pub(super) const FALCON_TWO_NORMS: NameTable = NameTable {
     ],
     ..FALCON
 };
+
+const SHARED_EXPERTS: Spellings = &[
+    (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+    (Role::Up, "mlp.shared_experts.up_proj.weight"),
+    (Role::Down, "mlp.shared_experts.down_proj.weight"),
+];
+
+/// DeepSeek-V3's experts; Ernie's biases have other names, in releases and as transformers holds them.
+pub(super) const ROUTED: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.moe_statics.e_score_correction_bias"),
+            (
+                Role::ChoiceBias,
+                "mlp.gate.moe_statics.e_score_correction_bias",
+            ),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: SHARED_EXPERTS,
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
+/// The bias lies beside the router, not in it.
+pub(super) const EXAONE_MOE: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+        ],
+    ],
+    ..ROUTED
+};
+
+/// Releases have other names than transformers.
+pub(super) const HY_V3: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::Router, "mlp.router.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.expert_bias"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: &[
+            (Role::Gate, "mlp.shared_mlp.gate_proj.weight"),
+            (Role::Up, "mlp.shared_mlp.up_proj.weight"),
+            (Role::Down, "mlp.shared_mlp.down_proj.weight"),
+            (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+            (Role::Up, "mlp.shared_experts.up_proj.weight"),
+            (Role::Down, "mlp.shared_experts.down_proj.weight"),
+        ],
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
+pub(super) const MINIMAX_M2: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "block_sparse_moe.e_score_correction_bias"),
+            (Role::ChoiceBias, "mlp.e_score_correction_bias"),
+        ],
+    ],
+    ..MIXTRAL
+};
+
+/// Experts are named like the dense FFN, and attention's output like that of convolutions.
+pub(super) const LFM2: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.embed_tokens.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.embedding_norm.weight"),
+    ],
+    layers: &[
+        &[
+            (Role::AttnNorm, "operator_norm.weight"),
+            (Role::O, "self_attn.out_proj.weight"),
+            (Role::QNorm, "self_attn.q_layernorm.weight"),
+            (Role::KNorm, "self_attn.k_layernorm.weight"),
+            (Role::ConvIn, "conv.in_proj.weight"),
+            (Role::Conv, "conv.conv.weight"),
+            (Role::ConvOut, "conv.out_proj.weight"),
+            (Role::FfnNorm, "ffn_norm.weight"),
+            (Role::Gate, "feed_forward.w1.weight"),
+            (Role::Up, "feed_forward.w3.weight"),
+            (Role::Down, "feed_forward.w2.weight"),
+            (Role::Router, "feed_forward.gate.weight"),
+            (Role::ChoiceBias, "feed_forward.expert_bias"),
+        ],
+        ATTENTION,
+    ],
+    experts: ExpertNames {
+        one: (
+            "feed_forward.experts.",
+            &[
+                (Role::Gate, "w1.weight"),
+                (Role::Up, "w3.weight"),
+                (Role::Down, "w2.weight"),
+            ],
+        ),
+        shared: &[],
+        stacked: &[
+            (Stack::GateUp, "feed_forward.experts.gate_up_proj"),
+            (Stack::One(Role::Down), "feed_forward.experts.down_proj"),
+        ],
+    },
+    ..PLAIN
+};

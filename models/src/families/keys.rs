@@ -6,9 +6,9 @@ use crate::config::Form;
 pub(crate) struct Key {
     pub(crate) sets: Sets,
     /// In `config.json`.
-    pub(crate) hf: Side,
+    pub(crate) hf: Spelled,
     /// In GGUF, after the architecture.
-    pub(crate) gguf: Side,
+    pub(crate) gguf: Spelled,
 }
 
 /// A part of the form that a key sets.
@@ -26,7 +26,7 @@ pub(crate) enum Sets {
 
 /// A key as one format has it.
 #[derive(Clone, Copy)]
-pub(crate) struct Side {
+pub(crate) struct Spelled {
     /// Empty if the format has no such key.
     pub(crate) name: &'static str,
     pub(crate) by: By,
@@ -90,7 +90,7 @@ impl By {
     }
 }
 
-impl Side {
+impl Spelled {
     /// The format has no such key.
     pub(super) const NONE: Self = Self::of("", Absent::Keeps);
 
@@ -124,13 +124,13 @@ impl Side {
 }
 
 impl Key {
-    pub(super) const fn new(sets: Sets, hf: Side, gguf: Side) -> Self {
+    pub(super) const fn new(sets: Sets, hf: Spelled, gguf: Spelled) -> Self {
         Self { sets, hf, gguf }
     }
 
     /// A flag of `config.json`; the tensors of GGUF say the same.
     pub(super) const fn flag(sets: Sets, name: &'static str, absent: bool) -> Self {
-        Self::new(sets, Side::of(name, Absent::Flag(absent)), Side::NONE)
+        Self::new(sets, Spelled::of(name, Absent::Flag(absent)), Spelled::NONE)
     }
 }
 

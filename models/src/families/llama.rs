@@ -2,9 +2,12 @@
 
 use super::experts::{EXPERTS, Experts, Renormalise};
 use super::hf_names;
-use super::keys::{By, Key, Sets, Side};
-use super::{Arch, Bias, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Unrotated};
+use super::keys::{By, Key, Sets, Spelled};
+use super::{
+    Arch, Bias, Check, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Unrotated,
+};
 use super::{Windows, gguf_names};
+use crate::names::{NameTable, Role};
 
 /// Llama's own architecture; Mistral's windows are those of all layers.
 const ARCH: Arch = Arch {
@@ -113,20 +116,48 @@ const MINICPM: Family = Family {
     keys: &[
         Key::new(
             Sets::EmbeddingScale,
-            Side::need("scale_emb"),
-            Side::need("embedding_scale"),
+            Spelled::need("scale_emb"),
+            Spelled::need("embedding_scale"),
         ),
         Key::new(
             Sets::ResidualScale,
-            Side::need("scale_depth").by(By::OverRootLayers),
-            Side::need("residual_scale"),
+            Spelled::need("scale_depth").by(By::OverRootLayers),
+            Spelled::need("residual_scale"),
         ),
         Key::new(
             Sets::LogitScale,
-            Side::need("dim_model_base").by(By::OverWidth),
-            Side::need("logit_scale").by(By::Reciprocal),
+            Spelled::need("dim_model_base").by(By::OverWidth),
+            Spelled::need("logit_scale").by(By::Reciprocal),
         ),
     ],
+    ..PLAIN
+};
+
+/// `modeling_seed_oss.py`: biases on queries, keys and values.
+const SEED_OSS: Family = Family {
+    name: "seed_oss",
+    class: Some("SeedOssForCausalLM"),
+    gguf: Some(Arch {
+        name: "seed_oss",
+        // the norm before the FFN is called after the attention that it follows
+        names: &NameTable {
+            layers: &[
+                gguf_names::ATTENTION,
+                gguf_names::FFN,
+                &[
+                    (Role::AttnNorm, "attn_norm.weight"),
+                    (Role::FfnNorm, "post_attention_norm.weight"),
+                ],
+            ],
+            experts: gguf_names::NO_EXPERTS,
+            ..gguf_names::PLAIN
+        },
+        ..PLAIN_ARCH
+    }),
+    bias: Bias::QkvBy("attention_bias", true),
+    head_dim_default: false,
+    keys: &[Key::flag(Sets::FfnBias, "mlp_bias", false)],
+    checks: &[Check::Flag("attention_out_bias", false)],
     ..PLAIN
 };
 
@@ -150,7 +181,7 @@ const PHI3: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 8] = [
+pub(super) const FAMILIES: [Family; 9] = [
     LLAMA,
     MISTRAL,
     BAMBOO,
@@ -158,5 +189,6 @@ pub(super) const FAMILIES: [Family; 8] = [
     TURBO_SPARSE_MIXTRAL,
     SMOLLM3,
     MINICPM,
+    SEED_OSS,
     PHI3,
 ];

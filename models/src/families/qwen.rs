@@ -1,6 +1,6 @@
 //! Qwen 2 and 3, dense and with experts.
 
-use super::experts::{Dense, EXPERTS, Experts};
+use super::experts::{Dense, EXPERTS, Experts, Shared};
 use super::{Arch, Bias, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Windows};
 
 const QWEN2: Family = Family {
@@ -46,7 +46,7 @@ const QWEN2_MOE: Family = Family {
     bias: Bias::QkvBy("qkv_bias", true),
     windows: Windows::Disputed,
     experts: Some(Experts {
-        shared: Some("shared_expert_intermediate_size"),
+        shared: Some(Shared::Gated("shared_expert_intermediate_size")),
         gguf_renormalise: false,
         ..QWEN3_EXPERTS
     }),

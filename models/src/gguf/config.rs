@@ -2,18 +2,14 @@
 
 use std::path::Path;
 
+use super::experts;
 use super::form::{self, Shape};
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, MAX_COUNT, Mixture, ModelConfig, Scoring};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
 use crate::error::Error;
-use crate::families::{self, Arch, Experts, Family, QkNorm, ScoringBy, Windows};
-
-/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
-pub(super) const SOFTMAX: u32 = 1;
-/// See [`SOFTMAX`].
-pub(super) const SIGMOID: u32 = 2;
+use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -57,6 +53,7 @@ pub(super) struct Facts {
     pub(super) has_qkv_bias: bool,
     pub(super) has_o_bias: bool,
     pub(super) has_ffn_bias: bool,
+    pub(super) has_qk_norm: bool,
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
     pub(super) has_head: bool,
@@ -104,12 +101,11 @@ pub(super) fn model_config(
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
     refuse_unknown(metadata, family, arch)?;
-    let layers = need("block_count").and_then(|layers| few_layers(metadata, arch, layers))?;
+    let layers = layer_count(metadata, family, arch, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let kv_heads = metadata.uniform_u32(&key("attention.head_count_kv"))?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
-    let experts = experts(metadata, family, arch)?;
+    let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let shape = Shape {
@@ -125,6 +121,7 @@ pub(super) fn model_config(
     if family.two_ropes && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
+    let kv_heads = kv_heads(metadata, family, arch, layers, &mut form)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
@@ -145,7 +142,10 @@ pub(super) fn model_config(
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
-        qk_norm: family.qk_norm != QkNorm::No,
+        qk_norm: match family.qk_norm {
+            QkNorm::HeadBy(_) => facts.has_qk_norm,
+            norm => norm != QkNorm::No,
+        },
         tied_head: !facts.has_head,
         max_context: facts.max_context(family, need("context_length")?),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
@@ -161,6 +161,40 @@ pub(super) fn model_config(
     })
 }
 
+/// The heads of keys and values. Layers of LFM2 that have none are short convolutions.
+fn kv_heads(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    layers: u32,
+    form: &mut Form,
+) -> Result<Option<u32>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let heads = key("attention.head_count_kv");
+    if !family.has(Quirk::ShortConv) {
+        return metadata.uniform_u32(&heads);
+    }
+    let list = metadata.u32s(&heads)?;
+    let own = list.iter().copied().find(|&heads| heads != 0);
+    let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
+    if list.len() != layers as usize || !alike {
+        let expected = format!("0 or the same number for each of {layers} layers");
+        return Err(metadata.bad(&heads, &expected));
+    }
+    let convs = (0..).zip(list).filter(|(_, heads)| *heads == 0);
+    let convs: Vec<u32> = convs.map(|(layer, _)| layer).collect();
+    let taps = key("shortconv.l_cache");
+    form.short_conv = match (convs.is_empty(), metadata.u32(&taps)?) {
+        (true, _) => None,
+        (false, None) => return Err(metadata.missing(&taps, "an integer")),
+        (false, Some(taps)) => Some(ShortConvs {
+            layers: convs,
+            taps,
+        }),
+    };
+    Ok(own)
+}
+
 /// The epsilon of the norms.
 fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
     match arch.usual_eps {
@@ -169,81 +203,23 @@ fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
     }
 }
 
-/// The number of layers, if it is one that can be.
-fn few_layers(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
+/// The number of layers without those that guess further tokens, if it is one that can be.
+fn layer_count(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    blocks: u32,
+) -> Result<u32, Error> {
+    let guessing = match family.guessing_layers {
+        Some(_) => metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?,
+        None => None,
+    };
+    let layers = blocks.saturating_sub(guessing.unwrap_or(0));
     if layers > MAX_COUNT {
         let key = format!("{}.block_count", arch.name);
         return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
     }
     Ok(layers)
-}
-
-/// The experts of an architecture, and whether every file has some.
-fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
-    let stored = || {
-        family
-            .with_experts()
-            .find_map(|other| other.experts.as_ref())
-    };
-    let own = family.experts.as_ref();
-    (own.or_else(stored), own.is_some())
-}
-
-/// The number of experts and how they are mixed; `None` without experts.
-fn experts(
-    metadata: &Metadata,
-    family: &'static Family,
-    arch: &Arch,
-) -> Result<Option<(u32, Mixture)>, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
-    let (of, count) = match (experts_of(family), count) {
-        ((_, false), None) => return Ok(None),
-        ((None, _), Some(_)) => {
-            let why = "experts are not known for this architecture";
-            return Err(metadata.unsupported(&key("expert_count"), why));
-        }
-        ((Some(of), _), Some(count)) => (of, count),
-        ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
-    };
-    let either = matches!(of.scoring, ScoringBy::SoftmaxIf(_));
-    let scoring = match metadata.u32(&key("expert_gating_func"))? {
-        None | Some(0 | SOFTMAX) => Scoring::Softmax,
-        Some(SIGMOID) if either => Scoring::Sigmoid,
-        Some(_) => {
-            let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
-            return Err(metadata.unsupported(&key("expert_gating_func"), why));
-        }
-    };
-    let scale = metadata.f32(&key("expert_weights_scale"))?;
-    if scale.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
-        let why = "only 1 is implemented";
-        return Err(metadata.unsupported(&key("expert_weights_scale"), why));
-    }
-    let chosen = key("expert_used_count");
-    let mixture = Mixture {
-        chosen: metadata
-            .u32(&chosen)?
-            .ok_or_else(|| metadata.missing(&chosen, "an integer"))?,
-        renormalise: metadata
-            .bool(&key("expert_weights_norm"))?
-            .unwrap_or(of.gguf_renormalise),
-        shared: match of.shared {
-            Some(_) => {
-                let shared = key("expert_shared_feed_forward_length");
-                let found = metadata.u32(&shared)?;
-                found.ok_or_else(|| metadata.missing(&shared, "an integer"))?
-            }
-            None => 0,
-        },
-        dense_layers: Vec::new(),
-        dense_ffn: 0,
-        scoring,
-        early_router: of.early_router.is_some(),
-        router_bias: of.router_bias,
-        jitter: 0.0,
-    };
-    Ok(Some((count, mixture)))
 }
 
 /// Keys of an architecture that are read here, or do not affect what is read.
@@ -297,6 +273,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
+            "interleave_moe_layer_step" => metadata.u32(&key)? == Some(1),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
             }

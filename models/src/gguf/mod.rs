@@ -5,6 +5,7 @@
 //! one architecture more, OPT.
 
 mod config;
+mod experts;
 mod form;
 mod header;
 mod rope;
@@ -27,7 +28,7 @@ use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, POSITIONS};
+use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
@@ -35,6 +36,7 @@ use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
 use crate::store::{About, Found, Layout, Store, warn_of_left_out};
+use crate::tensor_id::split_index;
 
 /// Magic of a PowerInfer file for sparse inference.
 const POWERINFER: &[u8; 4] = b"PWRI";
@@ -94,7 +96,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             long_factors[long] = Some(read_factors(&config, file, &raw)?);
         } else if is_of_other_inputs(&raw.name) {
             left_out += 1;
-        } else if !is_ignorable(&raw.name) {
+        } else if !is_ignorable(&raw.name) && !guesses(&raw.name, family, &config) {
             found.append(&mut identify(raw, file, arch, names, &config)?);
         }
     }
@@ -133,6 +135,7 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         powerinfer,
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
         has_qkv_bias: has("blk.0.attn_q.bias"),
+        has_qk_norm: has("blk.0.attn_q_norm.weight"),
         has_o_bias: has("blk.0.attn_output.bias"),
         has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
@@ -152,6 +155,12 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
 /// SmallThinker's guess which logits will be large.
 fn is_ignorable(name: &str) -> bool {
     name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
+}
+
+/// Whether a tensor is one of a layer that guesses further tokens.
+fn guesses(name: &str, family: &Family, config: &ModelConfig) -> bool {
+    let layer = name.strip_prefix("blk.").and_then(split_index);
+    family.guessing_layers.is_some() && layer.is_some_and(|(layer, _)| layer >= config.layers)
 }
 
 /// Adds the file's name to a vocabulary error.

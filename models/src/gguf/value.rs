@@ -203,6 +203,11 @@ impl Metadata {
         self.list(key, "a list of integers", Value::as_i32)
     }
 
+    /// The same of integers from 0 on.
+    pub(super) fn u32s(&self, key: &str) -> Result<Vec<u32>, Error> {
+        self.list(key, "a list of integers", Value::as_u32)
+    }
+
     /// A list of numbers; empty if the key is absent.
     pub(super) fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
         self.list(key, "a list of finite numbers", Value::as_f32)

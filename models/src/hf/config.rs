@@ -12,12 +12,13 @@ use super::foreign;
 use super::form;
 use super::json::Keys;
 use super::rope::ropes;
+use super::short_conv::adjusted_ffn;
 use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
-use crate::families::{self, Bias, Family, QkNorm};
+use crate::families::{self, Bias, Family, QkNorm, Quirk};
 
 /// Epsilon of PyTorch's LayerNorm.
 const LAYER_NORM_EPS: f32 = 1e-5;
@@ -26,16 +27,7 @@ const LAYER_NORM_EPS: f32 = 1e-5;
 pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<ModelConfig, Error> {
     let (part, prefix) = text_part(path, value)?;
     let keys = Keys::new(path, &part)?.inside(prefix);
-    let model_type = keys.need_str("model_type")?;
-    let Some(family) = families::find(model_type) else {
-        return Err(Error::UnknownFamily {
-            path: path.to_owned(),
-            found: format!("{model_type:?}"),
-            supported: (families::all().map(|family| family.name))
-                .collect::<Vec<_>>()
-                .join(", "),
-        });
-    };
+    let family = family_of(path, keys.need_str("model_type")?)?;
     refuse_unsupported(&keys, family)?;
 
     let d_model = keys.need_u32("hidden_size")?;
@@ -57,6 +49,11 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     let rotated = head_dim * u32::from(form.learned_positions.is_none());
     let (rope, local_rope) = ropes(&keys, family, rotated)?;
     form.local_rope = local_rope;
+    let window = windows(&keys, family.windows, layers, &form)?;
+    if family.has(Quirk::FullUnrotated) && window.iter().any(|&window| window != 0) {
+        let full = (0..).zip(&window).filter(|(_, window)| **window == 0);
+        form.nope_layers = full.map(|(layer, _)| layer).collect();
+    }
     Ok(ModelConfig {
         family: family.name.to_owned(),
         name,
@@ -77,11 +74,14 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
             None => LAYER_NORM_EPS,
         },
         rope,
-        window: windows(&keys, family.windows, layers, &form)?,
+        window,
         qkv_bias,
         o_bias,
-        qk_norm: family.qk_norm != QkNorm::No,
-        tied_head: keys.bool("tie_word_embeddings")?.unwrap_or(family.tied),
+        qk_norm: match family.qk_norm {
+            QkNorm::HeadBy(key) => keys.bool(key)?.unwrap_or(false),
+            norm => norm != QkNorm::No,
+        },
+        tied_head: tied_head(&keys, family)?,
         max_context: keys.need_u32("max_position_embeddings")?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
@@ -92,6 +92,27 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         clip_qkv: keys.f32("clip_qkv")?,
         form,
     })
+}
+
+/// The family of this name.
+fn family_of(path: &Path, name: &str) -> Result<&'static Family, Error> {
+    families::find(name).ok_or_else(|| Error::UnknownFamily {
+        path: path.to_owned(),
+        found: format!("{name:?}"),
+        supported: (families::all().map(|family| family.name))
+            .collect::<Vec<_>>()
+            .join(", "),
+    })
+}
+
+/// Whether the head is the embedding.
+fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
+    let first = match family.has(Quirk::ShortConv) {
+        true => keys.bool("tie_embedding")?,
+        false => None,
+    };
+    let tied = first.or(keys.bool("tie_word_embeddings")?);
+    Ok(tied.unwrap_or(family.tied))
 }
 
 /// The number of layers.
@@ -136,7 +157,11 @@ fn ffn(keys: &Keys, family: &Family, d_model: u32) -> Result<u32, Error> {
             None => Err(keys.unsupported(family.ffn, "the layers' FFNs are not of one size")),
         };
     }
-    match (keys.u32(family.ffn)?, family.ffn_default) {
+    let given = match family.has(Quirk::AdjustedFfn) {
+        true => adjusted_ffn(keys, keys.u32(family.ffn)?)?,
+        false => keys.u32(family.ffn)?,
+    };
+    match (given, family.ffn_default) {
         (Some(ffn), _) => Ok(ffn),
         (None, Some(times)) => Ok(d_model.saturating_mul(times)),
         (None, None) => Err(keys.missing(family.ffn, "an integer")),

@@ -3,15 +3,15 @@
 use serde_json::Value;
 
 use super::json::Keys;
-use crate::config::{Mixture, Scoring};
+use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
-use crate::families::{Dense, Experts, Renormalise, ScoringBy};
+use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
 
 /// `router_jitter_noise` of PhiMoE where the key is absent.
 const JITTER: f32 = 0.01;
 
 /// What they say.
-pub(super) struct Found {
+pub(super) struct OfExperts {
     /// Experts per layer.
     pub(super) count: u32,
     /// Neurons per expert.
@@ -20,7 +20,7 @@ pub(super) struct Found {
 }
 
 /// Reads the keys of a model of so many layers.
-pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Found, Error> {
+pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, Error> {
     if let Some(key) = of.early_router
         && keys.bool(key)? == Some(false)
     {
@@ -36,6 +36,13 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Found, Erro
             }
             Vec::new()
         }
+        Dense::First(key, absent) => first(keys, key, absent, layers)?,
+        Dense::Kinds(list, key, absent) => match (kinds(keys, list, layers)?, key) {
+            (Some(dense), _) => dense,
+            (None, Some(key)) => first(keys, key, absent, layers)?,
+            (None, None) => (0..absent.min(layers)).collect(),
+        },
+        Dense::Outside(from, to) => outside(keys, from, to, layers)?,
         Dense::Steps => dense_layers(keys, layers)?,
     };
     let dense_ffn = match dense_layers.is_empty() {
@@ -55,27 +62,94 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Found, Erro
         let why = "this family's router chooses 2";
         return Err(keys.unsupported(of.chosen, why));
     }
-    Ok(Found {
+    let ffn = keys.need_u32(of.ffn)?;
+    Ok(OfExperts {
         count: count(keys, of.count)?,
-        ffn: keys.need_u32(of.ffn)?,
+        ffn,
         mixture: Mixture {
             chosen,
             renormalise: match of.renormalise {
                 Renormalise::Always => true,
                 Renormalise::Key(absent) => keys.bool("norm_topk_prob")?.unwrap_or(absent),
             },
-            shared: of.shared.map_or(Ok(0), |key| keys.need_u32(key))?,
+            shared: match of.shared {
+                None => 0,
+                Some(Shared::Gated(key)) => keys.need_u32(key)?,
+                Some(Shared::Experts(key, absent)) => {
+                    keys.u32(key)?.unwrap_or(absent).saturating_mul(ffn)
+                }
+            },
+            shared_is_plain: matches!(of.shared, Some(Shared::Experts(..))),
             dense_ffn,
             dense_layers,
             scoring,
             early_router: of.early_router.is_some(),
             router_bias: of.router_bias,
+            choice_bias: of.choice_bias,
+            groups: match of.grouped {
+                true => groups(keys)?,
+                false => None,
+            },
+            epsilon: of.epsilon,
+            scale: match of.scale {
+                Some((key, absent)) => keys.f32(key)?.unwrap_or(absent),
+                None => 1.0,
+            },
             jitter: match mixed {
                 true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
                 false => 0.0,
             },
         },
     })
+}
+
+/// The groups that experts are chosen from, if there is more than one.
+fn groups(keys: &Keys) -> Result<Option<ExpertGroups>, Error> {
+    let count = keys.u32("n_group")?.unwrap_or(1);
+    let chosen = keys.u32("topk_group")?.unwrap_or(1);
+    if count == 0 || chosen == 0 || chosen > count {
+        let expected = format!("1 to {count}, that of all groups");
+        return Err(keys.bad("topk_group", &expected));
+    }
+    Ok((count > 1).then_some(ExpertGroups { count, chosen }))
+}
+
+/// The first layers.
+fn first(keys: &Keys, key: &'static str, absent: u32, layers: u32) -> Result<Vec<u32>, Error> {
+    let count = keys.u32(key)?.unwrap_or(absent);
+    Ok((0..count.min(layers)).collect())
+}
+
+/// The layers that a list calls dense.
+fn kinds(keys: &Keys, key: &'static str, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+    let expected = format!("dense or sparse for each of {layers} layers");
+    let is_dense = |value: &Value| match value.as_str() {
+        Some("dense") => Some(true),
+        Some("sparse") => Some(false),
+        _ => None,
+    };
+    let list = keys.read(key, &expected, |value| {
+        let list = value.as_array()?.iter().map(is_dense);
+        let list = list.collect::<Option<Vec<bool>>>()?;
+        (list.len() == layers as usize).then_some(list)
+    })?;
+    let dense = |list: Vec<bool>| (0..).zip(list).filter(|(_, dense)| *dense);
+    Ok(list.map(|list| dense(list).map(|(layer, _)| layer).collect()))
+}
+
+/// The layers before the first and after the last that have experts.
+fn outside(keys: &Keys, from: &str, to: &str, layers: u32) -> Result<Vec<u32>, Error> {
+    let first = keys.u32(from)?.unwrap_or(1);
+    let last = keys
+        .read(to, "a layer, or -1", Value::as_i64)?
+        .unwrap_or(-1);
+    let last = if last == -1 {
+        i64::from(layers) - 1
+    } else {
+        last
+    };
+    let has = |layer: &u32| *layer >= first && i64::from(*layer) <= last;
+    Ok((0..layers).filter(|layer| !has(layer)).collect())
 }
 
 /// A list with 0 or 1 for each layer.

@@ -2,6 +2,7 @@
 
 use super::experts::switches;
 use super::json::Keys;
+use super::short_conv::short_convs;
 use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel};
@@ -51,6 +52,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
             Quirk::Streams => streams(keys, sizes, &mut form)?,
+            Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             _ => {}
         }
     }
@@ -92,7 +94,15 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
     match check {
         Check::Flag(key, value) => must_be(keys, key, value),
         Check::Zero(key) => number(key, 0, ""),
+        Check::One(key) => number(key, 1, ""),
         Check::Width(key) => number(key, sizes.d_model, "hidden_size = "),
+        Check::Words(key, words) => match keys.str(key)? {
+            Some(found) if !words.contains(&found) => {
+                let why = format!("implemented for this family: {}", words.join(", "));
+                Err(keys.unsupported(key, &why))
+            }
+            _ => Ok(()),
+        },
         Check::Word(key, word) => match keys.str(key)? {
             Some(found) if found != word => {
                 Err(keys.unsupported(key, &format!("this family has {word}")))

@@ -10,6 +10,7 @@ mod generation;
 mod json;
 mod rope;
 mod safetensors;
+mod short_conv;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ use crate::fused;
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Scales, Store, shape_text, warn_of_left_out};
+use crate::tensor_id::split_index;
 
 /// Ends of the names of blocks, and of their scales.
 const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
@@ -216,10 +218,8 @@ fn identify(
     config: &ModelConfig,
     scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
-    let Some(named) = families::of(&config.family)
-        .names
-        .parse(&raw.name, config.experts)
-    else {
+    let family = families::of(&config.family);
+    let Some(named) = family.names.parse(&raw.name, config.experts) else {
         return Err(Error::UnexpectedTensor {
             path: file.path.clone(),
             tensor: raw.name,
@@ -246,7 +246,9 @@ fn identify(
     };
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
-        (Role::SharedGate, &[1, n]) => vec![n],
+        (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
+        // one kernel for each channel
+        (Role::Conv, &[channels, 1, taps]) => vec![channels, taps],
         _ => raw.shape,
     };
     let whole = Found {
@@ -256,6 +258,11 @@ fn identify(
         dtype,
         layout: match id.role {
             Role::Down => Layout::Transposed,
+            Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
+                Layout::Interleaved {
+                    head_dim: config.head_dim as usize,
+                }
+            }
             role if form::is_less_one(&config.family, role) => Layout::PlusOne,
             _ => Layout::AsIs,
         },
@@ -275,9 +282,18 @@ fn is_ignorable(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }
 
-/// Keys and values of layers that read those of others, which releases store all the same.
+/// Keys and values of layers that read those of others, which releases store all the same, and layers
+/// that guess further tokens.
 fn is_unused(name: &str, config: &ModelConfig) -> bool {
     use Role::*;
+    let family = families::of(&config.family);
+    let inside = name.strip_prefix(family.names.layer_prefix);
+    if let Some((layer, _)) = inside.and_then(split_index)
+        && family.guessing_layers.is_some()
+        && layer >= config.layers
+    {
+        return true;
+    }
     let Some(Named::One(id)) = families::of(&config.family)
         .names
         .parse(name, config.experts)

@@ -114,9 +114,12 @@ fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
         scaling = Some(parsed);
         theta = object.f32("rope_theta")?.or(theta);
     }
+    let named = family.rotated_dims.filter(|_| rotated.is_none());
+    let named = named.map_or(Ok(None), |key| keys.u32(key))?;
+    let share = rotated.or(family.rotated).unwrap_or(1.0);
     Ok(Rope {
         theta: theta.unwrap_or(family.theta),
-        dims: (f64::from(head_dim) * f64::from(rotated.or(family.rotated).unwrap_or(1.0))) as u32,
+        dims: named.unwrap_or((f64::from(head_dim) * f64::from(share)) as u32),
         scaling: scaling.unwrap_or(RopeScaling::None),
     })
 }

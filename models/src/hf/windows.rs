@@ -16,6 +16,9 @@ pub(super) fn windows(
     form: &Form,
 ) -> Result<Vec<u32>, Error> {
     let full = vec![0; layers as usize];
+    if of == Windows::None {
+        return Ok(full);
+    }
     if of == Windows::Layout {
         return by_layout(keys, full);
     }
@@ -28,7 +31,16 @@ pub(super) fn windows(
     let kinds = keys.read("layer_types", "a list", Value::as_array)?;
     let used = keys.bool("use_sliding_window")?;
     let window = match of {
-        Windows::Every | Windows::Alternate | Windows::Pattern(_) => window()?,
+        Windows::PatternOf(_, usual) | Windows::Late(_, usual)
+            if !keys.map().contains_key("sliding_window") =>
+        {
+            Some(usual)
+        }
+        Windows::Every
+        | Windows::Alternate
+        | Windows::Pattern(_)
+        | Windows::PatternOf(..)
+        | Windows::Late(..) => window()?,
         Windows::ByLayer | Windows::Unrotated if used == Some(true) => window()?,
         Windows::Disputed if used == Some(true) => {
             let why = "releases of transformers give its layers different windows";
@@ -50,7 +62,11 @@ pub(super) fn windows(
     match of {
         Windows::Unrotated => return Ok(where_set(&unrotated)),
         Windows::Alternate => return Ok(where_set(&|layer| layer.is_multiple_of(2))),
-        Windows::Pattern(usual) => {
+        Windows::Late(usual, _) => {
+            let first = keys.u32("max_window_layers")?.unwrap_or(usual);
+            return Ok(where_set(&|layer| layer >= first));
+        }
+        Windows::Pattern(usual) | Windows::PatternOf(usual, _) => {
             let pattern = keys.u32("sliding_window_pattern")?.unwrap_or(usual);
             if pattern == 0 {
                 return Err(keys.bad("sliding_window_pattern", "1 and more"));

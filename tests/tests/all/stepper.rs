@@ -8,15 +8,54 @@ use std::time::{Duration, Instant};
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
 use emberflow_engine::{
-    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Options, Request,
-    RequestId, Sampling, Stepped, Stepper, Stop,
+    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Model, Options,
+    Request, RequestId, Sampling, Stepped, Stepper, Stop,
 };
+use emberflow_kernels::DType;
+use emberflow_tests::{all_logits, bits, case, packed};
 use fastrand::Rng;
 
 const CONTEXT: usize = 256;
 
+/// A model to try: of attention alone, or with short convolutions beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Attention,
+    Hybrid,
+}
+
+const KINDS: [Kind; 2] = [Kind::Attention, Kind::Hybrid];
+
+impl Kind {
+    fn model(self) -> Model {
+        match self {
+            Self::Attention => open_model(&ModelArg { model: None }).unwrap(),
+            Self::Hybrid => {
+                let dir = tempfile::tempdir().unwrap();
+                let container = packed(&case("lfm2"), dir.path(), DType::Q8);
+                // it is read though its name goes
+                Model::load(container).unwrap()
+            }
+        }
+    }
+
+    /// The part of a text that another one can share, if it agrees with the first `len` tokens of it
+    /// and `prompt` of these were a prompt.
+    fn shared(self, len: usize, prompt: usize) -> usize {
+        match self {
+            Self::Attention => len,
+            Self::Hybrid if len >= prompt - 1 => prompt - 1,
+            Self::Hybrid => 0,
+        }
+    }
+}
+
 fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
-    let model = open_model(&ModelArg { model: None }).unwrap();
+    engine_of(Kind::Attention, batch, share, preemption)
+}
+
+fn engine_of(kind: Kind, batch: usize, share: f64, preemption: bool) -> Engine {
+    let model = kind.model();
     let options = Options {
         budget: Budget::FfnShare(share),
         threads: 2,
@@ -32,10 +71,10 @@ fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
     Engine::open(model, options).unwrap()
 }
 
-/// A prompt of `len` tokens, others for each `n`.
+/// A prompt of `len` tokens of every model, others for each `n`.
 fn prompt(n: u32, len: usize) -> Vec<u32> {
     (0..len as u32)
-        .map(|i| 40 + (i * 31 + n * 17) % 900)
+        .map(|i| 40 + (i * 31 + n * 17) % 260)
         .collect()
 }
 
@@ -113,6 +152,12 @@ impl Constraint for Alternating {
 /// A constraint has a state for each text, which preemption and neighbours leave alone.
 #[test]
 fn constraints_hold_each_text_by_itself() {
+    KINDS
+        .into_iter()
+        .for_each(constraints_hold_each_text_by_itself_of);
+}
+
+fn constraints_hold_each_text_by_itself_of(kind: Kind) {
     let admission = |stepper: &Stepper<'_>, samples| {
         let mut request = request(20, 7);
         request.sampling.temperature = 1.0;
@@ -125,7 +170,7 @@ fn constraints_hold_each_text_by_itself() {
             constraint: Some(Box::new(Alternating { taken: 0, most: 9 })),
         }
     };
-    let mut one = engine(1, 0.5, false);
+    let mut one = engine_of(kind, 1, 0.5, false);
     let mut stepper = Stepper::new(&mut one);
     let wanted = admission(&stepper, 1);
     let id = stepper.admit(wanted).unwrap();
@@ -142,7 +187,7 @@ fn constraints_hold_each_text_by_itself() {
     let wanted = text(finished);
     drop(stepper);
     drop(one);
-    let mut engine = engine(4, 0.5, false);
+    let mut engine = engine_of(kind, 4, 0.5, false);
     let mut stepper = Stepper::new(&mut engine);
     admit(&mut stepper, &prompt(1, 12), request(15, 1), 1);
     let several = admission(&stepper, 3);
@@ -179,6 +224,12 @@ fn drain(stepper: &mut Stepper<'_>) {
 
 #[test]
 fn texts_are_what_they_are_alone_whatever_happens_to_others() {
+    KINDS
+        .into_iter()
+        .for_each(texts_are_what_they_are_alone_whatever_happens_to_others_of);
+}
+
+fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
     // Those of equal number share a beginning.
     let lens = [
         (0, 5, 20),
@@ -190,14 +241,14 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
         (5, 33, 30),
         (4, 93, 20),
     ];
-    let mut one = engine(1, 0.5, false);
+    let mut one = engine_of(kind, 1, 0.5, false);
     let expected: Vec<Text> = lens
         .iter()
         .map(|&(n, len, tokens)| alone(&mut one, &prompt(n, len), &request(tokens, n.into())))
         .collect();
     drop(one);
     for (seed, preemption) in [(1, true), (2, true), (3, false), (4, true)] {
-        let mut engine = engine(lens.len(), 0.5, preemption);
+        let mut engine = engine_of(kind, lens.len(), 0.5, preemption);
         let mut stepper = Stepper::new(&mut engine);
         let flag = stepper.yield_flag();
         let mut random = Rng::with_seed(seed);
@@ -330,7 +381,13 @@ fn texts_that_do_not_fit_together_take_turns() {
 
 #[test]
 fn a_pass_that_was_set_aside_computes_nothing_twice() {
-    let mut engine = engine(3, 1.0, true);
+    KINDS
+        .into_iter()
+        .for_each(a_pass_that_was_set_aside_computes_nothing_twice_of);
+}
+
+fn a_pass_that_was_set_aside_computes_nothing_twice_of(kind: Kind) {
+    let mut engine = engine_of(kind, 3, 1.0, true);
     let pairs = |stepper: &Stepper<'_>| stepper.engine().counters().possible;
     let of_token = engine.needs().neurons;
     let mut stepper = Stepper::new(&mut engine);
@@ -388,13 +445,17 @@ fn decoding_goes_on_beside_a_long_prompt() {
 
 #[test]
 fn one_that_stops_stops_alone() {
-    let mut one = engine(1, 0.5, false);
+    KINDS.into_iter().for_each(one_that_stops_stops_alone_of);
+}
+
+fn one_that_stops_stops_alone_of(kind: Kind) {
+    let mut one = engine_of(kind, 1, 0.5, false);
     let expected = alone(&mut one, &prompt(1, 20), &request(15, 8));
     let expected_samples: Vec<Text> = (0..3)
         .map(|i| alone(&mut one, &prompt(2, 30), &request(10, 4 + i)))
         .collect();
     drop(one);
-    let mut engine = engine(5, 0.5, true);
+    let mut engine = engine_of(kind, 5, 0.5, true);
     let mut stepper = Stepper::new(&mut engine);
     let first = admit(&mut stepper, &prompt(0, 50), request(30, 0), 1);
     let second = admit(&mut stepper, &prompt(1, 20), request(15, 8), 1);
@@ -418,12 +479,18 @@ fn one_that_stops_stops_alone() {
 
 #[test]
 fn a_prefix_that_is_there_is_not_computed_again() {
-    let mut one = engine(1, 0.5, false);
+    KINDS
+        .into_iter()
+        .for_each(a_prefix_that_is_there_is_not_computed_again_of);
+}
+
+fn a_prefix_that_is_there_is_not_computed_again_of(kind: Kind) {
+    let mut one = engine_of(kind, 1, 0.5, false);
     let mut long = prompt(0, 100);
     long.extend(prompt(7, 20));
     let expected = alone(&mut one, &long, &request(8, 3));
     drop(one);
-    let mut engine = engine(2, 0.5, false);
+    let mut engine = engine_of(kind, 2, 0.5, false);
     let of_token = engine.needs().neurons;
     let mut stepper = Stepper::new(&mut engine);
     let first = admit(&mut stepper, &prompt(0, 100), request(40, 0), 1);
@@ -439,18 +506,72 @@ fn a_prefix_that_is_there_is_not_computed_again() {
     }
     let finished = stepper.take(second).unwrap();
     assert_eq!(text(finished), expected);
-    // 20 tokens of the prompt that differ, 7 that were generated, and a token of the other in each
-    // pass.
+    // 20 tokens of the prompt that differ, those before them that cannot be shared, 7 that were
+    // generated, and a token of the other in each pass.
+    let anew = 120 - kind.shared(100, 100) as u64;
     let rows = (stepper.engine().counters().possible - before) / of_token;
-    assert_eq!(rows, 27 + passes);
+    assert_eq!(rows, anew + 7 + passes);
+}
+
+#[test]
+fn a_sequence_goes_back_as_far_as_its_state_was_kept() {
+    for kind in KINDS {
+        let mut engine = engine_of(kind, 2, 0.5, false);
+        let vocab = engine.config().vocab as usize;
+        let mut sequence = engine.new_sequence().unwrap();
+        let mut go_on = |_| ControlFlow::Continue(());
+        engine
+            .generate(&mut sequence, &prompt(3, 40), &request(10, 1), &mut go_on)
+            .unwrap();
+        let text = sequence.tokens().to_vec();
+        let expected = all_logits(&mut engine, &text, 16);
+        for len in [text.len(), 45, 39, 20] {
+            let reached = match len == text.len() {
+                true => len,
+                false => kind.shared(len, 40),
+            };
+            assert_eq!(sequence.reach(len), reached, "{kind:?}");
+            let mut fork = sequence.fork_at(len).unwrap();
+            assert_eq!(fork.tokens(), &text[..reached]);
+            let mut found = Vec::new();
+            for chunk in text[reached..].chunks(7) {
+                let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
+                engine
+                    .forward(&mut fork, chunk, Logits::Each(&mut sink))
+                    .unwrap();
+            }
+            assert!(
+                bits(&found) == bits(&expected[reached * vocab..]),
+                "{kind:?} from {len}"
+            );
+        }
+        assert_eq!(sequence.truncate(45), kind.shared(45, 40));
+        assert_eq!(sequence.len(), kind.shared(45, 40));
+    }
+}
+
+#[test]
+fn the_ledger_counts_pages_blocks_and_snapshots() {
+    for (kind, floats) in [(Kind::Attention, 0), (Kind::Hybrid, 3 * 2 * 36)] {
+        let engine = engine_of(kind, 3, 0.5, false);
+        // a present state, the next one, two snapshots
+        let each = CONTEXT as u64 * engine.position_bytes() + 4 * 4 * floats;
+        assert_eq!(engine.memory().ledger.held("kv"), 3 * each, "{kind:?}");
+    }
 }
 
 #[test]
 fn what_does_not_fit_is_refused_and_harms_nobody() {
-    let mut one = engine(1, 0.5, false);
+    KINDS
+        .into_iter()
+        .for_each(what_does_not_fit_is_refused_and_harms_nobody_of);
+}
+
+fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
+    let mut one = engine_of(kind, 1, 0.5, false);
     let expected = alone(&mut one, &prompt(0, 10), &request(6, 0));
     drop(one);
-    let mut engine = engine(2, 0.5, false);
+    let mut engine = engine_of(kind, 2, 0.5, false);
     let mut stepper = Stepper::new(&mut engine);
     let id = admit(&mut stepper, &prompt(0, 10), request(6, 0), 1);
     let sequence = stepper.engine().new_sequence().unwrap();

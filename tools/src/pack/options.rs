@@ -145,7 +145,9 @@ impl PackOptions {
         match role {
             Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
             Role::Q | Role::K | Role::V | Role::O => self.attention,
-            Role::StreamIn
+            Role::ConvIn
+            | Role::ConvOut
+            | Role::StreamIn
             | Role::StreamOut
             | Role::LayerInputsProj
             | Role::LaurelLeft

@@ -404,7 +404,7 @@ impl<'t> Worker<'_, 't> {
     fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
         let common = |sequence: &Sequence| {
             let pairs = sequence.tokens().iter().zip(tokens);
-            pairs.take_while(|(a, b)| a == b).count()
+            sequence.reach(pairs.take_while(|(a, b)| a == b).count())
         };
         let all = self.idle.iter().map(common).enumerate();
         let best = all.max_by_key(|&(_, len)| len);

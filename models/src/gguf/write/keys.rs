@@ -7,7 +7,8 @@ use super::vocab;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
 use crate::families::{self, Arch};
-use crate::gguf::config::{HIDDEN_ACT, RELU_ON_UP, SIGMOID, SOFTMAX};
+use crate::gguf::config::{HIDDEN_ACT, RELU_ON_UP};
+use crate::gguf::experts::{SIGMOID, SOFTMAX};
 
 /// `general.quantization_version`: the block formats as of 2023.
 const QUANTIZATION_VERSION: u32 = 2;

@@ -65,14 +65,7 @@ fn stacked_experts_read_like_single_ones() {
 fn the_keys_of_each_family() {
     let plain = Mixture {
         chosen: 2,
-        renormalise: false,
-        shared: 0,
-        dense_layers: Vec::new(),
-        dense_ffn: 0,
-        scoring: Scoring::Softmax,
-        early_router: false,
-        router_bias: false,
-        jitter: 0.0,
+        ..Mixture::default()
     };
     for (family, expected) in [
         (

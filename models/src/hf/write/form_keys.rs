@@ -16,7 +16,9 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
         match *check {
             Check::Flag(key, value) => config[key] = json!(value),
             Check::Zero(key) => config[key] = json!(0),
+            Check::One(key) => config[key] = json!(1),
             Check::Word(key, word) => config[key] = json!(word),
+            Check::Words(..) => {}
             Check::Width(key) => config[key] = json!(c.d_model),
         }
     }
@@ -42,7 +44,14 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Falcon, _) => falcon(c, config),
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
-            (Quirk::OneKvHeadEach | Quirk::OriginalContextBeside, _) => {}
+            (
+                Quirk::OneKvHeadEach
+                | Quirk::FullUnrotated
+                | Quirk::OriginalContextBeside
+                | Quirk::ShortConv
+                | Quirk::AdjustedFfn,
+                _,
+            ) => {}
         }
     }
 }

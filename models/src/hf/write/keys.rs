@@ -8,7 +8,9 @@ use super::form_keys;
 use super::scaling::scaling_json;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
 use crate::error::Error;
-use crate::families::{self, Bias, Dense, Experts, Renormalise, ScoringBy, Windows};
+use crate::families::{
+    self, Bias, Dense, Experts, QkNorm, Renormalise, ScoringBy, Shared, Windows,
+};
 
 pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
@@ -61,6 +63,9 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         Bias::No | Bias::Qkv if c.o_bias => config["attention_bias"] = json!(true),
         Bias::No | Bias::Qkv => {}
     }
+    if let QkNorm::HeadBy(key) = family.qk_norm {
+        config[key] = json!(c.qk_norm);
+    }
     if let Some(clip) = c.clip_qkv {
         config["clip_qkv"] = json!(clip);
     }
@@ -90,15 +95,40 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut V
         config["mlp_only_layers"] = json!(mixture.dense_layers);
         config["decoder_sparse_step"] = json!(1);
     }
-    if let Some(key) = of.shared {
-        config[key] = json!(mixture.shared);
+    match of.shared {
+        Some(Shared::Gated(key)) => config[key] = json!(mixture.shared),
+        Some(Shared::Experts(key, _)) => config[key] = json!(mixture.shared / c.ffn),
+        None => {}
+    }
+    let dense = mixture.dense_layers.len();
+    if let Dense::First(key, _) = of.dense {
+        config[key] = json!(dense);
+        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
+    }
+    if let Dense::Kinds(key, ..) = of.dense {
+        let kind = |layer| match c.mixture_of(layer) {
+            Some(_) => "sparse",
+            None => "dense",
+        };
+        config[key] = (0..c.layers).map(kind).collect();
+        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
+    }
+    if let Some((key, _)) = of.scale {
+        config[key] = json!(mixture.scale);
+    }
+    if let Some(groups) = mixture.groups {
+        config["n_group"] = json!(groups.count);
+        config["topk_group"] = json!(groups.chosen);
     }
 }
 
 /// Sliding windows, in the keys that the family's reader understands.
 fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), String> {
     let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
-        if of == Windows::Every {
+        if matches!(
+            of,
+            Windows::Every | Windows::PatternOf(..) | Windows::Late(..)
+        ) {
             // if absent, other programs would use the family's 4096
             config["sliding_window"] = Value::Null;
         }
@@ -113,7 +143,12 @@ fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), 
             config["sliding_window_size"] = json!(window);
             config["sliding_window_layout"] = c.window.iter().map(switch).collect();
         }
-        Windows::Alternate | Windows::Pattern(_) | Windows::Unrotated | Windows::ByLayer
+        Windows::Alternate
+        | Windows::Pattern(_)
+        | Windows::PatternOf(..)
+        | Windows::Late(..)
+        | Windows::Unrotated
+        | Windows::ByLayer
             if one_size =>
         {
             config["sliding_window"] = json!(window);

@@ -241,8 +241,11 @@ impl Job<'_> {
     /// Rounds the matrices whose inputs were gathered.
     fn round(&self, layer: u32, seen: Gathered, rows: &mut LayerRows) -> Result<(), Failure> {
         let groups = [
-            (seen.attention, &[Role::Q, Role::K, Role::V][..]),
-            (seen.mixed, &[Role::O]),
+            (
+                seen.attention,
+                &[Role::Q, Role::K, Role::V, Role::ConvIn][..],
+            ),
+            (seen.mixed, &[Role::O, Role::ConvOut]),
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {

@@ -7,6 +7,7 @@ use emberflow_engine::{
     StreamRows,
 };
 use emberflow_kernels::{Compute, DType};
+use emberflow_models::config::MixerKind;
 use emberflow_predictor::rounding::Covariance;
 
 use super::one_layer::OneLayer;
@@ -76,7 +77,10 @@ impl Gathered {
     fn new(wanted: Wanted, keeps: bool, engine: &Engine) -> Self {
         let c = engine.config();
         let d = c.d_model as usize;
-        let mixed = c.heads as usize * c.head_dim as usize;
+        let mixed = match c.mixer_of(0) {
+            MixerKind::Attention => c.heads as usize * c.head_dim as usize,
+            MixerKind::ShortConv { .. } => d,
+        };
         let neurons = c.ffn as usize;
         let blocks = (0..neurons).step_by(DOWN_BLOCK);
         let sizes = blocks.map(|first| DOWN_BLOCK.min(neurons - first));

@@ -18,11 +18,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order in which they are rounded.
-pub const ROLES: [Role; 7] = [
+pub const ROLES: [Role; 9] = [
     Role::Q,
     Role::K,
     Role::V,
     Role::O,
+    Role::ConvIn,
+    Role::ConvOut,
     Role::Gate,
     Role::Up,
     Role::Down,
@@ -71,7 +73,7 @@ impl LayerRows {
 /// What matrices are sorted by in a layer's file; `None` for one that is not there.
 fn place_of(id: TensorId) -> Option<(u32, usize)> {
     let role = ROLES.iter().position(|&role| role == id.role)?;
-    // attention is before all experts
+    // what mixes tokens is before all experts
     let expert = if id.role.is_bundled() {
         id.expert + 1
     } else {

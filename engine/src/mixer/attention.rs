@@ -1,0 +1,256 @@
+//! Grouped-query attention of one layer over paged keys and values.
+
+mod pass;
+#[cfg(test)]
+mod tests;
+
+use arrayvec::ArrayVec;
+use emberflow_kernels::Compute;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::Role;
+
+use super::LayerPass;
+use crate::device::products::TOGETHER;
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+use crate::state::Span;
+
+use pass::Pass;
+pub(crate) use pass::thread_floats;
+
+/// The weights of one layer's attention.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    /// Query projection, `[heads·head_dim × d_model]`.
+    pub q: Matrix,
+    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
+    /// values of another.
+    pub k: Option<Matrix>,
+    /// Value projection, the same.
+    pub v: Option<Matrix>,
+    /// Output projection, `[d_model × heads·head_dim]`.
+    pub o: Matrix,
+    /// Biases of Q, K, V.
+    qkv_bias: Option<[Vec<f32>; 3]>,
+    /// Bias of O.
+    o_bias: Option<Vec<f32>>,
+    /// RMSNorm over each head of Q and of K, or over all of them; that of K is empty where there is
+    /// no K.
+    qk_norm: Option<[Vec<f32>; 2]>,
+    /// RMSNorm over each head of V: ones.
+    value_norm: Option<Vec<f32>>,
+    /// Logit of each query head beside those of the positions.
+    sinks: Option<Vec<f32>>,
+    /// Place of the keys and values that it reads among those of a page, and stores if they are its
+    /// own.
+    place: usize,
+}
+
+impl Attention {
+    /// Reads the weights of layer `l`.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
+        let own = c.kv_layer(l) == l;
+        let [d, hd] = [c.d_model, c.head_dim].map(|n| n as usize);
+        let [q_dim, kv_dim] = [c.heads, c.kv_heads].map(|n| n as usize * hd);
+        let vector = |role, n| from.vector(role, l, n);
+        let of_kv = |role, n| match own {
+            true => vector(role, n),
+            false => Ok(Vec::new()),
+        };
+        let biases = || -> Result<_, Error> {
+            let q = vector(Role::QBias, q_dim)?;
+            Ok([q, of_kv(Role::KBias, kv_dim)?, of_kv(Role::VBias, kv_dim)?])
+        };
+        let norms = || -> Result<_, Error> {
+            let [of_q, of_k] = match c.qk_norm_whole {
+                true => [q_dim, kv_dim],
+                false => [hd; 2],
+            };
+            Ok([vector(Role::QNorm, of_q)?, of_kv(Role::KNorm, of_k)?])
+        };
+        let o_bias = c.o_bias.then(|| vector(Role::OBias, d));
+        let sinks = c.form.sinks.then(|| vector(Role::Sinks, c.heads as usize));
+        Ok(Self {
+            q: from.matrix(Role::Q, l, q_dim, d)?,
+            k: (own.then(|| from.matrix(Role::K, l, kv_dim, d))).transpose()?,
+            v: (own.then(|| from.matrix(Role::V, l, kv_dim, d))).transpose()?,
+            o: from.matrix(Role::O, l, d, q_dim)?,
+            qkv_bias: c.qkv_bias.then(biases).transpose()?,
+            o_bias: o_bias.transpose()?,
+            qk_norm: c.qk_norm.then(norms).transpose()?,
+            value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
+            sinks: sinks.transpose()?,
+            place: c.kv_place(l) as usize,
+        })
+    }
+
+    /// See [`super::Mixer::run`]. Appends the rows' keys and values.
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let c = at.config;
+        // q, k, v: [rows × heads·head_dim]
+        let d = c.d_model as usize;
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let all = [
+            (Some(&self.q), &mut s.q),
+            (self.k.as_ref(), &mut s.k),
+            (self.v.as_ref(), &mut s.v),
+        ];
+        let there = all
+            .into_iter()
+            .filter_map(|(matrix, out)| Some((matrix?, &mut out[..])));
+        let mut there: ArrayVec<_, TOGETHER> = there.collect();
+        Matrix::matmul_all(on, &mut there, input, &mut s.rows);
+        drop(there);
+        if let Some(biases) = &self.qkv_bias {
+            let all = biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]);
+            for (bias, out) in all.filter(|(bias, _)| !bias.is_empty()) {
+                add_bias(bias, out, rows);
+            }
+        }
+        self.rotate_and_store(on, at, spans, s);
+        self.attend(on, at, spans, s);
+        let width = c.heads as usize * c.head_dim as usize;
+        let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
+        self.o.matmul(on, input, &mut s.rows, &mut s.out);
+        if let Some(bias) = &self.o_bias {
+            add_bias(bias, &mut s.out, rows);
+        }
+    }
+
+    /// Normalizes (QK norm) and rotates queries and keys, scales the queries, and stores keys and
+    /// values.
+    fn rotate_and_store(
+        &self,
+        on: &Compute,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let (c, cpu) = (at.config, on.cpu);
+        let hd = c.head_dim as usize;
+        let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
+        let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(hd as f32));
+        let rotates = c.rotates(at.number as u32);
+        let mut row = 0;
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        self.norm_and_clip(on, c, s, rows);
+        let by_head = self.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
+        for span in spans.iter_mut() {
+            let first = span.sequence.len();
+            let kv = &mut span.sequence.pages;
+            for position in first..first + span.tokens.len() {
+                let (cos, sin) = match rotates {
+                    true => at.rope.at(row),
+                    false => (&[][..], &[][..]),
+                };
+                for h in 0..heads {
+                    let head = &mut s.q[(row * heads + h) * hd..][..hd];
+                    if let Some([q_norm, _]) = by_head {
+                        cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
+                    }
+                    if rotates {
+                        cpu.rope_rotate_half(head, cos, sin);
+                    }
+                    // Once here instead of once per score.
+                    head.iter_mut().for_each(|q| *q *= scale);
+                }
+                let mut page = kv.writer(position);
+                for h in 0..kv_heads * usize::from(self.k.is_some()) {
+                    let first = (row * kv_heads + h) * hd;
+                    if let Some(given) = at.given {
+                        let [key, value] = given.map(|all| &all[first..][..hd]);
+                        page.store_key(cpu, self.place, h, key);
+                        page.store_value(cpu, self.place, h, value);
+                        continue;
+                    }
+                    let key = &mut s.k[first..][..hd];
+                    if let Some([_, k_norm]) = by_head {
+                        cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
+                    }
+                    if rotates {
+                        cpu.rope_rotate_half(key, cos, sin);
+                    }
+                    page.store_key(cpu, self.place, h, key);
+                    let value = &mut s.v[first..][..hd];
+                    if let Some(norm) = &self.value_norm {
+                        cpu.rmsnorm_inplace(value, norm, c.rms_eps);
+                    }
+                    page.store_value(cpu, self.place, h, value);
+                }
+                row += 1;
+            }
+        }
+    }
+
+    /// What comes before the rotation and is not by head: norms over all heads, and the clamp.
+    fn norm_and_clip(&self, on: &Compute, c: &ModelConfig, s: &mut Scratch, rows: usize) {
+        if let Some([q_norm, k_norm]) = self.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
+            let both = [(&mut s.q, q_norm), (&mut s.k, k_norm)];
+            for (values, norm) in both.into_iter().filter(|(_, norm)| !norm.is_empty()) {
+                for row in values.chunks_exact_mut(norm.len()).take(rows) {
+                    on.cpu.rmsnorm_inplace(row, norm, c.rms_eps);
+                }
+            }
+        }
+        if let Some(clip) = c.clip_qkv {
+            let [q, kv] = [c.heads, c.kv_heads].map(|n| rows * n as usize * c.head_dim as usize);
+            for (values, len) in [(&mut s.q, q), (&mut s.k, kv), (&mut s.v, kv)] {
+                values[..len]
+                    .iter_mut()
+                    .for_each(|x| *x = x.clamp(-clip, clip));
+            }
+        }
+    }
+
+    /// Attention of each row over its visible positions.
+    fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let c = at.config;
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let (hd, heads, kv_heads) = (c.head_dim as usize, c.heads as usize, c.kv_heads as usize);
+        let width = heads * hd;
+        let pass = |kv, row: usize, first, tokens| Pass {
+            cpu: on.cpu,
+            kv,
+            queries: &s.q[row * width..],
+            head_dim: hd,
+            kv_heads,
+            group: heads / kv_heads,
+            first,
+            tokens,
+            window: c.window[at.number] as usize,
+            sinks: self.sinks.as_deref(),
+            cap: c.form.attention_cap,
+        };
+        let attended = &mut s.attended[..rows * width];
+        if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {
+            let spans = &*spans;
+            let one = |row: usize| {
+                let sequence = &*spans[row].sequence;
+                pass(sequence.pages.layer(self.place), row, sequence.len(), 1)
+            };
+            pass::run_rows(&on.workers, kv_heads, attended, one);
+            return;
+        }
+        let mut row = 0;
+        for span in spans {
+            let (first, n) = (span.sequence.len(), span.tokens.len());
+            let kv = span.sequence.pages.layer(self.place);
+            let out = &mut attended[row * width..(row + n) * width];
+            pass(kv, row, first, n).run(&on.workers, out, &mut s.partials);
+            row += n;
+        }
+    }
+}
+
+/// Adds `bias` to each of the first `count` rows.
+fn add_bias(bias: &[f32], rows: &mut [f32], count: usize) {
+    for row in rows.chunks_exact_mut(bias.len()).take(count) {
+        for (y, b) in row.iter_mut().zip(bias) {
+            *y += b;
+        }
+    }
+}

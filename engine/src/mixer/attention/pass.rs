@@ -1,0 +1,358 @@
+//! Attention of a chunk over the cache, between the projections.
+//!
+//! Visible positions are split at multiples of [`BLOCK`]. Each block yields its maximum score `m`,
+//! `Σ exp(s − m)` and `Σ exp(s − m)·v`; blocks are merged in position order (online softmax). The
+//! computation depends on the query's position alone, so threads, chunks and the work split below
+//! cannot change a bit.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
+
+use crate::norm::soft_cap;
+use crate::state::{BLOCK, LayerKv};
+use crate::thread_buffer::with_thread_buffer;
+
+/// Queries that share one read of a block.
+const BATCH: usize = 16;
+
+/// Work items per thread, for load balance.
+const PIECES: usize = 4;
+
+/// The queries of a chunk in one layer.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub cpu: Cpu,
+    pub kv: LayerKv<'a>,
+    /// Scaled queries, `[tokens × heads·head_dim]`.
+    pub queries: &'a [f32],
+    pub head_dim: usize,
+    pub kv_heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Position of the first token.
+    pub first: usize,
+    pub tokens: usize,
+    /// Visible positions per query, its own included; 0 = all.
+    pub window: usize,
+    /// By query head, a logit beside those of the positions.
+    pub sinks: Option<&'a [f32]>,
+    /// Scores `s` become `cap · tanh(s / cap)`.
+    pub cap: Option<f32>,
+}
+
+/// Floats of a thread's buffer for chunks of up to `chunk` tokens.
+pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize) -> usize {
+    let width = head_dim.next_multiple_of(GROUP);
+    BATCH * (BLOCK + width + head_dim) + 2 * chunk * group
+}
+
+/// Softmax state of one query: maximum score and `Σ exp(s − max)`.
+#[derive(Clone, Copy)]
+struct Sums {
+    max: f32,
+    sum: f32,
+}
+
+impl Sums {
+    /// Merges the next block, whose weighted values are `mix`, into `out`.
+    fn merge(&mut self, cpu: Cpu, next: Sums, mix: &[f32], out: &mut [f32]) {
+        let max = if next.max > self.max {
+            next.max
+        } else {
+            self.max
+        };
+        let (a, b) = (rescale(self.max, max), rescale(next.max, max));
+        self.sum = b.mul_add(next.sum, a * self.sum);
+        self.max = max;
+        cpu.blend(a, out, b, mix);
+    }
+
+    /// Normalizes `out` by the sum, to which a sink adds its share.
+    fn finish(self, sink: Option<f32>, out: &mut [f32]) {
+        let scale = match sink {
+            None => 1.0 / self.sum,
+            Some(sink) => {
+                let max = if sink > self.max { sink } else { self.max };
+                let seen = rescale(self.max, max);
+                seen / seen.mul_add(self.sum, rescale(sink, max))
+            }
+        };
+        for value in out {
+            *value *= scale;
+        }
+    }
+}
+
+/// `exp(from − to)`: rescales sums from maximum `from` to maximum `to`.
+fn rescale(from: f32, to: f32) -> f32 {
+    emberflow_kernels::math::exp(from - to)
+}
+
+/// A thread's scratch.
+struct Buffers<'a> {
+    scores: &'a mut [f32],
+    mixes: &'a mut [f32],
+    queries: &'a mut [f32],
+}
+
+/// Whether `items` (row, KV head) pairs keep all threads busy.
+pub(super) fn enough_rows(workers: &Workers, items: usize) -> bool {
+    items >= PIECES * workers.threads()
+}
+
+/// Fills `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass of
+/// row `t`.
+pub(super) fn run_rows<'a>(
+    workers: &Workers,
+    kv_heads: usize,
+    out: &mut [f32],
+    pass: impl Fn(usize) -> Pass<'a> + Sync,
+) {
+    let one = pass(0);
+    let width = one.group * one.head_dim;
+    workers.for_each_chunk_mut(out, width, &|_, item, out| {
+        let mut tile = Columns::new(out, 1, width, width);
+        pass(item / kv_heads).tokens_of_head(item % kv_heads, 0, &mut tile);
+    });
+}
+
+impl Pass<'_> {
+    /// Fills `out`, `[tokens × heads·head_dim]`. `partials` holds the per-block results of a single
+    /// token.
+    pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
+        let (threads, row) = (
+            workers.threads(),
+            self.kv_heads * self.group * self.head_dim,
+        );
+        let enough = PIECES * threads;
+        let long = self.first + self.tokens > BLOCK;
+        if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
+            // Few queries: threads share the blocks of one token.
+            for t in 0..self.tokens {
+                let one = Pass {
+                    queries: &self.queries[t * row..][..row],
+                    first: self.first + t,
+                    tokens: 1,
+                    ..self
+                };
+                one.split_positions(workers, &mut out[t * row..][..row], partials);
+            }
+            return;
+        }
+        // Many queries: a work item is some tokens of one KV head, at least a batch, so that one
+        // read of a block serves all of them.
+        let pieces = enough.div_ceil(self.kv_heads);
+        let tokens = self
+            .tokens
+            .div_ceil(pieces)
+            .max(BATCH / self.group.min(BATCH));
+        let width = self.group * self.head_dim;
+        let matrix = Columns::new(out, self.tokens, row, row);
+        workers.for_each_tile(matrix, tokens, width, &|t, column, mut tile| {
+            self.tokens_of_head(column / width, t, &mut tile);
+        });
+    }
+
+    /// Visible positions of a token of the chunk.
+    fn seen(&self, token: usize) -> Range<usize> {
+        let end = self.first + token + 1;
+        match self.window {
+            0 => 0..end,
+            window => end.saturating_sub(window)..end,
+        }
+    }
+
+    /// Runs `f` with this thread's buffers and `rest` more floats.
+    fn with_buffers(&self, rest: usize, f: impl FnOnce(Buffers<'_>, &mut [f32])) {
+        let (scores, mixes) = (BATCH * BLOCK, BATCH * self.kv.width());
+        let queries = BATCH * self.head_dim;
+        with_thread_buffer(scores + mixes + queries + rest, |buffer| {
+            let (scores, buffer) = buffer.split_at_mut(scores);
+            let (mixes, buffer) = buffer.split_at_mut(mixes);
+            let (queries, rest) = buffer.split_at_mut(queries);
+            let buffers = Buffers {
+                scores,
+                mixes,
+                queries,
+            };
+            f(buffers, rest);
+        });
+    }
+
+    /// Attention of `tile.rows()` tokens from `first` on, for the query heads of one KV head.
+    fn tokens_of_head(&self, head: usize, first: usize, tile: &mut Columns<'_, f32>) {
+        let (tokens, group, hd) = (tile.rows(), self.group, self.head_dim);
+        let count = tokens * group;
+        self.with_buffers(2 * count, |mut buffers, state| {
+            let (max, sum) = state.split_at_mut(count);
+            let last = self.seen(first + tokens - 1).end - 1;
+            for block in self.seen(first).start / BLOCK..=last / BLOCK {
+                let batch = (0..count).map(|i| (first + i / group, head * group + i % group));
+                self.block(head, block, batch, &mut buffers, |(t, h), next, mix| {
+                    let (row, column) = (t - first, h % group);
+                    let out = &mut tile.row_mut(row)[column * hd..][..hd];
+                    let i = row * group + column;
+                    let mut sums = Sums {
+                        max: max[i],
+                        sum: sum[i],
+                    };
+                    if block == self.seen(t).start / BLOCK {
+                        sums = next;
+                        out.copy_from_slice(&mix[..hd]);
+                    } else {
+                        sums.merge(self.cpu, next, &mix[..hd], out);
+                    }
+                    (max[i], sum[i]) = (sums.max, sums.sum);
+                });
+            }
+            for i in 0..count {
+                let sums = Sums {
+                    max: max[i],
+                    sum: sum[i],
+                };
+                let sink = self.sinks.map(|sinks| sinks[head * group + i % group]);
+                sums.finish(sink, &mut tile.row_mut(i / group)[i % group * hd..][..hd]);
+            }
+        });
+    }
+
+    /// Attention of a single token, its blocks computed in parallel.
+    fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
+        let (group, hd) = (self.group, self.head_dim);
+        let size = self.kv.width() + 2;
+        let seen = self.seen(0);
+        let first = seen.start / BLOCK;
+        let blocks = (seen.end - 1) / BLOCK + 1 - first;
+        let partials = &mut partials[..self.kv_heads * blocks * group * size];
+        workers.for_each_chunk_mut(partials, group * size, &|_, item, partials| {
+            let (head, block) = (item / blocks, first + item % blocks);
+            self.with_buffers(0, |mut buffers, _| {
+                let batch = (0..group).map(|i| (0, head * group + i));
+                self.block(head, block, batch, &mut buffers, |(_, h), sums, mix| {
+                    let partial = &mut partials[h % group * size..][..size];
+                    (partial[0], partial[1]) = (sums.max, sums.sum);
+                    partial[2..].copy_from_slice(mix);
+                });
+            });
+        });
+        let partials = &*partials;
+        workers.for_each_chunk_mut(out, hd, &|_, h, out| {
+            let of_head = &partials[h / group * blocks * group * size..];
+            let parts = of_head.chunks_exact(group * size).take(blocks);
+            let mut parts = parts.map(|part| {
+                let part = &part[h % group * size..][..size];
+                let (max, sum) = (part[0], part[1]);
+                (Sums { max, sum }, &part[2..2 + hd])
+            });
+            if let Some((mut sums, mix)) = parts.next() {
+                out.copy_from_slice(mix);
+                for (next, mix) in parts {
+                    sums.merge(self.cpu, next, mix, out);
+                }
+                sums.finish(self.sinks.map(|sinks| sinks[h]), out);
+            }
+        });
+    }
+
+    /// Calls `done(query, sums, mix)` for each of the `queries` ((token, query head), in token
+    /// order) that sees positions of `block`.
+    fn block(
+        &self,
+        head: usize,
+        block: usize,
+        queries: impl Iterator<Item = (usize, usize)>,
+        buffers: &mut Buffers<'_>,
+        mut done: impl FnMut((usize, usize), Sums, &[f32]),
+    ) {
+        let here = block * BLOCK..(block + 1) * BLOCK;
+        let mut queries = queries.filter_map(|(t, h)| {
+            let seen = self.seen(t);
+            let seen = seen.start.max(here.start)..seen.end.min(here.end);
+            (!seen.is_empty()).then_some((t, h, seen))
+        });
+        loop {
+            let mut batch = [const { (0, 0, 0..0) }; BATCH];
+            let mut count = 0;
+            for (slot, query) in batch.iter_mut().zip(&mut queries) {
+                *slot = query;
+                count += 1;
+            }
+            if count == 0 {
+                return;
+            }
+            self.batch(head, &batch[..count], buffers, &mut done);
+        }
+    }
+
+    /// A batch of queries with their visible positions, all in one block.
+    fn batch(
+        &self,
+        head: usize,
+        batch: &[(usize, usize, Range<usize>)],
+        buffers: &mut Buffers<'_>,
+        done: &mut impl FnMut((usize, usize), Sums, &[f32]),
+    ) {
+        let (cpu, hd, width) = (self.cpu, self.head_dim, self.kv.width());
+        let row = self.kv_heads * self.group * hd;
+        let count = batch.len();
+        let queries = &mut buffers.queries[..count * hd];
+        for (query, (t, h, _)) in queries.chunks_exact_mut(hd).zip(batch) {
+            query.copy_from_slice(&self.queries[t * row + h * hd..][..hd]);
+        }
+
+        // Tokens ascend, and so do both ends of their visible ranges.
+        let (low, high) = (&batch[0].2, &batch[count - 1].2);
+        let start = low.start / GROUP * GROUP;
+        let scores = &mut buffers.scores[..count * BLOCK];
+        for piece in self.kv.pieces(low.start..high.end) {
+            let (keys, first) = self.kv.keys(head, piece);
+            let scores = &mut scores[first - start..];
+            cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores, BLOCK);
+        }
+        let mut sums = [Sums { max: 0.0, sum: 0.0 }; BATCH];
+        for ((sums, scores), (_, _, seen)) in sums
+            .iter_mut()
+            .zip(scores.chunks_exact_mut(BLOCK))
+            .zip(batch)
+        {
+            let scores = &mut scores[seen.start - start..seen.end - start];
+            if let Some(cap) = self.cap {
+                soft_cap(scores, cap);
+            }
+            let (max, sum) = cpu.exp_block(scores);
+            *sums = Sums { max, sum };
+        }
+
+        // Read the common visible range once for all queries, and the ends per query.
+        let mixes = &mut buffers.mixes[..count * width];
+        mixes.fill(0.0);
+        let common = high.start..low.end;
+        let mix = |positions: Range<usize>, weights: &[f32], mixes: &mut [f32]| {
+            for piece in self.kv.pieces(positions.clone()) {
+                let weights = &weights[piece.start - positions.start..];
+                let values = self.kv.values(head, piece);
+                cpu.mix_values(self.kv.dtype(), values, width, weights, BLOCK, mixes);
+            }
+        };
+        let each = |mixes: &mut [f32], part: &dyn Fn(&Range<usize>) -> Range<usize>| {
+            let rows = mixes.chunks_exact_mut(width);
+            for ((mixes, scores), (_, _, seen)) in rows.zip(scores.chunks_exact(BLOCK)).zip(batch) {
+                let part = part(seen);
+                if !part.is_empty() {
+                    mix(part.clone(), &scores[part.start - start..], mixes);
+                }
+            }
+        };
+        if common.is_empty() {
+            each(mixes, &|seen| seen.clone());
+        } else {
+            each(mixes, &|seen| seen.start..common.start);
+            mix(common.clone(), &scores[common.start - start..], mixes);
+            each(mixes, &|seen| common.end..seen.end);
+        }
+        for (((t, h, _), sums), mix) in batch.iter().zip(sums).zip(mixes.chunks_exact(width)) {
+            done((*t, *h), sums, mix);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Attention over several blocks: correctness, and bit equality under any split.
+
+use emberflow_kernels::{Cpu, DType, Workers};
+
+use super::pass::Pass;
+use crate::state::{BLOCK, KvPages, KvPool, KvShape};
+
+/// Geometry of a layer.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    dtype: DType,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// In positions.
+    capacity: usize,
+}
+
+impl Shape {
+    /// Pages of two layers for all positions.
+    fn pages(self, page: usize) -> KvPages {
+        let shape = KvShape {
+            dtype: self.dtype,
+            layers: 2,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            page,
+        };
+        let pool = KvPool::new(shape, shape.pages(self.capacity)).unwrap();
+        pool.sequence(self.capacity).unwrap()
+    }
+}
+
+/// A layer's queries, keys and values for some positions.
+struct Case {
+    shape: Shape,
+    window: usize,
+    /// A logit beside those of the positions for each head; empty without.
+    sinks: Vec<f32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Numbers within ±2, exact in f16.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..count)
+        .map(|_| f32::from(random.u16(..=1024)) / 256.0 - 2.0)
+        .collect()
+}
+
+impl Case {
+    fn new(shape: Shape, window: usize) -> Self {
+        let row = shape.kv_heads * shape.head_dim;
+        Self {
+            shape,
+            window,
+            sinks: Vec::new(),
+            queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
+            keys: numbers(2, shape.capacity * row),
+            values: numbers(3, shape.capacity * row),
+        }
+    }
+
+    /// Results of all positions, computed in chunks of these lengths, repeated, with this page
+    /// size.
+    fn run(&self, chunks: &[usize], threads: usize, page: usize) -> Vec<f32> {
+        let Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            capacity,
+            ..
+        } = self.shape;
+        let workers = Workers::new(threads, None);
+        let cpu = Cpu::detect();
+        let row = heads * head_dim;
+        let mut kv = self.shape.pages(page);
+        let width = head_dim.next_multiple_of(32) + 2;
+        let mut partials = vec![0.0; capacity.div_ceil(BLOCK) * heads * width];
+        let mut out = vec![f32::NAN; capacity * row];
+        let mut first = 0;
+        for &chunk in chunks.iter().cycle() {
+            let tokens = chunk.min(capacity - first);
+            if tokens == 0 {
+                break;
+            }
+            kv.prepare(first, tokens);
+            for position in first..first + tokens {
+                let mut writer = kv.writer(position);
+                for head in 0..kv_heads {
+                    let at = (position * kv_heads + head) * head_dim;
+                    writer.store_key(cpu, 1, head, &self.keys[at..][..head_dim]);
+                    writer.store_value(cpu, 1, head, &self.values[at..][..head_dim]);
+                }
+            }
+            let layer = kv.layer(1);
+            let pass = Pass {
+                cpu,
+                kv: layer,
+                queries: &self.queries[first * row..][..tokens * row],
+                head_dim,
+                kv_heads,
+                group: heads / kv_heads,
+                first,
+                tokens,
+                window: self.window,
+                sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                cap: None,
+            };
+            let out = &mut out[first * row..][..tokens * row];
+            pass.run(&workers, out, &mut partials);
+            first += tokens;
+        }
+        out
+    }
+
+    /// Naive reference in f64: one position and head.
+    fn textbook(&self, position: usize, head: usize) -> Vec<f64> {
+        let Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        let query = &self.queries[(position * heads + head) * head_dim..][..head_dim];
+        let kv_head = head / (heads / kv_heads);
+        let at = |p: usize| (p * kv_heads + kv_head) * head_dim;
+        let from = match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        };
+        let weights: Vec<f64> = (from..=position)
+            .map(|p| {
+                let key = &self.keys[at(p)..][..head_dim];
+                let products = query
+                    .iter()
+                    .zip(key)
+                    .map(|(q, k)| f64::from(*q) * f64::from(*k));
+                products.sum::<f64>().exp()
+            })
+            .collect();
+        let sink = self.sinks.get(head).map(|sink| f64::from(*sink).exp());
+        let sum: f64 = weights.iter().sum::<f64>() + sink.unwrap_or(0.0);
+        (0..head_dim)
+            .map(|j| {
+                let mix = (from..=position).zip(&weights);
+                let mix = mix.map(|(p, w)| w * f64::from(self.values[at(p) + j]));
+                mix.sum::<f64>() / sum
+            })
+            .collect()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// One and several queries per KV head, a head size that is no multiple of 32, and windows shorter
+/// than a chunk, within a block and across blocks.
+fn cases() -> Vec<Case> {
+    let shape = |dtype, heads, kv_heads, head_dim, capacity| Shape {
+        dtype,
+        heads,
+        kv_heads,
+        head_dim,
+        capacity,
+    };
+    let sinks = |heads, case| Case {
+        sinks: numbers(4, heads).iter().map(|sink| 8.0 * sink).collect(),
+        ..case
+    };
+    let long = shape(DType::F32, 6, 2, 40, 2 * BLOCK + 70);
+    vec![
+        sinks(6, Case::new(long, 0)),
+        sinks(4, Case::new(shape(DType::F16, 4, 1, 32, BLOCK + 20), 5)),
+        Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), 0),
+        Case::new(shape(DType::F32, 3, 3, 8, BLOCK + 33), 0),
+        Case::new(shape(DType::F16, 20, 1, 16, BLOCK + 3), 0),
+        Case::new(shape(DType::F16, 4, 1, 32, 2 * BLOCK + 20), 5),
+        Case::new(shape(DType::F32, 4, 2, 16, 2 * BLOCK + 20), BLOCK + 17),
+        Case::new(shape(DType::F16, 2, 1, 16, 31), 0),
+    ]
+}
+
+#[test]
+fn chunks_threads_and_pages_change_no_bit() {
+    for case in cases() {
+        let expected = bits(&case.run(&[1], 1, BLOCK));
+        for (chunks, threads, page) in [
+            (&[64][..], 1, 32),
+            (&[7, 1, 30], 2, 128),
+            (&[1], 3, 64),
+            (&[2, 64], 16, BLOCK),
+        ] {
+            let got = bits(&case.run(chunks, threads, page));
+            assert!(
+                got == expected,
+                "{:?} window {} chunks {chunks:?} threads {threads} pages of {page}",
+                case.shape,
+                case.window
+            );
+        }
+    }
+}
+
+#[test]
+fn attention_matches_the_reference() {
+    for case in cases() {
+        let Shape {
+            heads,
+            head_dim,
+            capacity,
+            ..
+        } = case.shape;
+        let got = case.run(&[50], 2, 64);
+        for position in [0, 1, 30, 31, BLOCK - 1, BLOCK, 2 * BLOCK + 1, capacity - 1] {
+            if position >= capacity {
+                continue;
+            }
+            for head in 0..heads {
+                let got = &got[(position * heads + head) * head_dim..][..head_dim];
+                for (got, expected) in got.iter().zip(case.textbook(position, head)) {
+                    let error = (f64::from(*got) - expected).abs();
+                    assert!(
+                        error < 1e-5,
+                        "{:?} window {} position {position} head {head}: {got}, expected {expected}",
+                        case.shape,
+                        case.window
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn writing_one_layer_leaves_others_unchanged() {
+    let case = &cases()[0];
+    let cpu = Cpu::detect();
+    let mut kv = case.shape.pages(32);
+    let vector = vec![1.0; case.shape.head_dim];
+    kv.prepare(0, 4);
+    let mut writer = kv.writer(3);
+    writer.store_key(cpu, 0, 1, &vector);
+    writer.store_value(cpu, 0, 1, &vector);
+    let other = kv.layer(1);
+    assert!(other.keys(1, 0..32).0.iter().all(|b| *b == 0));
+    assert!(other.values(1, 0..32).iter().all(|b| *b == 0));
+    let layer = kv.layer(0);
+    for head in 0..case.shape.kv_heads {
+        let set = |bytes: &[u8]| bytes.chunks(2).filter(|b| **b != [0, 0]).count();
+        let expected = if head == 1 { case.shape.head_dim } else { 0 };
+        assert_eq!(set(layer.keys(head, 0..32).0), expected);
+        assert_eq!(set(layer.values(head, 0..32)), expected);
+        assert_eq!(set(layer.values(head, 3..4)), expected);
+    }
+}

@@ -1,0 +1,158 @@
+//! What mixes the tokens of a layer: `mixer(norm(x), state)`.
+//!
+//! A mixer maps the rows of a pass to rows, and reads and extends what their sequences keep: pages of
+//! positions, or a block of fixed size ([`crate::state`]). What everybody else has to know of it is how
+//! much it keeps ([`state_shape`]), which matrices it multiplies, and how wide its buffers are.
+//! Recurrences run token by token in one order, so that text does not depend on chunks.
+
+mod attention;
+mod short_conv;
+
+use emberflow_kernels::{Compute, DType};
+use emberflow_models::config::{MixerKind, ModelConfig};
+use emberflow_models::names::Role;
+
+use crate::error::Error;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::rope::RopeTable;
+use crate::scratch::Scratch;
+use crate::state::{KvShape, Span, StateShape};
+
+use attention::Attention;
+pub(crate) use attention::thread_floats;
+use short_conv::ShortConv;
+
+/// The matrices that mixers multiply.
+pub(crate) const PROJECTIONS: [Role; 6] = [
+    Role::Q,
+    Role::K,
+    Role::V,
+    Role::O,
+    Role::ConvIn,
+    Role::ConvOut,
+];
+
+/// A layer's mixer: its weights.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each layer, and most are attention"
+)]
+pub(crate) enum Mixer {
+    Attention(Attention),
+    ShortConv(ShortConv),
+}
+
+/// The pass that a mixer runs in.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerPass<'a> {
+    pub config: &'a ModelConfig,
+    /// Index of the layer.
+    pub number: usize,
+    /// Rotary angles of the rows' positions.
+    pub rope: &'a RopeTable,
+    /// What attention stores instead of its keys and values, `[rows × kv_heads·head_dim]` each.
+    pub given: Option<[&'a [f32]; 2]>,
+}
+
+/// What a mixer has read and stored, for an observer.
+pub(crate) struct Mixed<'a> {
+    /// Input of its last projection, `[rows × width]`.
+    pub mixed: &'a [f32],
+    /// Keys and values as they are stored, `[rows × kv_heads·head_dim]` each; empty if it has none.
+    pub stored: [&'a [f32]; 2],
+}
+
+impl Mixer {
+    /// Reads and verifies the weights of layer `layer`.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
+        Ok(match c.mixer_of(layer) {
+            MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
+            MixerKind::ShortConv { taps } => {
+                let at = recurrent_floats(c, layer);
+                Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, at)?)
+            }
+        })
+    }
+
+    /// `s.out[row] = mixer(s.normed[row])` for the rows of the spans, each over its own sequence, whose
+    /// state it extends.
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        match self {
+            Self::Attention(attention) => attention.run(on, at, spans, s),
+            Self::ShortConv(conv) => conv.run(on, spans, s),
+        }
+    }
+
+    /// What a pass of `rows` rows has left in the buffers.
+    pub fn seen<'a>(&self, c: &ModelConfig, rows: usize, s: &'a Scratch) -> Mixed<'a> {
+        let stored = match self {
+            Self::Attention(_) => rows * c.kv_heads as usize * c.head_dim as usize,
+            Self::ShortConv(_) => 0,
+        };
+        Mixed {
+            mixed: &s.attended[..rows * self.output().cols()],
+            stored: [&s.k[..stored], &s.v[..stored]],
+        }
+    }
+
+    /// The matrices that multiply its input.
+    pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
+        let all = match self {
+            Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref()],
+            Self::ShortConv(of) => [Some(&of.input), None, None],
+        };
+        all.into_iter().flatten()
+    }
+
+    /// The matrix that gives its output.
+    pub fn output(&self) -> &Matrix {
+        match self {
+            Self::Attention(of) => &of.o,
+            Self::ShortConv(of) => &of.output,
+        }
+    }
+
+    /// All of them, to be shared with a device.
+    pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        let all = match self {
+            Self::Attention(of) => [
+                Some(&mut of.q),
+                of.k.as_mut(),
+                of.v.as_mut(),
+                Some(&mut of.o),
+            ],
+            Self::ShortConv(of) => [Some(&mut of.input), None, None, Some(&mut of.output)],
+        };
+        all.into_iter().flatten()
+    }
+}
+
+/// Rows and columns of the matrices of layer `layer`'s mixer, of one with keys and values of its own.
+pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
+    let [d, hd, heads, kv] = [c.d_model, c.head_dim, c.heads, c.kv_heads].map(|n| n as usize);
+    match c.mixer_of(layer) {
+        MixerKind::Attention => [[(heads + 2 * kv) * hd, d], [d, heads * hd]],
+        MixerKind::ShortConv { .. } => [[3 * d, d], [d, d]],
+    }
+}
+
+/// What a sequence of up to `context` positions keeps.
+pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> StateShape {
+    StateShape {
+        pages: KvShape::new(dtype, c.kv_layers(), [c.kv_heads, c.head_dim], context),
+        recurrent: recurrent_floats(c, c.layers),
+    }
+}
+
+/// Floats of recurrent state before layer `layer`.
+fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
+    let floats = |layer| match c.mixer_of(layer) {
+        MixerKind::Attention => 0,
+        MixerKind::ShortConv { taps } => {
+            short_conv::state_floats(c.d_model as usize, taps as usize)
+        }
+    };
+    (0..layer).map(floats).sum()
+}

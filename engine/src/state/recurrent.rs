@@ -1,0 +1,389 @@
+//! State of fixed size: one block of floats per sequence, and snapshots of it.
+//!
+//! A recurrence cannot be undone, so a sequence can go back only to lengths at which its block was
+//! kept. A pass reads one block and writes another, and a completed pass swaps them: rows that are
+//! dropped in the middle of a pass leave no trace, and the block before the pass becomes a snapshot
+//! without a copy.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+
+use super::page::Page;
+use super::pool::Pool;
+
+/// Snapshots of a sequence beside its present state: one token before the ends of its last prompts.
+/// Two, because a conversation is asked again from its last turn, or from the one before.
+const SNAPSHOTS: usize = 2;
+
+/// Blocks of a sequence: its present state, the one that a pass writes, and snapshots.
+pub(super) const BLOCKS: usize = 2 + SNAPSHOTS;
+
+/// The state behind the first `len` tokens.
+#[derive(Debug, Clone)]
+struct Snapshot {
+    len: usize,
+    block: Arc<Page>,
+}
+
+/// The recurrent state of one sequence.
+#[derive(Debug)]
+pub(super) struct Recurrent {
+    pool: Arc<Pool>,
+    charged: usize,
+    /// Tokens behind which `now` is the state. It is zeros where there are none.
+    len: usize,
+    now: Option<Arc<Page>>,
+    /// The block that the pass under way writes.
+    next: Option<Arc<Page>>,
+    /// The length to keep a snapshot at; 0 for none.
+    mark: usize,
+    /// The snapshot that the pass under way writes.
+    marked: Option<Snapshot>,
+    /// The least recently used first.
+    kept: ArrayVec<Snapshot, SNAPSHOTS>,
+}
+
+/// One layer's part of a sequence's block, during a pass.
+pub(crate) struct RecurrentPart<'a> {
+    /// The state before the pass.
+    pub before: &'a [f32],
+    /// Receives the state behind all of its rows.
+    pub after: &'a mut [f32],
+    /// Receives the state behind so many of its rows.
+    pub marked: Option<(usize, &'a mut [f32])>,
+}
+
+impl Recurrent {
+    /// The state of an empty sequence of up to `positions` positions.
+    ///
+    /// # Errors
+    /// The number of free blocks, if they do not suffice.
+    pub fn new(pool: &Arc<Pool>, positions: usize) -> Result<Self, usize> {
+        let charged = if positions == 0 { 0 } else { BLOCKS };
+        pool.reserve(charged)?;
+        Ok(Self {
+            pool: Arc::clone(pool),
+            charged,
+            len: 0,
+            now: None,
+            next: None,
+            mark: 0,
+            marked: None,
+            kept: ArrayVec::new(),
+        })
+    }
+
+    /// The same for a fork of up to `positions` positions, which wants the same snapshot.
+    ///
+    /// # Errors
+    /// As [`Recurrent::new`].
+    pub fn fork(&self, len: usize, positions: usize) -> Result<Self, usize> {
+        let mut fork = Self::new(&self.pool, positions)?;
+        fork.mark = self.mark;
+        fork.adopt(self, len);
+        Ok(fork)
+    }
+
+    /// Asks for a snapshot behind `len` tokens.
+    pub fn mark(&mut self, len: usize) {
+        self.mark = len;
+        self.unmark();
+    }
+
+    /// The longest length up to `len` that the sequence can go back to.
+    pub fn reach(&self, len: usize) -> usize {
+        if len >= self.len {
+            return self.len;
+        }
+        let lens = self.kept.iter().map(|kept| kept.len);
+        lens.filter(|&kept| kept <= len).max().unwrap_or(0)
+    }
+
+    /// Readies the blocks for a pass of `count` tokens. To do it twice changes nothing.
+    pub fn prepare(&mut self, count: usize) {
+        if self.now.is_none() {
+            let mut zeros = self.pool.take();
+            if let Some(zeros) = Arc::get_mut(&mut zeros) {
+                zeros.floats_mut().fill(0.0);
+            }
+            self.now = Some(zeros);
+        }
+        let own = self.next.as_mut().and_then(Arc::get_mut).is_some();
+        if !own {
+            let shared = self.next.take();
+            self.release(shared);
+            self.next = Some(self.pool.take());
+        }
+        let inside = self.len < self.mark && self.mark < self.len + count;
+        if !inside {
+            self.unmark();
+        } else if self.marked.is_none() {
+            self.make_room();
+            self.marked = Some(Snapshot {
+                len: self.mark,
+                block: self.pool.take(),
+            });
+        }
+        if self.mark == self.len {
+            self.keep_now();
+        }
+    }
+
+    /// The part `range` of the blocks, after [`Recurrent::prepare`].
+    pub fn part(&mut self, range: Range<usize>) -> RecurrentPart<'_> {
+        let (Some(now), Some(next)) = (&self.now, self.next.as_mut().and_then(Arc::get_mut)) else {
+            unreachable!("a prepared block is shared with nobody");
+        };
+        let len = self.len;
+        RecurrentPart {
+            before: &now.floats()[range.clone()],
+            after: &mut next.floats_mut()[range.clone()],
+            marked: self.marked.as_mut().and_then(|marked| {
+                let block = Arc::get_mut(&mut marked.block)?;
+                Some((marked.len - len, &mut block.floats_mut()[range]))
+            }),
+        }
+    }
+
+    /// Ends a pass of `count` tokens.
+    pub fn commit(&mut self, count: usize) {
+        self.len += count;
+        std::mem::swap(&mut self.now, &mut self.next);
+        if let Some(marked) = self.marked.take() {
+            self.keep(marked);
+        }
+        if self.mark == self.len {
+            self.keep_now();
+        }
+    }
+
+    /// Goes back to the longest length up to `len` that is possible, and returns it.
+    pub fn truncate(&mut self, len: usize) -> usize {
+        let reached = self.reach(len);
+        if reached < self.len {
+            let to = self.kept.iter().position(|kept| kept.len == reached);
+            let to = to.map(|at| self.kept[at].block.clone());
+            self.go_to(reached, to);
+        }
+        reached
+    }
+
+    /// Replaces the contents by those of `other` behind its first `len` tokens, which it can reach.
+    pub fn adopt(&mut self, other: &Self, len: usize) {
+        self.truncate(0);
+        let now = (len == other.len).then_some(&other.now);
+        let mut kept = other.kept.iter();
+        let kept_there = kept.find(|kept| kept.len == len).map(|kept| &kept.block);
+        let to = now.and_then(Option::as_ref).or(kept_there).cloned();
+        for snapshot in other.kept.iter().filter(|kept| kept.len < len) {
+            self.keep(snapshot.clone());
+        }
+        self.go_to(len, to);
+    }
+
+    /// Makes `block`, the state behind `len` tokens, the present one. Forgets what is behind it.
+    fn go_to(&mut self, len: usize, block: Option<Arc<Page>>) {
+        let old = std::mem::replace(&mut self.now, block);
+        self.len = len;
+        self.release(old);
+        self.unmark();
+        while let Some(at) = self.kept.iter().position(|kept| kept.len > len) {
+            let gone = self.kept.remove(at);
+            self.release(Some(gone.block));
+        }
+        if self.kept.iter().any(|kept| kept.len == len) {
+            self.keep_now();
+        }
+    }
+
+    /// Keeps the present state.
+    fn keep_now(&mut self) {
+        if let (Some(block), 1..) = (&self.now, self.len) {
+            let block = block.clone();
+            self.keep(Snapshot {
+                len: self.len,
+                block,
+            });
+        }
+    }
+
+    /// Keeps a snapshot, which is now the most recently used one.
+    fn keep(&mut self, snapshot: Snapshot) {
+        if let Some(at) = self.kept.iter().position(|kept| kept.len == snapshot.len) {
+            let same = self.kept.remove(at);
+            self.release(Some(same.block));
+        }
+        self.make_room();
+        self.kept.push(snapshot);
+    }
+
+    /// Drops the least recently used snapshot if there is no room for another one.
+    fn make_room(&mut self) {
+        if self.kept.is_full() {
+            let oldest = self.kept.remove(0);
+            self.release(Some(oldest.block));
+        }
+    }
+
+    /// Drops the snapshot that a pass was to write.
+    fn unmark(&mut self) {
+        let unused = self.marked.take().map(|marked| marked.block);
+        self.release(unused);
+    }
+
+    fn release(&self, block: Option<Arc<Page>>) {
+        if block.is_some() {
+            self.pool.give_back(block, 0);
+        }
+    }
+}
+
+impl Drop for Recurrent {
+    fn drop(&mut self) {
+        let blocks = [self.now.take(), self.next.take()].into_iter().flatten();
+        let snapshots = self.kept.drain(..).chain(self.marked.take());
+        let blocks = blocks.chain(snapshots.map(|snapshot| snapshot.block));
+        self.pool.give_back(blocks, self.charged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLOATS: usize = 3;
+
+    fn pool(sequences: usize) -> Arc<Pool> {
+        Arc::new(Pool::new(4 * FLOATS, sequences * BLOCKS).unwrap())
+    }
+
+    /// Runs tokens through a recurrence that remembers all of them: `s = 2·s + token` in the first part
+    /// of the block, and their number in the second.
+    fn pass(state: &mut Recurrent, tokens: &[u8]) {
+        state.prepare(tokens.len());
+        for (range, factor, counts) in [(0..2, 2.0, false), (2..3, 1.0, true)] {
+            let RecurrentPart {
+                before,
+                after,
+                mut marked,
+            } = state.part(range);
+            after.copy_from_slice(before);
+            for (at, &token) in (1..).zip(tokens) {
+                let add = if counts { 1.0 } else { f32::from(token) };
+                after.iter_mut().for_each(|s| *s = factor * *s + add);
+                if let Some((rows, to)) = &mut marked
+                    && *rows == at
+                {
+                    to.copy_from_slice(after);
+                }
+            }
+        }
+    }
+
+    fn run(state: &mut Recurrent, tokens: &[u8]) {
+        pass(state, tokens);
+        state.commit(tokens.len());
+    }
+
+    /// The state behind tokens, by the definition.
+    fn expected(tokens: &[u8]) -> Vec<f32> {
+        let sum = tokens.iter().fold(0.0, |s, &t| 2.0 * s + f32::from(t));
+        vec![sum, sum, tokens.len() as f32]
+    }
+
+    fn check(state: &Recurrent, tokens: &[u8]) {
+        assert_eq!(state.len, tokens.len());
+        let zeros = [0.0; FLOATS];
+        let found = state.now.as_ref().map_or(&zeros[..], |now| now.floats());
+        assert_eq!(found, expected(tokens));
+        for kept in &state.kept {
+            assert_eq!(kept.block.floats(), expected(&tokens[..kept.len]));
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_what_a_sequence_goes_back_to() {
+        let pool = pool(1);
+        let mut state = Recurrent::new(&pool, 9).unwrap();
+        let text = [3, 1, 4, 1, 5, 2, 6];
+        state.mark(3);
+        run(&mut state, &text[..2]);
+        run(&mut state, &text[2..6]);
+        check(&state, &text[..6]);
+        assert_eq!([2, 3, 5, 6, 9].map(|len| state.reach(len)), [0, 3, 3, 6, 6]);
+        assert_eq!(state.truncate(5), 3);
+        check(&state, &text[..3]);
+        // again, with the snapshot at the border of a pass
+        state.mark(5);
+        run(&mut state, &text[3..5]);
+        run(&mut state, &text[5..]);
+        check(&state, &text);
+        assert_eq!((state.truncate(6), state.reach(4)), (5, 3));
+        check(&state, &text[..5]);
+        assert_eq!(state.truncate(2), 0);
+        check(&state, &[]);
+        run(&mut state, &text[..4]);
+        check(&state, &text[..4]);
+        drop(state);
+        assert_eq!(pool.free(), (BLOCKS, BLOCKS));
+    }
+
+    #[test]
+    fn a_dropped_pass_leaves_no_trace() {
+        let mut state = Recurrent::new(&pool(1), 9).unwrap();
+        run(&mut state, &[7, 8]);
+        state.mark(3);
+        pass(&mut state, &[9, 9, 9]);
+        check(&state, &[7, 8]);
+        pass(&mut state, &[1, 2]);
+        state.prepare(2);
+        state.commit(2);
+        check(&state, &[7, 8, 1, 2]);
+        assert_eq!(state.truncate(3), 3);
+        check(&state, &[7, 8, 1]);
+    }
+
+    /// Against copies of whole texts: random passes, forks, snapshots and cuts of three sequences.
+    #[test]
+    fn sequences_share_blocks_and_never_see_each_other() {
+        let pool = pool(3);
+        let mut random = fastrand::Rng::with_seed(5);
+        let new = || (Recurrent::new(&pool, 99).unwrap(), Vec::<u8>::new());
+        let mut all = [new(), new(), new()];
+        for _ in 0..3000 {
+            let at = random.usize(..3);
+            let (state, text) = &mut all[at];
+            match random.u8(..8) {
+                0 => state.mark(text.len() + random.usize(..6)),
+                1 if random.bool() => {
+                    let reached = state.truncate(random.usize(..=text.len()));
+                    text.truncate(reached);
+                }
+                2 => {
+                    let (len, to) = (random.usize(..=text.len()), random.usize(..3));
+                    if let Ok([from, to]) = all.get_disjoint_mut([at, to]) {
+                        let len = from.0.reach(len);
+                        to.0.adopt(&from.0, len);
+                        to.1 = from.1[..len].to_vec();
+                    }
+                }
+                3 => pass(state, &[255; 3]),
+                _ => {
+                    let tokens: Vec<u8> = (0..random.usize(1..5)).map(|_| random.u8(..)).collect();
+                    // so that all states are exact
+                    if text.len() + tokens.len() > 14 {
+                        text.truncate(state.truncate(0));
+                    }
+                    run(state, &tokens);
+                    text.extend(tokens);
+                }
+            }
+            all.iter().for_each(|(state, text)| check(state, text));
+        }
+        assert!(Recurrent::new(&pool, 1).is_err(), "all are reserved");
+        drop(all);
+        assert_eq!(pool.free(), (3 * BLOCKS, 3 * BLOCKS));
+    }
+}

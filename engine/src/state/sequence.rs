@@ -1,0 +1,224 @@
+//! One sequence: its tokens and their state.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use emberflow_models::config::ModelConfig;
+
+use super::pages::{KvPages, KvPool};
+use super::pool::Pool;
+use super::recurrent::{BLOCKS, Recurrent, RecurrentPart};
+use super::shape::StateShape;
+use crate::error::Error;
+
+/// The memory of an engine's sequences.
+#[derive(Debug)]
+pub(crate) struct StatePool {
+    pages: Arc<KvPool>,
+    /// Blocks of recurrent state, where the model has some.
+    blocks: Option<Arc<Pool>>,
+    shape: StateShape,
+}
+
+impl StatePool {
+    /// Memory for `sequences` sequences of `positions` positions, not backed until used.
+    pub fn new(shape: StateShape, positions: usize, sequences: usize) -> Result<Self, Error> {
+        let pages = shape.pages.pages(positions) * sequences;
+        let blocks = match shape.recurrent {
+            0 => None,
+            floats => Some(Arc::new(Pool::new(4 * floats, BLOCKS * sequences)?)),
+        };
+        Ok(Self {
+            pages: KvPool::new(shape.pages, pages)?,
+            blocks,
+            shape,
+        })
+    }
+
+    /// What a sequence keeps.
+    pub fn shape(&self) -> StateShape {
+        self.shape
+    }
+
+    /// An empty sequence with memory reserved for `positions` positions.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] if other sequences reserve too much.
+    pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
+        let blocks = self.blocks.as_ref();
+        let recurrent = blocks.map(|blocks| Recurrent::new(blocks, positions));
+        Ok(Sequence {
+            pages: self.pages.sequence(positions)?,
+            recurrent: (recurrent.transpose()).map_err(|free| full(positions, free))?,
+            tokens: Vec::with_capacity(positions),
+        })
+    }
+}
+
+/// There are `free` blocks left, and a sequence of `positions` positions needs more.
+fn full(positions: usize, free: usize) -> Error {
+    Error::KvFull {
+        positions,
+        free: free / BLOCKS * positions,
+        total: free / BLOCKS * positions,
+    }
+}
+
+/// The state of one conversation or completion.
+///
+/// Creating a sequence reserves memory of the engine for its full length; dropping it releases it.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(crate) pages: KvPages,
+    recurrent: Option<Recurrent>,
+    tokens: Vec<u32>,
+}
+
+/// A sequence's part of a pass.
+pub struct Span<'a> {
+    /// The sequence to extend.
+    pub sequence: &'a mut Sequence,
+    /// Its next tokens, at least one.
+    pub tokens: &'a [u32],
+}
+
+impl Sequence {
+    /// Number of tokens computed.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether no token was computed yet.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Free positions.
+    pub fn room(&self) -> usize {
+        self.pages.capacity() - self.tokens.len()
+    }
+
+    /// Rejects more tokens than there are free positions.
+    pub(crate) fn check_room(&self, tokens: usize, config: &ModelConfig) -> Result<(), Error> {
+        if tokens <= self.room() {
+            return Ok(());
+        }
+        Err(Error::ContextFull {
+            capacity: self.len() + self.room(),
+            needed: self.len() + tokens,
+            limit: config.max_context as usize,
+        })
+    }
+
+    /// The tokens computed so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The longest length up to `len` from which it can go on: `len`, unless its state is recurrent
+    /// and was not kept there.
+    pub fn reach(&self, len: usize) -> usize {
+        let len = len.min(self.len());
+        self.recurrent.as_ref().map_or(len, |r| r.reach(len))
+    }
+
+    /// A sequence that continues from here, with the same capacity. Keys and values are shared,
+    /// copy-on-write.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] if the engine has no room for another sequence of this length.
+    pub fn fork(&self) -> Result<Self, Error> {
+        self.fork_at(self.len())
+    }
+
+    /// Like [`Sequence::fork`], from position `len` on, or from the one before it that it
+    /// [reaches](Sequence::reach).
+    ///
+    /// # Errors
+    /// As [`Sequence::fork`].
+    pub fn fork_at(&self, len: usize) -> Result<Self, Error> {
+        let (len, positions) = (self.reach(len), self.pages.capacity());
+        let recurrent = self.recurrent.as_ref().map(|r| r.fork(len, positions));
+        let mut tokens = Vec::with_capacity(positions);
+        tokens.extend_from_slice(&self.tokens[..len]);
+        Ok(Self {
+            pages: self.pages.fork(len, positions)?,
+            recurrent: (recurrent.transpose()).map_err(|free| full(positions, free))?,
+            tokens,
+        })
+    }
+
+    /// Replaces the contents by the first `len` tokens of `other`, which it can reach, and shares
+    /// their state.
+    pub(crate) fn adopt(&mut self, other: &Self, len: usize) {
+        self.clear();
+        self.pages.adopt(&other.pages, len);
+        if let (Some(recurrent), Some(other)) = (&mut self.recurrent, &other.recurrent) {
+            recurrent.adopt(other, len);
+        }
+        self.tokens.extend_from_slice(&other.tokens[..len]);
+    }
+
+    /// Removes all tokens.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Removes the tokens from position `len` on, or from the one before it that it
+    /// [reaches](Sequence::reach). Returns the number of those that are left.
+    pub fn truncate(&mut self, len: usize) -> usize {
+        let len = len.min(self.len());
+        let reached = self.recurrent.as_mut().map_or(len, |r| r.truncate(len));
+        self.tokens.truncate(reached);
+        self.pages.truncate(reached);
+        reached
+    }
+
+    /// Others may want to go on from position `len`: its state is kept there.
+    pub(crate) fn mark(&mut self, len: usize) {
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.mark(len);
+        }
+    }
+
+    /// Bytes of keys and values per position.
+    pub fn position_bytes(&self) -> u64 {
+        self.pages.shape().position_bytes()
+    }
+
+    /// One layer's part of the recurrent state.
+    pub(crate) fn recurrent(&mut self, part: Range<usize>) -> RecurrentPart<'_> {
+        match &mut self.recurrent {
+            Some(recurrent) => recurrent.part(part),
+            None => unreachable!("the shape of the state says which layers are recurrent"),
+        }
+    }
+
+    /// Readies the state for a pass of `count` tokens. To do it twice changes nothing.
+    pub(crate) fn prepare(&mut self, count: usize) {
+        self.pages.prepare(self.tokens.len(), count);
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.prepare(count);
+        }
+    }
+
+    /// Ends a pass of `tokens`.
+    pub(crate) fn advance(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.commit(tokens.len());
+        }
+    }
+
+    /// Replaces the contents by `count` positions of `token` without computing them, for
+    /// benchmarks.
+    pub(crate) fn pretend(&mut self, token: u32, count: usize) {
+        self.clear();
+        self.pages.pretend(count);
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.prepare(count);
+            recurrent.commit(count);
+        }
+        self.tokens.resize(count, token);
+    }
+}

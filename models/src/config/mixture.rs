@@ -1,0 +1,195 @@
+//! Mixtures of experts.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadField, MAX_BANKS, MAX_WIDTH, ModelConfig};
+
+/// How the FFNs of a mixture of experts are put together. In every layer but those of
+/// `dense_layers`, a router chooses some of [`ModelConfig::experts`] experts for each token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Mixture {
+    /// Experts that a token visits in a layer: those with the highest scores.
+    pub chosen: u32,
+    /// Whether the weights of the chosen ones are divided by their sum.
+    pub renormalise: bool,
+    /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
+    /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
+    pub shared: u32,
+    /// The shared expert has no gate: its weight is 1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_is_plain: bool,
+    /// Layers that have a dense FFN instead, ascending.
+    pub dense_layers: Vec<u32>,
+    /// Neurons of these dense FFNs; 0 without any.
+    pub dense_ffn: u32,
+    /// What an expert's weight is made of.
+    #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
+    pub scoring: Scoring,
+    /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
+    /// input of the experts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early_router: bool,
+    /// The router's scores carry a bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub router_bias: bool,
+    /// Biases are added to what experts are chosen by, which do not weigh.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub choice_bias: bool,
+    /// Experts are chosen from the best groups alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<ExpertGroups>,
+    /// What is added to the sum that weights are divided by.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epsilon: f32,
+    /// Factor of the weights.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub scale: f32,
+    /// With [`Scoring::SparseMixer`], half of the relative distance from the highest score up to
+    /// which others have a share; 0 otherwise.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub jitter: f32,
+}
+
+/// ExpertGroups of consecutive experts. A group is as good as the sum of the two best of its experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertGroups {
+    /// ExpertGroups in all.
+    pub count: u32,
+    /// ExpertGroups that experts are chosen from.
+    pub chosen: u32,
+}
+
+impl Default for Mixture {
+    /// One expert, whose weight is its share.
+    fn default() -> Self {
+        Self {
+            chosen: 1,
+            renormalise: false,
+            shared: 0,
+            shared_is_plain: false,
+            dense_layers: Vec::new(),
+            dense_ffn: 0,
+            scoring: Scoring::Softmax,
+            early_router: false,
+            router_bias: false,
+            choice_bias: false,
+            groups: None,
+            epsilon: 0.0,
+            scale: 1.0,
+            jitter: 0.0,
+        }
+    }
+}
+
+impl Mixture {
+    /// Whether experts are chosen by something else than their scores.
+    pub fn chooses_apart(&self) -> bool {
+        self.choice_bias || self.groups.is_some()
+    }
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
+}
+
+/// How a router's scores become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// An expert's share among all (softmax).
+    #[default]
+    Softmax,
+    /// The sigmoid of each score.
+    Sigmoid,
+    /// sparsemixer (PhiMoE): of two experts, one after the other, its share among those whose scores
+    /// are hardly lower ([`Mixture::jitter`]).
+    SparseMixer,
+}
+
+impl Scoring {
+    fn is_softmax(&self) -> bool {
+        *self == Self::Softmax
+    }
+}
+
+/// Numbers of a choice that cannot be.
+fn bad_choice(mixture: &Mixture, experts: u32) -> Option<BadField> {
+    if !(mixture.scale.is_finite() && mixture.scale > 0.0) {
+        let expected = "a finite number above 0";
+        return BadField::some("scale of experts", &mixture.scale, expected);
+    }
+    if !(mixture.epsilon.is_finite() && mixture.epsilon >= 0.0) {
+        let expected = "a finite number, 0 or more";
+        return BadField::some("router epsilon", &mixture.epsilon, expected);
+    }
+    if mixture.chooses_apart() && mixture.scoring == Scoring::SparseMixer {
+        return BadField::some("choice_bias", &true, "false, with sparsemixer");
+    }
+    let ExpertGroups { count, chosen } = mixture.groups?;
+    let size = experts.checked_div(count).unwrap_or(0);
+    let fits = size >= 2 && experts.is_multiple_of(count) && (1..=count).contains(&chosen);
+    if !fits || chosen.saturating_mul(size) < mixture.chosen {
+        let expected = "a divisor of the experts, and enough groups for those that are chosen";
+        return BadField::some("groups of experts", &mixture.groups, expected);
+    }
+    None
+}
+
+impl ModelConfig {
+    /// A mixture that does not fit its layers.
+    pub(super) fn bad_mixture(&self) -> Option<BadField> {
+        let Some(mixture) = &self.mixture else {
+            return match self.experts {
+                1 => None,
+                _ => BadField::some("experts", &self.experts, "1, as there is no mixture"),
+            };
+        };
+        let banks = u64::from(self.layers) * (u64::from(self.experts) + 1);
+        if self.experts < 2 || banks > MAX_BANKS {
+            let most = MAX_BANKS / u64::from(self.layers);
+            return BadField::some("experts", &self.experts, format!("2 to {}", most - 1));
+        }
+        if mixture.chosen == 0 || mixture.chosen > self.experts {
+            let expected = format!("1 to {} experts", self.experts);
+            return BadField::some("chosen experts", &mixture.chosen, expected);
+        }
+        let mixed = mixture.scoring == Scoring::SparseMixer;
+        if mixed && mixture.chosen != 2 {
+            return BadField::some("chosen experts", &mixture.chosen, "2, with sparsemixer");
+        }
+        if let Some(bad) = bad_choice(mixture, self.experts) {
+            return Some(bad);
+        }
+        let jitter = mixture.jitter;
+        if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {
+            let expected = "a finite number, 0 or more; 0 without sparsemixer";
+            return BadField::some("router jitter", &jitter, expected);
+        }
+        for (key, value) in [
+            ("shared expert's neurons", mixture.shared),
+            ("dense layers' neurons", mixture.dense_ffn),
+        ] {
+            if value > MAX_WIDTH {
+                return BadField::some(key, &value, format!("at most {MAX_WIDTH}"));
+            }
+        }
+        let dense = &mixture.dense_layers;
+        if !self.are_layers(dense) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("dense layers", dense, expected);
+        }
+        if dense.is_empty() != (mixture.dense_ffn == 0) {
+            let expected = "above 0 with dense layers, 0 without";
+            return BadField::some("dense layers' neurons", &mixture.dense_ffn, expected);
+        }
+        None
+    }
+}

@@ -1,0 +1,55 @@
+//! LFM2: short convolutions between attention layers, dense and with experts.
+
+use super::experts::{Dense, Experts, SIGMOID};
+use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf_names, hf_names};
+
+/// A dense FFN whose size is two thirds of what the key says, rounded up.
+const LFM2: Family = Family {
+    name: "lfm2",
+    names: &hf_names::LFM2,
+    gguf: Some(Arch {
+        name: "lfm2",
+        names: &gguf_names::LFM2,
+        reads: &["shortconv.l_cache"],
+        ..PLAIN_ARCH
+    }),
+    qk_norm: QkNorm::Head,
+    eps: Some("norm_eps"),
+    act_default: Some("silu"),
+    one_act: true,
+    tied: true,
+    windows: Windows::None,
+    theta: 1_000_000.0,
+    checks: &[Check::Flag("conv_bias", false)],
+    quirks: &[Quirk::ShortConv, Quirk::AdjustedFfn],
+    ..PLAIN
+};
+
+/// Experts chosen by sigmoids and biases, behind some dense layers.
+const LFM2_MOE: Family = Family {
+    name: "lfm2_moe",
+    gguf: Some(Arch {
+        name: "lfm2moe",
+        names: &gguf_names::LFM2,
+        reads: &["shortconv.l_cache", "leading_dense_block_count"],
+        ..PLAIN_ARCH
+    }),
+    experts: Some(Experts {
+        count: "num_experts",
+        dense: Dense::First("num_dense_layers", 2),
+        shared: None,
+        grouped: false,
+        scale: Some(("routed_scaling_factor", 1.0)),
+        epsilon: 1e-6,
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::Flag("conv_bias", false),
+        Check::Flag("use_expert_bias", true),
+    ],
+    reads: &["use_expert_bias"],
+    quirks: &[Quirk::ShortConv],
+    ..LFM2
+};
+
+pub(super) const FAMILIES: [Family; 2] = [LFM2, LFM2_MOE];

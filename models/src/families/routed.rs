@@ -1,0 +1,205 @@
+//! Families whose experts are chosen by scores plus biases, with shared experts and dense first layers;
+//! and Exaone 4.
+
+use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, SIGMOID_KEYS, Shared};
+use super::{Arch, Bias, Check, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk};
+use super::{Windows, gguf_names, hf_names};
+
+const ROUTED_ARCH: Arch = Arch {
+    names: &gguf_names::ROUTED,
+    reads: SIGMOID_KEYS,
+    ..PLAIN_ARCH
+};
+
+/// `modeling_dots1.py`: Qwen 3's attention, DeepSeek-V3's experts.
+const DOTS1: Family = Family {
+    name: "dots1",
+    class: Some("Dots1ForCausalLM"),
+    names: &hf_names::ROUTED,
+    gguf: Some(Arch {
+        name: "dots1",
+        ..ROUTED_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    qk_norm: QkNorm::Head,
+    kv_heads_default: true,
+    windows: Windows::Late(62, 4096),
+    experts: Some(Experts {
+        renormalise: Renormalise::Key(false),
+        shared: Some(Shared::Experts("n_shared_experts", 0)),
+        dense: Dense::First("first_k_dense_replace", 0),
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::Words("scoring_func", &["sigmoid", "noaux_tc"]),
+        Check::Words("topk_method", &["noaux_tc"]),
+    ],
+    reads: &["scoring_func", "topk_method"],
+    ..PLAIN
+};
+
+/// `modeling_glm4_moe.py` (GLM-4.5, 4.6, 4.7, Air): half of each head rotated. Layers past the last
+/// one guess further tokens.
+const GLM4_MOE: Family = Family {
+    name: "glm4_moe",
+    class: Some("Glm4MoeForCausalLM"),
+    names: &hf_names::ROUTED,
+    gguf: Some(Arch {
+        name: "glm4moe",
+        names: &gguf_names::ROUTED_AFTER_ATTENTION,
+        ..ROUTED_ARCH
+    }),
+    bias: Bias::QkvBy("attention_bias", false),
+    qk_norm: QkNorm::HeadBy("use_qk_norm"),
+    rotated: Some(0.5),
+    guessing_layers: Some("num_nextn_predict_layers"),
+    experts: Some(SIGMOID),
+    ..PLAIN
+};
+
+/// `modeling_solar_open.py`: Llama's attention, GLM-4.5's experts in every layer.
+const SOLAR_OPEN: Family = Family {
+    name: "solar_open",
+    class: Some("SolarOpenForCausalLM"),
+    names: &hf_names::ROUTED,
+    bias: Bias::QkvBy("attention_bias", false),
+    head_dim_default: false,
+    theta: 1_000_000.0,
+    experts: Some(Experts {
+        dense: Dense::Never,
+        ..SIGMOID
+    }),
+    ..PLAIN
+};
+
+/// `modeling_minimax_m2.py`: norms of whole queries and keys, part of each head rotated, no shared
+/// expert.
+const MINIMAX_M2: Family = Family {
+    name: "minimax_m2",
+    class: Some("MiniMaxM2ForCausalLM"),
+    names: &hf_names::MINIMAX_M2,
+    gguf: Some(Arch {
+        name: "minimax-m2",
+        ..ROUTED_ARCH
+    }),
+    qk_norm: QkNorm::Whole,
+    head_dim_default: false,
+    rotated: Some(1.0),
+    rotated_dims: Some("rotary_dim"),
+    experts: Some(Experts {
+        count: "num_local_experts",
+        ffn: "intermediate_size",
+        renormalise: Renormalise::Always,
+        grouped: false,
+        scale: None,
+        shared: None,
+        dense: Dense::Never,
+        ..SIGMOID
+    }),
+    checks: &[Check::Words("scoring_func", &["sigmoid"])],
+    reads: &["scoring_func"],
+    ..PLAIN
+};
+
+/// `modeling_ernie4_5_moe.py`: softmax plus biases; the rotary order is interleaved.
+const ERNIE4_5_MOE: Family = Family {
+    name: "ernie4_5_moe",
+    names: &hf_names::ROUTED,
+    gguf: Some(Arch {
+        name: "ernie4_5-moe",
+        interleaved: true,
+        reads: SIGMOID_KEYS,
+        ..ROUTED_ARCH
+    }),
+    interleaved: true,
+    tied: true,
+    theta: 500_000.0,
+    experts: Some(Experts {
+        count: "moe_num_experts",
+        chosen: "moe_k",
+        ffn: "moe_intermediate_size",
+        renormalise: Renormalise::Always,
+        gguf_renormalise: true,
+        choice_bias: true,
+        shared: Some(Shared::Experts("moe_num_shared_experts", 2)),
+        dense: Dense::Outside("moe_layer_start_index", "moe_layer_end_index"),
+        ..EXPERTS
+    }),
+    checks: &[Check::One("moe_layer_interval")],
+    ..PLAIN
+};
+
+/// `modeling_hy_v3.py`.
+const HY_V3: Family = Family {
+    name: "hy_v3",
+    class: Some("HYV3ForCausalLM"),
+    names: &hf_names::HY_V3,
+    bias: OPTIONAL_BIAS,
+    qk_norm: QkNorm::Head,
+    head_dim_default: false,
+    theta: 11_158_840.0,
+    experts: Some(Experts {
+        count: "num_experts",
+        renormalise: Renormalise::Always,
+        grouped: false,
+        scale: Some(("router_scaling_factor", 2.826)),
+        shared: Some(Shared::Experts("num_shared_experts", 1)),
+        dense: Dense::Kinds("mlp_layer_types", None, 1),
+        ..SIGMOID
+    }),
+    ..PLAIN
+};
+
+/// `modeling_exaone4.py`: norms of outputs, of queries and of keys; where some layers have a window,
+/// the others are not rotated.
+const EXAONE4: Family = Family {
+    name: "exaone4",
+    class: Some("Exaone4ForCausalLM"),
+    names: &hf_names::OLMO2,
+    gguf: Some(Arch {
+        name: "exaone4",
+        windows: Windows::Pattern(4),
+        unrotated: Some(EveryNth {
+            first: 3,
+            windowed: true,
+        }),
+        ..PLAIN_ARCH
+    }),
+    pre_norm: false,
+    post_norm: true,
+    qk_norm: QkNorm::Head,
+    windows: Windows::PatternOf(4, 4096),
+    reads: &["sliding_window_pattern"],
+    quirks: &[Quirk::FullUnrotated],
+    ..PLAIN
+};
+
+/// `modeling_exaone_moe.py`: Exaone 4's attention after norms of inputs, DeepSeek-V3's experts.
+const EXAONE_MOE: Family = Family {
+    name: "exaone_moe",
+    class: Some("ExaoneMoeForCausalLM"),
+    names: &hf_names::EXAONE_MOE,
+    qk_norm: QkNorm::Head,
+    windows: Windows::PatternOf(4, 4096),
+    experts: Some(Experts {
+        count: "num_experts",
+        scale: Some(("routed_scaling_factor", 2.5)),
+        shared: Some(Shared::Experts("num_shared_experts", 1)),
+        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 1),
+        ..SIGMOID
+    }),
+    reads: &["sliding_window_pattern"],
+    quirks: &[Quirk::FullUnrotated],
+    ..PLAIN
+};
+
+pub(super) const FAMILIES: [Family; 8] = [
+    DOTS1,
+    GLM4_MOE,
+    SOLAR_OPEN,
+    MINIMAX_M2,
+    ERNIE4_5_MOE,
+    HY_V3,
+    EXAONE4,
+    EXAONE_MOE,
+];

@@ -1,0 +1,139 @@
+//! The keys of mixtures of experts in GGUF.
+
+use super::value::Metadata;
+use crate::config::{ExpertGroups, Mixture, Scoring};
+use crate::error::Error;
+use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
+
+/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
+pub(super) const SOFTMAX: u32 = 1;
+/// See [`SOFTMAX`].
+pub(super) const SIGMOID: u32 = 2;
+
+/// The experts of an architecture, and whether every file has some.
+fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
+    let stored = || {
+        family
+            .with_experts()
+            .find_map(|other| other.experts.as_ref())
+    };
+    let own = family.experts.as_ref();
+    (own.or_else(stored), own.is_some())
+}
+
+/// The number of experts and how they are mixed; `None` without experts.
+pub(super) fn read(
+    metadata: &Metadata,
+    family: &'static Family,
+    arch: &Arch,
+    layers: u32,
+) -> Result<Option<(u32, Mixture)>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
+    let (of, count) = match (experts_of(family), count) {
+        ((_, false), None) => return Ok(None),
+        ((None, _), Some(_)) => {
+            let why = "experts are not known for this architecture";
+            return Err(metadata.unsupported(&key("expert_count"), why));
+        }
+        ((Some(of), _), Some(count)) => (of, count),
+        ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
+    };
+    Ok(Some((count, mixture(metadata, arch, of, layers)?)))
+}
+
+/// How they are mixed.
+fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Result<Mixture, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let scoring = scoring(metadata, arch, of)?;
+    let scale = scale(metadata, arch, of)?;
+    let need = |rest: &str| {
+        let found = match rest {
+            "feed_forward_length" => metadata.uniform_u32(&key(rest))?,
+            _ => metadata.u32(&key(rest))?,
+        };
+        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
+    };
+    let dense = match of.dense {
+        Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..) => metadata
+            .u32(&key("leading_dense_block_count"))?
+            .unwrap_or(0),
+        Dense::Never | Dense::NeverBy(_) | Dense::Steps => 0,
+    };
+    Ok(Mixture {
+        chosen: need("expert_used_count")?,
+        renormalise: metadata
+            .bool(&key("expert_weights_norm"))?
+            .unwrap_or(of.gguf_renormalise),
+        shared: match of.shared {
+            Some(Shared::Gated(_)) => need("expert_shared_feed_forward_length")?,
+            Some(Shared::Experts(..)) => {
+                let count = metadata.u32(&key("expert_shared_count"))?.unwrap_or(0);
+                match count {
+                    0 => 0,
+                    _ => count.saturating_mul(need("expert_feed_forward_length")?),
+                }
+            }
+            None => 0,
+        },
+        shared_is_plain: matches!(of.shared, Some(Shared::Experts(..))),
+        dense_ffn: match dense {
+            0 => 0,
+            _ => need("feed_forward_length")?,
+        },
+        dense_layers: (0..dense.min(layers)).collect(),
+        choice_bias: of.choice_bias,
+        groups: match of.grouped {
+            true => groups(metadata, arch)?,
+            false => None,
+        },
+        epsilon: of.epsilon,
+        scale,
+        scoring,
+        early_router: of.early_router.is_some(),
+        router_bias: of.router_bias,
+        ..Mixture::default()
+    })
+}
+
+/// The factor of the weights; 0 stands for none.
+fn scale(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<f32, Error> {
+    let key = format!("{}.expert_weights_scale", arch.name);
+    match metadata.f32(&key)?.filter(|scale| *scale != 0.0) {
+        Some(scale) if scale != 1.0 && of.scale.is_none() => {
+            Err(metadata.unsupported(&key, "only 1 is implemented"))
+        }
+        scale => Ok(scale.unwrap_or(1.0)),
+    }
+}
+
+/// How the experts of a file are scored.
+fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Error> {
+    let key = format!("{}.expert_gating_func", arch.name);
+    let given = metadata.u32(&key)?.filter(|function| *function != 0);
+    match (given, of.scoring) {
+        (None | Some(SIGMOID), ScoringBy::Always(Scoring::Sigmoid)) => Ok(Scoring::Sigmoid),
+        (_, ScoringBy::Always(Scoring::Sigmoid)) => {
+            Err(metadata.unsupported(&key, "implemented for this architecture: 2, sigmoid"))
+        }
+        (None | Some(SOFTMAX), _) => Ok(Scoring::Softmax),
+        (Some(SIGMOID), ScoringBy::SoftmaxIf(_)) => Ok(Scoring::Sigmoid),
+        (Some(_), _) => {
+            let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
+            Err(metadata.unsupported(&key, why))
+        }
+    }
+}
+
+/// The groups that experts are chosen from, if there is more than one.
+fn groups(metadata: &Metadata, arch: &Arch) -> Result<Option<ExpertGroups>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let count = metadata.u32(&key("expert_group_count"))?.unwrap_or(0);
+    if count <= 1 {
+        return Ok(None);
+    }
+    let used = key("expert_group_used_count");
+    let chosen = metadata.u32(&used)?;
+    let chosen = chosen.ok_or_else(|| metadata.missing(&used, "an integer"))?;
+    Ok(Some(ExpertGroups { count, chosen }))
+}

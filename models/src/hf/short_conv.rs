@@ -1,0 +1,112 @@
+//! LFM2's short convolutions, and the sizes that its keys do not say outright.
+
+use serde_json::Value;
+
+use super::json::Keys;
+use crate::config::ShortConvs;
+use crate::error::Error;
+
+/// The layers that are no attention: by their kinds or, in older files, all but those of a list.
+pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
+    let convs = match (by_kind(keys, layers)?, attention(keys)?) {
+        (Some(convs), _) => convs,
+        (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
+        (None, None) => Vec::new(),
+    };
+    Ok(match convs.is_empty() {
+        true => None,
+        false => Some(ShortConvs {
+            layers: convs,
+            taps: keys.u32("conv_L_cache")?.unwrap_or(3),
+        }),
+    })
+}
+
+/// The layers that are `conv` by `layer_types`.
+fn by_kind(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+    const KEY: &str = "layer_types";
+    let expected = format!("conv or full_attention for each of {layers} layers");
+    let is_conv = |kind: &Value| match kind.as_str() {
+        Some("conv") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
+    };
+    let kinds = keys.read(KEY, &expected, |value| {
+        let kinds = value.as_array()?.iter().map(is_conv);
+        let kinds = kinds.collect::<Option<Vec<bool>>>()?;
+        (kinds.len() == layers as usize).then_some(kinds)
+    })?;
+    let convs = |kinds: Vec<bool>| (0..).zip(kinds).filter(|(_, conv)| *conv);
+    Ok(kinds.map(|kinds| convs(kinds).map(|(layer, _)| layer).collect()))
+}
+
+/// The layers that `full_attn_idxs` names.
+fn attention(keys: &Keys) -> Result<Option<Vec<u32>>, Error> {
+    let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+    keys.read("full_attn_idxs", "a list of layers", |value| {
+        value.as_array()?.iter().map(number).collect()
+    })
+}
+
+/// `Lfm2MLP`: the neurons of an FFN of size `ffn` by its key, which `block_ff_dim` replaces.
+pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>, Error> {
+    let Some(ffn) = keys.u32("block_ff_dim")?.or(ffn) else {
+        return Ok(None);
+    };
+    if !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+        return Ok(Some(ffn));
+    }
+    const FACTOR: &str = "block_ffn_dim_multiplier";
+    // as Python computes it
+    let factor = keys.read(FACTOR, "a number above 0", |value| {
+        value.as_f64().filter(|factor| *factor > 0.0)
+    })?;
+    let two_thirds = u64::from(ffn) * 2 / 3;
+    let scaled = (factor.unwrap_or(1.0) * two_thirds as f64) as u64;
+    const UNIT: &str = "block_multiple_of";
+    match keys.u32(UNIT)?.unwrap_or(256) {
+        0 => Err(keys.bad(UNIT, "1 or more")),
+        unit => Ok(u32::try_from(scaled.next_multiple_of(u64::from(unit))).ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn with<T>(value: Value, read: impl Fn(&Keys) -> Result<T, Error>) -> Result<T, Error> {
+        let path = Path::new("config.json");
+        read(&Keys::new(path, &value)?)
+    }
+
+    #[test]
+    fn sizes_of_ffns_are_those_of_the_releases() {
+        let ffn = |value: Value| with(value, |keys| adjusted_ffn(keys, Some(150))).unwrap();
+        assert_eq!(ffn(json!({"block_ff_dim": 12288})), Some(8192));
+        assert_eq!(ffn(json!({"block_ff_dim": 10240})), Some(6912));
+        let off = json!({"block_ff_dim": 10752, "block_auto_adjust_ff_dim": false});
+        assert_eq!(ffn(off), Some(10752));
+        let odd = json!({"block_ffn_dim_multiplier": 0.7, "block_multiple_of": 7});
+        assert_eq!(ffn(odd), Some(70));
+    }
+
+    #[test]
+    fn layers_are_told_by_kind_or_by_number() {
+        let layers = |value: Value| {
+            let convs = with(value, |keys| short_convs(keys, 3))?;
+            Ok::<_, Error>(convs.map(|convs| (convs.layers, convs.taps)))
+        };
+        let kinds =
+            json!({"layer_types": ["conv", "full_attention", "conv"], "full_attn_idxs": [0]});
+        assert_eq!(layers(kinds).unwrap(), Some((vec![0, 2], 3)));
+        let numbers = json!({"full_attn_idxs": [0], "conv_L_cache": 5});
+        assert_eq!(layers(numbers).unwrap(), Some((vec![1, 2], 5)));
+        assert_eq!(layers(json!({})).unwrap(), None);
+        assert!(layers(json!({"layer_types": ["conv"]})).is_err());
+        assert!(layers(json!({"layer_types": ["conv", "sliding_attention", "conv"]})).is_err());
+    }
+}
