@@ -26,7 +26,7 @@ use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
-use crate::sparsity::Choice;
+use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::Foreseen;
 use crate::store::LayerResidency;

@@ -13,7 +13,7 @@ use super::plan::Basis;
 use super::rates::Rates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
-use crate::memory::{Needs, Residency};
+use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
 use crate::scratch::{Scratch, ScratchRoom};
 
