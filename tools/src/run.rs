@@ -1,4 +1,4 @@
-//! `emberflow run`: generate text.
+//! `emberflow run`: generates text.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -20,16 +20,16 @@ use crate::tell::{tell, tell_part};
 use crate::template::Renderer;
 use crate::{Failure, atomic, budget, chrome, interrupt, print_json};
 
-/// What a run was asked for, and the positions that there are.
+/// The options of a run and its context length.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     args: &'a RunArgs,
     context: usize,
-    /// Positions that the model was made for.
+    /// Maximum context length of the model.
     max: usize,
 }
 
-/// Context of a chat when none is given, and room behind a prompt for a text of no given length.
+/// Default context of a chat, and positions after the prompt if `-n` sets no limit.
 const ROOM: usize = 2048;
 
 /// Runs the command.
@@ -40,7 +40,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let reads = [args.model.file(), args.file.as_deref()];
     atomic::may_write_each([&args.record.trace], args.force, &reads)?;
-    // before the prompt: a model that is not there is what is wrong
+    // Open the model first: a missing model is the first error to report.
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
     let reader = Reader {
@@ -49,9 +49,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     let Prompt { text, ids: prompt } = reader.prompt(args)?;
     if prompt.is_empty() {
-        return Err(Failure::usage("the prompt is empty; give some text"));
+        return Err(Failure::usage("the prompt is empty"));
     }
-    // The context decides the memory plan: as long as needed, not as long as possible.
+    // The context length decides the memory plan: use what is needed, not the model's maximum.
     let needed = prompt
         .len()
         .saturating_add(args.most_tokens().unwrap_or(ROOM));
@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let batch = args.best_of.map_or(1, usize::from);
     if batch > 1 && sampling.temperature == 0.0 {
         return Err(Failure::usage(
-            "--best-of draws different texts only with a temperature above 0: give --temp",
+            "--best-of needs a temperature above 0: use --temp",
         ));
     }
     let spans = args.record.trace.as_ref().map_or(0, |_| chrome::ROOM);
@@ -111,7 +111,7 @@ fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// Writes text to standard output at once.
+/// Writes text to standard output and flushes it.
 fn say(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -119,7 +119,7 @@ fn say(text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the arguments say of sampling.
+/// Sampling options from the command line.
 fn chosen(args: &RunArgs) -> SamplingDefaults {
     SamplingDefaults {
         temperature: args.temp,
@@ -131,7 +131,7 @@ fn chosen(args: &RunArgs) -> SamplingDefaults {
     }
 }
 
-/// What the arguments say, else what the checkpoint recommends, else greedy.
+/// Sampling: command line, else the checkpoint's recommendation, else greedy.
 fn sampling(args: &RunArgs, text: &Text) -> Sampling {
     Sampling {
         seed: args.seed,
@@ -139,19 +139,19 @@ fn sampling(args: &RunArgs, text: &Text) -> Sampling {
     }
 }
 
-/// The same, if it makes sense.
+/// As [`sampling`], checked.
 fn checked_sampling(args: &RunArgs, text: &Text) -> Result<Sampling, Failure> {
     let sampling = sampling(args, text);
     sampling.validate().map_err(Failure::usage)?;
     Ok(sampling)
 }
 
-/// The same, and who says so.
+/// The sampling parameters and where each comes from.
 fn sampling_report(args: &RunArgs, text: &Text) -> SamplingReport {
     SamplingReport::new(sampling(args, text), chosen(args), text.meta().sampling)
 }
 
-/// What to generate.
+/// The engine's request.
 fn request(engine: &Engine, args: &RunArgs) -> Request {
     Request {
         max_tokens: args.most_tokens().unwrap_or(usize::MAX),
@@ -162,7 +162,7 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
     }
 }
 
-/// Whether to go on: Ctrl-C sets `stop`.
+/// Breaks if Ctrl-C has set `stop`.
 fn unless(stop: &AtomicBool) -> ControlFlow<()> {
     match stop.load(Ordering::Relaxed) {
         true => ControlFlow::Break(()),
@@ -305,31 +305,31 @@ fn finish(
     Ok(())
 }
 
-/// Why there are fewer tokens than were asked for, or why an answer is not whole. In a chat the end of
-/// an answer is no surprise, nor is its length elsewhere.
+/// Says why the text is shorter than requested, or why a chat answer was cut. In a chat, an answer that ends with EOS
+/// needs no message; otherwise neither does one of the requested length.
 fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
     let (chat, most) = (asked.args.chat, asked.args.most_tokens());
     match (stop, most) {
         (Stop::Eos, Some(most)) if !chat && tokens < most => tell(format_args!(
-            "\nthe model ended the text (end-of-text token) after {tokens} of {most} tokens; \
-             --ignore-eos goes on"
+            "\nthe model ended the text (EOS) after {tokens} of {most} tokens; \
+             --ignore-eos continues"
         )),
         (Stop::Length, Some(most)) if chat => tell(format_args!(
-            "(the answer is cut after {most} tokens, as -n says; without -n it goes on to its end)"
+            "(answer cut after {most} tokens by -n; without -n it runs to its end)"
         )),
         (Stop::Context, _) if asked.context < asked.max => tell(format_args!(
-            "\nthe context of {} tokens is full; --context makes more room, up to {}",
+            "\nthe context of {} tokens is full; use --context for more, up to {}",
             asked.context, asked.max
         )),
         (Stop::Context, _) => tell(format_args!(
-            "\nthe context of {} tokens is full, and this model was made for no more",
+            "\nthe context of {} tokens is full, which is the model's maximum",
             asked.context
         )),
         _ => {}
     }
 }
 
-/// A conversation that the assistant is to go on with.
+/// A conversation with an optional system message.
 fn begun(system: Option<&str>) -> Conversation {
     let system = system.map(|text| Message::new("system", text));
     Conversation {
@@ -376,7 +376,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         let Some(line) = reader.line(&mut input)? else {
             return Ok(());
         };
-        // Ctrl-C at the prompt, where nothing was running
+        // Ctrl-C while waiting for input.
         if stop.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);
         }
@@ -392,7 +392,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
                 break ids;
             }
         };
-        // What the sequence already holds is kept as far as it agrees.
+        // Reuse the KV cache for the longest common prefix.
         let both = sequence.tokens().iter().zip(&ids);
         let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
         let common = sequence.truncate(common);
@@ -408,11 +408,11 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// The tokens of a conversation. The template writes its own special tokens.
+/// Tokens of a conversation. The template writes its special tokens itself.
 fn rendered(template: &Renderer, said: &Conversation, text: &Text) -> Result<Vec<u32>, Failure> {
     let ids = text.tokens(&template.render(said)?)?;
     match ids.is_empty() {
-        true => Err(Failure::usage("the chat template renders to no text")),
+        true => Err(Failure::usage("the chat template renders an empty text")),
         false => Ok(ids),
     }
 }
@@ -433,22 +433,22 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     Ok(template)
 }
 
-/// What people should know before they write.
+/// Prints the model's name, the sampling parameters and the keys of the chat.
 fn greet(args: &RunArgs, text: &Text) {
     tell(format_args!(
-        "{}, sampling {}\nCtrl-C stops an answer, Ctrl-D or /exit leaves.",
+        "{}, sampling {}\nCtrl-C stops an answer; Ctrl-D or /exit quits.",
         text.config().name,
         sampling_report(args, text).summary()
     ));
 }
 
-/// Drops the oldest exchange after `first_turn` where `tokens` leave an answer less than a quarter of
-/// the context; false where they do not, or where there is none to drop.
+/// If `tokens` leave less than a quarter of the context for the answer, drops the oldest exchange after `first_turn`.
+/// Returns false if nothing was dropped.
 fn forget(messages: &mut Vec<Message>, first_turn: usize, tokens: usize, context: usize) -> bool {
     if tokens < context - context / 4 || messages.len() <= first_turn + 1 {
         return false;
     }
-    tell("(the context is nearly full: the oldest exchange is forgotten)");
+    tell("(the context is nearly full: dropping the oldest exchange)");
     messages.drain(first_turn..(first_turn + 2).min(messages.len() - 1));
     true
 }
