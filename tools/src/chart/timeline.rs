@@ -1,4 +1,4 @@
-//! Who did what when: lanes below each other.
+//! Timelines: one lane per thread or device.
 
 use std::fmt::Write as _;
 
@@ -8,34 +8,34 @@ use super::{
 
 /// A lane of a timeline.
 pub struct Row {
-    /// Whose lane.
+    /// Name of the lane.
     pub name: String,
-    /// Said below the name.
+    /// Note below the name.
     pub note: String,
-    /// In the order in which they are drawn.
+    /// Bars in drawing order.
     pub bars: Vec<Bar>,
 }
 
-/// Something that took a while.
+/// A time span.
 pub struct Bar {
     /// Start and end in milliseconds.
     pub from: f64,
     /// See `from`.
     pub to: f64,
-    /// Which of the kinds.
+    /// Index of its kind.
     pub kind: usize,
-    /// Shown when it is pointed at.
+    /// Tooltip.
     pub title: String,
 }
 
 const LANE: f64 = 46.0;
 const TIME: f64 = 1400.0;
 const UNIT: &str = " ms";
-/// About so many ticks.
+/// Approximate number of ticks.
 const TICKS: f64 = 10.0;
 const HEADLINE: f64 = 16.0;
 
-/// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
+/// Draws lanes over `ms` milliseconds; `kinds` are names and colours.
 pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> String {
     let names = rows
         .iter()
@@ -45,7 +45,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let bottom = top + LANE * rows.len() as f64;
     let to_x = |at: f64| left + at / ms.max(1e-9) * TIME;
     let ticks = round_ticks(ms, TICKS);
-    // half of the last tick may stand right of the lanes
+    // Half of the last tick label may extend to the right of the lanes.
     let last = ticks.last().map_or(0.0, |t| width_of(&t.1, TEXT));
     let right = left + TIME + (last + width_of(UNIT, TEXT)) / 2.0;
 
@@ -67,7 +67,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     );
     for (at, text) in ticks {
         let x = to_x(at);
-        // writing to a String cannot fail
+        // Writing to a String cannot fail.
         let _ = writeln!(
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
@@ -85,7 +85,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
 }
 
 impl Row {
-    /// Draws the lane that begins `y` below the upper edge.
+    /// Draws the lane with its upper edge at `y`.
     fn draw(&self, out: &mut String, y: f64, to_x: impl Fn(f64) -> f64, kinds: &[(&str, &str)]) {
         for (below, ink, text) in [
             (18.0, Ink::black(TEXT), &self.name),
@@ -110,7 +110,7 @@ impl Row {
     }
 }
 
-/// Names beside their colours, in as many rows as it takes; where it ends.
+/// Draws a legend in as many rows as needed; returns its lower edge.
 fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> f64 {
     let Place { x: left, y: top } = from;
     out.push_str("<g class=\"legend\">\n");

@@ -1,8 +1,8 @@
-//! Experts, each rounded against what it reads.
+//! Rounds each expert against its inputs.
 //!
-//! A token counts by its share of the expert: the router's weight is a factor of the expert's result,
-//! and so of its errors. An expert that few tokens visit is rounded against others of the layer too,
-//! which count less: too few inputs say nothing of most directions.
+//! An input is weighted by the router's weight for the expert, a factor of the expert's output and so of its error.
+//! An expert visited by few tokens is also rounded against other tokens of the layer, with a lower weight, since few
+//! inputs leave most directions undetermined.
 
 use emberflow_engine::ffn_hidden;
 use emberflow_kernels::Row;
@@ -15,16 +15,16 @@ use super::rounded::{LayerRows, StoredRows};
 use super::{Job, takes};
 use crate::Failure;
 
-/// Fewest inputs, in elements of an input.
+/// Minimum number of inputs, as a multiple of the input width.
 const LEAST: usize = 2;
 
-/// What a token that does not visit the expert counts, in mean shares of those that do.
+/// Weight of a token that does not visit the expert, relative to the mean weight of those that do.
 const OTHERS: f32 = 0.5;
 
-/// Tokens whose hidden values are computed together.
+/// Tokens whose hidden values are computed in one batch.
 const BLOCK: usize = 512;
 
-/// What an expert reads: tokens, and the factor of each.
+/// Inputs of an expert: row index and weight.
 type Inputs = Vec<(usize, f32)>;
 
 impl Job<'_> {
@@ -45,7 +45,7 @@ impl Job<'_> {
             };
             let inputs = match bank.expert < c.experts {
                 true => inputs_of(visits, bank.expert, d),
-                // the shared one, which every token visits
+                // The shared expert: every token visits it.
                 false => (0..visits.x.len() / d).map(|token| (token, 1.0)).collect(),
             };
             let mut covariance = Covariance::new(d);
@@ -63,7 +63,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// What the Down of an expert reads, block by block of neurons, behind Gate and Up as rounded.
+    /// Inputs of an expert's Down, block by block of neurons, computed with the rounded Gate and Up.
     fn hidden(
         &self,
         bank: Bank,
@@ -121,7 +121,7 @@ impl Job<'_> {
         Ok(sums)
     }
 
-    /// The biases of an expert's neurons; empty without any.
+    /// Biases of an expert's neurons; empty if it has none.
     fn bias(&self, bank: Bank, role: Role) -> Result<Vec<f32>, Failure> {
         let id = TensorId::layer(role, bank.layer);
         if self.shape(id).0 == 0 {
@@ -135,7 +135,7 @@ impl Job<'_> {
         Ok(bias)
     }
 
-    /// A stored matrix in f32.
+    /// A stored matrix as f32.
     fn values(&self, stored: &StoredRows) -> Vec<f32> {
         let rows = stored
             .bytes
@@ -149,7 +149,7 @@ impl Job<'_> {
     }
 }
 
-/// The tokens that visit an expert with their shares; where they are few, others evenly spread.
+/// Tokens that visit an expert, with their weights; if there are too few, also others, evenly spread.
 fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
     let choices = visits.choices.chunks_exact(visits.chosen.max(1));
     let shares = choices.map(|choices| choices.iter().find(|c| c.expert == expert));
@@ -165,7 +165,7 @@ fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
             Some(share) => inputs.push((token, share)),
             None => {
                 passed += 1;
-                // as many as are missing, one of every so many
+                // Take every n-th of the others, so that the missing number is reached.
                 if passed * missing / others > (passed - 1) * missing / others {
                     inputs.push((token, OTHERS * mean));
                 }
@@ -175,7 +175,7 @@ fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
     inputs
 }
 
-/// Hands over the inputs, each times its factor, and the factors, block by block.
+/// Calls `f` with blocks of inputs, each multiplied by its weight, and the weights.
 fn for_each_block(
     visits: &Visits,
     inputs: &Inputs,
@@ -192,7 +192,7 @@ fn for_each_block(
     });
 }
 
-/// Hands over the inputs and their factors, block by block.
+/// Calls `f` with blocks of inputs and their weights.
 fn for_each_unscaled_block(
     visits: &Visits,
     inputs: &Inputs,

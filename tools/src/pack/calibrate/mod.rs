@@ -1,14 +1,13 @@
-//! `emberflow pack --calibrate`: weights are rounded against what they read of a text.
+//! `emberflow pack --calibrate`: rounds weights to minimize the output error on a text.
 //!
-//! Layer by layer, a text runs through the model as rounded so far. The covariance of what a matrix
-//! reads says how an error in one weight can be made up for by the others that read along with it
-//! (`emberflow_predictor::rounding`). Rounded layers wait in a folder beside the output, with the
-//! residual stream behind the last one, so that a run that was stopped goes on where it was; the
-//! packer takes them from there.
+//! The text runs through the model layer by layer, through the layers as rounded so far. With the covariance of a
+//! matrix's inputs, the rounding error of one weight is compensated by the remaining weights of its row
+//! (`emberflow_predictor::rounding`). Rounded layers and the residual stream after the last one are stored in a
+//! folder next to the output, so that an interrupted run can be resumed; the packer reads them from there.
 //!
-//! The engine itself runs each layer, packed as a model of its own. Each expert is rounded against the
-//! tokens that visit it (`experts.rs`). A layer that shares keys and values is given those of the
-//! layer that has them, and all residual streams of a model go with the text.
+//! The engine runs each layer as a one-layer model. Each expert is rounded against the tokens that visit it
+//! (`experts.rs`). A layer that shares keys and values is given those of the layer that computes them, and models
+//! with several residual streams pass all of them on.
 
 mod experts;
 mod one_layer;
@@ -38,61 +37,60 @@ use crate::pack::options::PackOptions;
 use crate::windows::{self, Amount, Source};
 use crate::{Failure, interrupt, progress};
 
-/// Changes when the same input gives other bytes.
+/// Bump it when the same input gives different bytes.
 const VERSION: u32 = 1;
 
-/// Rows that are read and rounded together.
+/// Rows read and rounded at once.
 const BATCH: usize = 1024;
 
-/// What to calibrate with.
+/// Calibration text and its use.
 #[derive(Debug, Clone, Copy)]
 pub struct Calibration<'a> {
     /// The text.
     pub text: &'a Source,
-    /// Tokens to take of it.
+    /// Tokens to use.
     pub tokens: u32,
-    /// Compute threads. They change no byte.
+    /// CPU threads. The result does not depend on them.
     pub threads: usize,
 }
 
-/// Whether the matrices of a role are rounded against the text in this format.
+/// Whether matrices of this role and format are calibrated.
 pub(crate) fn takes(role: Role, dtype: DType) -> bool {
     ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
 }
 
-/// A model whose weights are rounded.
+/// Result of a calibration.
 #[derive(Debug)]
 pub struct Calibrated {
-    /// Its matrices.
+    /// Rounded matrices.
     pub rounded: Rounded,
-    /// Layers taken over from an interrupted run.
+    /// Layers resumed from an interrupted run.
     pub resumed: u32,
 }
 
-/// A model being calibrated.
+/// A running calibration.
 struct Job<'a> {
     source: &'a dyn Checkpoint,
     options: &'a PackOptions,
     on: Compute,
-    /// The tokens that layers are told of.
+    /// Tokens for which the layers have inputs.
     vocabulary: Vec<u32>,
     folder: PathBuf,
-    /// Begins the name of every file of this run.
+    /// Prefix of the names of this run's files.
     name: String,
 }
 
-/// The folder beside `output` where rounded layers wait.
+/// The folder next to `output` that holds rounded layers.
 pub fn folder(output: &Path) -> PathBuf {
     interrupt::beside(output, ".layers")
 }
 
-/// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller
-/// removes when they are packed. Matrices that `options` stores in a format without scales are left
-/// alone.
+/// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller removes once they are
+/// packed. Matrices that `options` stores in a format without scales are skipped.
 ///
 /// # Errors
-/// Wrong usage for formats that are not rounded; where the checkpoint cannot be read, a weight cannot be
-/// stored, or memory or disk do not suffice.
+/// A usage error for formats that cannot be calibrated; checkpoint read errors, weights that the format cannot
+/// represent, lack of memory or disk space.
 pub fn calibrate(
     source: &dyn Checkpoint,
     output: &Path,
@@ -157,7 +155,7 @@ impl Job<'_> {
         self.folder.join(format!("{}-{layer}", self.name))
     }
 
-    /// Rounds the layers that an earlier run did not, and returns the number of those that it did.
+    /// Rounds the layers missing from an earlier run and returns the number of resumed ones.
     fn all_layers(&self, stream: &mut Stream) -> Result<u32, Failure> {
         let layers = self.source.config().layers;
         let state = self.folder.join(format!("{}-stream", self.name));
@@ -177,8 +175,7 @@ impl Job<'_> {
         Ok(begun)
     }
 
-    /// Rounds one layer: each matrix against what it reads when those before it are rounded. The
-    /// stream goes on behind the layer.
+        /// Rounds one layer, each matrix against its inputs after the matrices before it are rounded, and advances the residual stream past the layer.
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
         let none = Wanted::default();
@@ -224,7 +221,7 @@ impl Job<'_> {
         }
     }
 
-    /// Takes the stream through a layer, and keeps the keys and values that others share.
+    /// Runs the residual stream through a layer and stores keys and values that later layers share.
     fn pass(
         &self,
         layer: &OneLayer<'_>,
@@ -272,7 +269,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether the FFNs of a layer are rounded.
+    /// Whether the FFN of a layer is calibrated.
     fn takes_ffn(&self, layer: u32) -> bool {
         takes(Role::Gate, self.dtype(Role::Gate, layer))
     }
@@ -281,7 +278,7 @@ impl Job<'_> {
         self.options.dtype_of(TensorId::layer(role, layer))
     }
 
-    /// The rows of a matrix that reads what `rounder` was made for.
+    /// Rounds the rows of a matrix with `rounder`.
     fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
         let dtype = self.options.dtype_of(id);
         let (count, cols) = self.shape(id);
@@ -297,7 +294,7 @@ impl Job<'_> {
         Ok(StoredRows { dtype, cols, bytes })
     }
 
-    /// Down, whose stored rows are neurons: columns of the matrix, one for each of its inputs.
+    /// Rounds Down, whose stored rows are neurons, that is, columns of the matrix.
     fn down(&self, id: TensorId, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
         let dtype = self.options.dtype_of(id);
         let (_, cols) = self.shape(id);
@@ -321,7 +318,7 @@ impl Job<'_> {
         found.map_or((0, 0), |t| (t.rows, t.cols))
     }
 
-    /// The stored rows, or why there are none.
+    /// The stored rows, or a failed check that names the weight.
     fn stored(
         &self,
         id: TensorId,

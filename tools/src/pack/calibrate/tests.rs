@@ -1,4 +1,4 @@
-//! Layers taken one by one are those of the whole model, and a run that is stopped goes on.
+//! Layers run one by one give the same values as the whole model, and an interrupted run resumes.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ fn job<'a>(
     (job, stream)
 }
 
-/// The inputs of all FFNs of the model in one piece, layer by layer.
+/// The inputs of all FFNs when the whole model runs at once, by layer.
 fn whole(source: &dyn Checkpoint, options: &PackOptions, folder: &Path) -> Vec<Vec<f32>> {
     let path = folder.join("whole.ember");
     write(source, &path, options, None, &mut |_, _| {}).unwrap();
@@ -91,7 +91,7 @@ fn a_stopped_run_knows_the_keys_and_values_that_are_shared() {
         .map(|dir| job(source.as_ref(), &options, dir.path()));
     let layers = source.config().layers;
     assert_eq!(whole.all_layers(&mut stream).unwrap(), 0);
-    // stopped behind the layers that have keys and values of their own
+    // Stopped after the layers that have their own keys and values.
     let begun = layers - 2;
     for layer in 0..begun {
         let rows = stopped.layer(layer, &mut early).unwrap();
