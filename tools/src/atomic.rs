@@ -92,7 +92,10 @@ fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let Some(name) = path.file_name() else {
-        return Err(Failure::usage(format!("{} is not a file name", path.display())));
+        return Err(Failure::usage(format!(
+            "{} is not a file name",
+            path.display()
+        )));
     };
     let probe = beside(&folder.join(name), &format!(".try{}", std::process::id()));
     File::create_new(&probe)

@@ -126,7 +126,8 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-        /// Memory budgets for the whole process, such as 1GiB,2GiB, or `auto`; default: eight steps from the smallest that works to the whole model.
+    /// Memory budgets for the whole process, such as 1GiB,2GiB, or `auto`; default: eight steps from the smallest
+    /// that works to the whole model.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
     pub memory: Vec<Budget>,
     /// Context length in tokens.
@@ -163,7 +164,8 @@ pub struct DoctorArgs {
     /// A file or folder on the file system to check; default: the current folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
-        /// Discard the stored results for OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and test all devices again, including those that failed.
+    /// Discard the stored results for OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and test all devices
+    /// again, including those that failed.
     #[arg(long)]
     pub retry_devices: bool,
     /// Print one JSON object.

@@ -34,7 +34,8 @@ impl Cold {
         })
     }
 
-        /// A region of `slots` experts, filled with the most popular ones. `visits` counts visits per layer and expert over `tokens` tokens. A layer is a bank and an expert is its neuron.
+    /// A region of `slots` experts, filled with the most popular ones. `visits` counts visits per layer and expert
+    /// over `tokens` tokens. A layer is a bank and an expert is its neuron.
     pub fn of_experts(slots: u64, visits: &[Vec<u64>], tokens: u64) -> Result<Self, Failure> {
         let sizes: Vec<u32> = visits.iter().map(|layer| layer.len() as u32).collect();
         let mut cold = Self::new(slots, &sizes)?;

@@ -94,7 +94,7 @@ pub struct LayerTemperature {
     pub active_share: f64,
     /// Smallest share of neurons that accounts for 80 % of all activations.
     pub hot_share_80: f64,
-        /// Share of tokens for which a neuron is active, for the neurons at 0, 10 … 100 % of the order, hottest first.
+    /// Share of tokens for which a neuron is active, for the neurons at 0, 10 … 100 % of the order, hottest first.
     pub deciles: Vec<f64>,
 }
 

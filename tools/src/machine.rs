@@ -35,9 +35,7 @@ fn keep(rates: &Rates) {
         );
     };
     if let Err(e) = rates.save(&path) {
-        tell(format_args!(
-            "emberflow: cannot save the measurement: {e}"
-        ));
+        tell(format_args!("emberflow: cannot save the measurement: {e}"));
     }
 }
 
@@ -54,7 +52,9 @@ pub fn know() -> Result<(), Failure> {
     let rates = match measured_apart() {
         Ok(rates) => rates,
         Err(reason) => {
-            tracing::info!("measuring in this process, which counts towards its peak memory: {reason}");
+            tracing::info!(
+                "measuring in this process, which counts towards its peak memory: {reason}"
+            );
             measure_for_plans()?
         }
     };

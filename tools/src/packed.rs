@@ -57,10 +57,10 @@ impl Neuron {
 }
 
 impl<'a> Packed<'a> {
-        /// Reads the metadata and checks that the banks match the model.
-        ///
-        /// # Errors
-        /// Metadata that do not parse or do not match the container.
+    /// Reads the metadata and checks that the banks match the model.
+    ///
+    /// # Errors
+    /// Metadata that do not parse or do not match the container.
     pub fn new(container: &'a Container) -> Result<Self, Failure> {
         let meta = ContainerMeta::parse(container.meta(), container.path())?;
         let format = NeuronFormat::of(container, &meta)?;
@@ -83,10 +83,11 @@ impl<'a> Packed<'a> {
         &self.meta.config
     }
 
-        /// Calls `f` with each row of the non-FFN tensor `want`.
-        ///
-        /// # Errors
-        /// A missing tensor, a wrong shape, a wrong checksum (detected after `f` has seen all rows), a read error, and errors of `f`.
+    /// Calls `f` with each row of the non-FFN tensor `want`.
+    ///
+    /// # Errors
+    /// A missing tensor, a wrong shape, a wrong checksum (detected after `f` has seen all rows), a read error, and
+    /// errors of `f`.
     pub fn rows(&self, want: Required, f: &mut RowFn<'_>) -> Result<(), Failure> {
         let Required { id, rows, cols } = want;
         let fail = |what: String| self.fault(id, &what);
@@ -175,10 +176,10 @@ impl<'a> Packed<'a> {
             .map_err(Failure::file(path))
     }
 
-        /// Calls `f` with every neuron of a bank, in packed order.
-        ///
-        /// # Errors
-        /// A read error, a damaged bundle, and errors of `f`.
+    /// Calls `f` with every neuron of a bank, in packed order.
+    ///
+    /// # Errors
+    /// A read error, a damaged bundle, and errors of `f`.
     pub fn neurons(
         &self,
         bank: usize,

@@ -59,10 +59,10 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
 }
 
 impl Perplexity {
-        /// Prints one line of text.
-        ///
-        /// # Errors
-        /// I/O errors of `out`.
+    /// Prints one line of text.
+    ///
+    /// # Errors
+    /// I/O errors of `out`.
     pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(
             out,

@@ -64,9 +64,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
         let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
         if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
-            tell(format_args!(
-                "emberflow: {why}; run needs --force for it"
-            ));
+            tell(format_args!("emberflow: {why}; run needs --force for it"));
         }
     }
     if let Some(path) = &args.svg {
@@ -156,9 +154,7 @@ fn details(p: &Plan) -> String {
          hot cut    ",
         p.compute_threads,
         p.io_core
-            .map_or("not pinned".into(), |c| format!(
-                "on core {c}"
-            )),
+            .map_or("not pinned".into(), |c| format!("on core {c}")),
         p.chunk,
         match p.prefetch_clusters {
             0 => "no FFN reads during attention".into(),
@@ -193,8 +189,7 @@ fn basis(p: &Plan) -> String {
         out += "the storage device was measured under load: run emberflow bench io again\n";
     }
     if !b.statistics {
-        out +=
-            "the model has no activation statistics, so hit rates are a guess: pack it with --stats\n";
+        out += "the model has no activation statistics, so hit rates are a guess: pack it with --stats\n";
     } else if b.neurons_assumed {
         out += "there are no statistics of neurons inside experts, so their activity is a guess\n";
     }

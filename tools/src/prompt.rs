@@ -46,12 +46,13 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-        /// Reads the prompt.
-        ///
-        /// `-p -` and `-f -` read standard input. If neither is given, a pipe or file on standard input is the prompt; if it is a terminal, `/dev/null`, or an empty or silent pipe, bundled models use a default prompt.
-        ///
-        /// # Errors
-        /// A file that cannot be read, no prompt, or a prompt that exceeds the context.
+    /// Reads the prompt.
+    ///
+    /// `-p -` and `-f -` read standard input. If neither is given, a pipe or file on standard input is the prompt; if
+    /// it is a terminal, `/dev/null`, or an empty or silent pipe, bundled models use a default prompt.
+    ///
+    /// # Errors
+    /// A file that cannot be read, no prompt, or a prompt that exceeds the context.
     pub fn prompt(self, args: &RunArgs) -> Result<Prompt, Failure> {
         let stdin = Path::new("-");
         match (args.prompt.as_deref(), args.file.as_deref()) {
@@ -78,10 +79,10 @@ impl Reader<'_> {
         }
     }
 
-        /// Reads the next line of a chat, without its line ending; `None` at the end.
-        ///
-        /// # Errors
-        /// Input that cannot be read, or a line that exceeds the context.
+    /// Reads the next line of a chat, without its line ending; `None` at the end.
+    ///
+    /// # Errors
+    /// Input that cannot be read, or a line that exceeds the context.
     pub fn line(self, from: &mut impl BufRead) -> Result<Option<String>, Failure> {
         let mut taken = self.start(input());
         let mut any = false;

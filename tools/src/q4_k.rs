@@ -80,7 +80,8 @@ fn decode(block: &[u8; BYTES], nibbles: &mut [u8]) -> SuperBlock {
         dmin: half(2),
         ..SuperBlock::default()
     };
-        // Scales and minimums of the first four groups are the low six bits of bytes 0 to 7. The others have four bits in bytes 8 to 11 and two in the top bits of bytes 0 to 7.
+    // Scales and minimums of the first four groups are the low six bits of bytes 0 to 7. The others have four bits in
+    // bytes 8 to 11 and two in the top bits of bytes 0 to 7.
     for g in 0..SUPER_GROUPS {
         (numbers.scales[g], numbers.mins[g]) = match g {
             0..4 => (packed[g] & 63, packed[g + 4] & 63),

@@ -8,7 +8,8 @@ use std::path::Path;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use strsim::damerau_levenshtein;
 
-/// The name nearest to `word`, if it is at most one edit per four letters (at least one) away, or `word` is a prefix of it.
+/// The name nearest to `word`, if it is at most one edit per four letters (at least one) away, or `word` is a prefix
+/// of it.
 pub fn nearest<S: AsRef<str>>(word: &str, names: impl IntoIterator<Item = S>) -> Option<S> {
     let word = word.to_lowercase();
     let letters = word.chars().count();
@@ -118,19 +119,16 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
         ],
         "moved to the laboratory: 'cargo run --release -p emberflow-benches -- --help' in the source tree",
     ),
-    (&["-np"], "'serve --parallel N' sets the number of concurrent requests"),
+    (
+        &["-np"],
+        "'serve --parallel N' sets the number of concurrent requests",
+    ),
     (
         &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
         "'--kv f16' or '--kv f32' sets the type of the KV cache",
     ),
-    (
-        &["--mlock"],
-        "'--lock' locks the weights in memory",
-    ),
-    (
-        &["--no-mmap", "--mmap"],
-        "'--memory SIZE' limits memory",
-    ),
+    (&["--mlock"], "'--lock' locks the weights in memory"),
+    (&["--no-mmap", "--mmap"], "'--memory SIZE' limits memory"),
     (
         &["-hf", "-hfr", "--hf-repo"],
         "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",

@@ -61,10 +61,10 @@ impl Renderer {
         memory((bytes + sources.map(str::len).iter().sum::<usize>()) as u64)
     }
 
-        /// Renders the prompt of a conversation.
-        ///
-        /// # Errors
-        /// As [`ChatTemplate::render`], and a template that exceeds its memory or time limit.
+    /// Renders the prompt of a conversation.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], and a template that exceeds its memory or time limit.
     pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
         let failed = |reason: String| Error::ChatTemplate { reason };
         let template = &self.template;

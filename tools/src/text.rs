@@ -34,10 +34,10 @@ pub struct Utf8 {
 }
 
 impl Utf8 {
-        /// Text completed by `bytes`.
-        ///
-        /// # Errors
-        /// Invalid UTF-8.
+    /// Text completed by `bytes`.
+    ///
+    /// # Errors
+    /// Invalid UTF-8.
     pub fn push(&mut self, bytes: &[u8]) -> std::io::Result<String> {
         self.pending.extend_from_slice(bytes);
         let valid = match std::str::from_utf8(&self.pending) {
@@ -50,10 +50,10 @@ impl Utf8 {
         text.map_err(|_| not_utf8())
     }
 
-        /// Ends the input.
-        ///
-        /// # Errors
-        /// An incomplete character at the end.
+    /// Ends the input.
+    ///
+    /// # Errors
+    /// An incomplete character at the end.
     pub fn finish(self) -> std::io::Result<()> {
         match self.pending.is_empty() {
             true => Ok(()),
@@ -85,10 +85,11 @@ pub struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-        /// The first `limit` tokens of the file `path`, or all. Tokenizes the first block at once, so that a memory plan made afterwards counts the tokenizer's memory.
-        ///
-        /// # Errors
-        /// A file that cannot be opened, and errors of [`Tokens::next`].
+    /// The first `limit` tokens of the file `path`, or all. Tokenizes the first block at once, so that a memory plan
+    /// made afterwards counts the tokenizer's memory.
+    ///
+    /// # Errors
+    /// A file that cannot be opened, and errors of [`Tokens::next`].
     pub fn open(text: &'a Text, path: &Path, limit: Option<u64>) -> Result<Self, Failure> {
         let file = File::open(path).map_err(Failure::file(path))?;
         let mut tokens = Self {
@@ -106,10 +107,10 @@ impl<'a> Tokens<'a> {
         Ok(tokens)
     }
 
-        /// The next tokens, at most `most`; fewer only at the end of the text.
-        ///
-        /// # Errors
-        /// A read error, invalid UTF-8, or a tokenizer error.
+    /// The next tokens, at most `most`; fewer only at the end of the text.
+    ///
+    /// # Errors
+    /// A read error, invalid UTF-8, or a tokenizer error.
     pub fn next(&mut self, most: usize) -> Result<Vec<u32>, Failure> {
         let most = most.min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let mut block = vec![0; BLOCK];
@@ -122,10 +123,10 @@ impl<'a> Tokens<'a> {
         Ok(next)
     }
 
-        /// All remaining tokens.
-        ///
-        /// # Errors
-        /// As [`Tokens::next`].
+    /// All remaining tokens.
+    ///
+    /// # Errors
+    /// As [`Tokens::next`].
     pub fn rest(mut self) -> Result<Vec<u32>, Failure> {
         let mut all = self.next(usize::MAX)?;
         all.shrink_to_fit();

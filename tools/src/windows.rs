@@ -35,10 +35,10 @@ enum From {
 }
 
 impl Source {
-        /// Opens the text `path`. Pipes and devices are read into memory.
-        ///
-        /// # Errors
-        /// A read error, or more than 64 MiB from a pipe.
+    /// Opens the text `path`. Pipes and devices are read into memory.
+    ///
+    /// # Errors
+    /// A read error, or more than 64 MiB from a pipe.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let failed = |e| Failure::file(path)(e);
         let file = File::open(path).map_err(failed)?;
@@ -78,10 +78,10 @@ impl Source {
         }
     }
 
-        /// Hash of the whole text.
-        ///
-        /// # Errors
-        /// A read error.
+    /// Hash of the whole text.
+    ///
+    /// # Errors
+    /// A read error.
     pub fn hash(&self) -> Result<u64, Failure> {
         let mut hash = Xxh3Default::new();
         let mut at = 0;

@@ -66,7 +66,7 @@ impl Device {
         matches!(self.source, Source::Simulated(_))
     }
 
-        /// Measures a real device for about a second. The fastest measurement of a benchmark counts.
+    /// Measures a real device for about a second. The fastest measurement of a benchmark counts.
     pub fn measure(&mut self) -> Result<(), Failure> {
         let Source::Real {
             target,
@@ -161,7 +161,8 @@ pub struct Bound {
 }
 
 impl Bound {
-        /// The bound for `run`. `memory` is the memory bandwidth in GB/s for runs without a hot region, which cannot measure it.
+    /// The bound for `run`. `memory` is the memory bandwidth in GB/s for runs without a hot region, which cannot
+    /// measure it.
     pub fn of(run: &Run, device: &Device, memory: f64) -> Self {
         let d = &run.details;
         let passes = d.ms.len().max(1) as f64;

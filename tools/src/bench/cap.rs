@@ -9,10 +9,10 @@ pub struct Cap {
 }
 
 impl Cap {
-        /// A group limited to `bytes`, page cache included.
-        ///
-        /// # Errors
-        /// Why it cannot be created, such as missing permission or controller.
+    /// A group limited to `bytes`, page cache included.
+    ///
+    /// # Errors
+    /// Why it cannot be created, such as missing permission or controller.
     pub fn new(bytes: u64) -> Result<Self, String> {
         let name = format!("emberflow-bench-{}", std::process::id());
         let places = [

@@ -169,7 +169,8 @@ pub struct Child {
 }
 
 impl Child {
-        /// Sets the arguments common to all runs. Tokens are sampled with a fixed seed, because greedy decoding of random weights soon repeats itself.
+    /// Sets the arguments common to all runs. Tokens are sampled with a fixed seed, because greedy decoding of random
+    /// weights soon repeats itself.
     pub fn new(args: &BenchArgs) -> Result<Self, Failure> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::Child(format!("cannot find the path of this program: {e}")))?;

@@ -52,9 +52,11 @@ pub struct Rates {
     pub active_share: f64,
     /// Milliseconds per token spent waiting for reads.
     pub wait_ms: f64,
-        /// Token time as a share of the first context's time plus the time for the additional bytes of keys and values; 1 for the first.
+    /// Token time as a share of the first context's time plus the time for the additional bytes of keys and values; 1
+    /// for the first.
     pub of_explained: f64,
-        /// Joules per token from the report's `energy_source`, which includes everything else on the machine; absent without a source.
+    /// Joules per token from the report's `energy_source`, which includes everything else on the machine; absent
+    /// without a source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joules_per_token: Option<f64>,
 }
@@ -193,7 +195,8 @@ fn measure(
     let mut sequence = engine.new_sequence()?;
     Probe::new(engine).pretend(&mut sequence, 0, context)?;
     let vocab = engine.config().vocab;
-        // Greedy decoding of random weights soon repeats itself; stepping through the vocabulary activates different neurons for every token.
+    // Greedy decoding of random weights soon repeats itself; stepping through the vocabulary activates different
+    // neurons for every token.
     let mut token = 7 % vocab;
     let mut step = |engine: &mut Engine| -> Result<f64, Failure> {
         token = (token * 31 + 17) % vocab;
@@ -249,7 +252,7 @@ fn share(rate: f64, bound: f64) -> f64 {
 }
 
 impl Rates {
-        /// Milliseconds per token by stage: attention, FFN without the next two, predictors, I/O wait, head.
+    /// Milliseconds per token by stage: attention, FFN without the next two, predictors, I/O wait, head.
     fn parts(&self) -> [f64; 5] {
         let ffn = self.ffn_ms - self.predict_ms - self.wait_ms;
         [

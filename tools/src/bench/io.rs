@@ -62,7 +62,8 @@ struct Row<'a> {
     point: &'a Point,
     /// Throughput over the rounds, in MB/s.
     range: Range,
-        /// Bound in MB/s: the highest throughput of any point, or that of the simulated device's model for this length and depth.
+    /// Bound in MB/s: the highest throughput of any point, or that of the simulated device's model for this length
+    /// and depth.
     bound_mb_per_s: f64,
     /// Throughput as a share of the bound, over the rounds.
     of_bound: Range,
@@ -221,13 +222,13 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
     points.iter().enumerate().map(row).collect()
 }
 
-/// What the numbers are measured against, the conclusion, and where it went.
 /// Why the result of a quick measurement is not saved.
 fn left_unsaved(args: &BenchIoArgs) -> Option<String> {
     let quick = args.quick && args.io == "auto" && args.save.is_none();
     quick.then(|| "not saved for the planner: measure without --quick".into())
 }
 
+/// Notes: the bound, the best throughput, warnings, and where the profile was saved.
 fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
     let bound = match choice {
         IoChoice::Sim(_) => "throughput of the simulated device's model at that length and depth",

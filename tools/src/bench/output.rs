@@ -106,7 +106,7 @@ impl Table {
         }
     }
 
-        /// Adds a row: `cells` followed by the numbers, or by the reason why there are none.
+    /// Adds a row: `cells` followed by the numbers, or by the reason why there are none.
     pub fn add(
         &mut self,
         mut cells: Vec<String>,
@@ -226,10 +226,10 @@ impl<B: Serialize> Results<B> {
         lines.join("\n") + "\n"
     }
 
-        /// Writes the requested files and prints the result.
-        ///
-        /// # Errors
-        /// A file that cannot be written (after printing the result); a failed check if hashes differ.
+    /// Writes the requested files and prints the result.
+    ///
+    /// # Errors
+    /// A file that cannot be written (after printing the result); a failed check if hashes differ.
     pub fn finish(self, args: &OutputArgs) -> Result<(), Failure> {
         let mut written = Vec::new();
         // Print the result even if it cannot be written: it took minutes.

@@ -43,10 +43,10 @@ pub struct Setup {
 }
 
 impl Setup {
-        /// For the model of `bench`, read through the engine `io`.
-        ///
-        /// # Errors
-        /// A model or a device that cannot be opened.
+    /// For the model of `bench`, read through the engine `io`.
+    ///
+    /// # Errors
+    /// A model or a device that cannot be opened.
     pub fn new(bench: &BenchArgs, io: &str) -> Result<Self, Failure> {
         Ok(Self {
             facts: Facts::of(&bench.model)?,
@@ -55,10 +55,10 @@ impl Setup {
         })
     }
 
-        /// Runs `decoding` at the share of every point, interleaved; `more` gives the additional arguments of a variant.
-        ///
-        /// # Errors
-        /// The first failure of a run.
+    /// Runs `decoding` at the share of every point, interleaved; `more` gives the additional arguments of a variant.
+    ///
+    /// # Errors
+    /// The first failure of a run.
     pub fn decode<V: Copy>(
         &mut self,
         decoding: &Decoding<'_>,

@@ -86,7 +86,10 @@ pub fn in_turns(
 fn told(run: &Run) -> String {
     if run.details.ms.is_empty() {
         let n = run.prompt_tokens;
-        return format!("prompt of {n} tokens, {:.1} tok/s", run.prefill_tokens_per_s);
+        return format!(
+            "prompt of {n} tokens, {:.1} tok/s",
+            run.prefill_tokens_per_s
+        );
     }
     format!(
         "{:.2} tok/s, I/O wait {:.1} %, hits {:.1} %",

@@ -129,10 +129,12 @@ fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>,
 /// Note on mmap runs; `why` is the reason that there is no limit.
 fn cap_note(why: Option<String>) -> String {
     match why {
-        None => "mmap: in a memory control group limited to the budget, with a cold page cache".into(),
-        Some(why) => format!(
-            "mmap: without a memory limit ({why}), so the page cache may hold everything"
-        ),
+        None => {
+            "mmap: in a memory control group limited to the budget, with a cold page cache".into()
+        }
+        Some(why) => {
+            format!("mmap: without a memory limit ({why}), so the page cache may hold everything")
+        }
     }
 }
 
@@ -253,11 +255,7 @@ fn remarks(rows: &[Row]) -> Vec<String> {
                     w[1].tokens_per_s.median,
                     percent(w[0].share),
                     percent(w[1].share),
-                    if spreads {
-                        " (the ranges overlap)"
-                    } else {
-                        ""
-                    }
+                    if spreads { " (the ranges overlap)" } else { "" }
                 )
             })
             .collect();

@@ -73,7 +73,7 @@ pub struct Panel {
 pub enum Axes {
     /// Both from 0 to 1.
     Shares,
-        /// Logarithmic and common to all panels: powers of 2 on x, powers of 10 on y. Values are positive.
+    /// Logarithmic and common to all panels: powers of 2 on x, powers of 10 on y. Values are positive.
     Logs,
 }
 

@@ -87,7 +87,9 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
 pub fn parse_share_percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
-        _ => Err(format!("{text:?} is not a percentage above 0 and at most 100")),
+        _ => Err(format!(
+            "{text:?} is not a percentage above 0 and at most 100"
+        )),
     }
 }
 

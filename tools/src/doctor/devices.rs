@@ -179,8 +179,7 @@ pub(super) fn devices(again: bool) -> Check {
     let usable = known.iter().any(|known| known.verdict.is_ok());
     match usable && known.iter().all(|known| known.wrong() == 0) {
         true => check,
-        false => check.advise(
-            "update the driver and test again with --retry-devices, or use --device none",
-        ),
+        false => check
+            .advise("update the driver and test again with --retry-devices, or use --device none"),
     }
 }

@@ -5,7 +5,7 @@ use emberflow_storage::mem::Mem;
 use super::check::Check;
 use crate::size;
 
-/// Value in bytes of a line of /proc/meminfo.
+/// Value of a line of /proc/meminfo, in bytes.
 fn kib(meminfo: &str, key: &str) -> Option<u64> {
     let line = meminfo
         .lines()
@@ -87,7 +87,8 @@ pub(super) fn memory(mem: &Mem) -> Check {
                 ),
             );
             if auto < LITTLE {
-                check.advise("very little: close other programs, or raise the limit of this process")
+                check
+                    .advise("very little: close other programs, or raise the limit of this process")
             } else {
                 check
             }
@@ -133,12 +134,14 @@ pub(super) fn huge_pages(enabled: &str, defrag: &str) -> Check {
             "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: random access to \
              weights in memory and large reads from disk become up to 1.5 times faster",
         ),
-        (Some(setting), Some(late @ ("never" | "defer"))) => {
-            Check::ok(NAME, format!("{setting}, defrag {late}")).advise(
-                "`echo madvise > /sys/kernel/mm/transparent_hugepage/defrag`: the kernel then compacts \
+        (Some(setting), Some(late @ ("never" | "defer"))) => Check::ok(
+            NAME,
+            format!("{setting}, defrag {late}"),
+        )
+        .advise(
+            "`echo madvise > /sys/kernel/mm/transparent_hugepage/defrag`: the kernel then compacts \
                  memory for huge pages when weights are loaded",
-            )
-        }
+        ),
         (Some(setting), _) => Check::ok(NAME, setting),
     };
     check.with("setting", setting).with("defrag", defrag)

@@ -33,7 +33,7 @@ pub struct ColdRates {
     pub release_ns: f64,
     /// Evict another neuron and take its slot.
     pub replace_ns: f64,
-        /// Lower bound: one dependent access to memory as large as the tables.
+    /// Lower bound: one dependent access to memory as large as the tables.
     pub access_ns: f64,
 }
 

@@ -252,7 +252,8 @@ impl Lab<'_> {
         pass / rows
     }
 
-        /// Every [`SCATTER`]th neuron: a dot product with one row, and the next row added to a sum, as in an FFN cluster. Nanoseconds per row; a neuron has two.
+    /// Every [`SCATTER`]th neuron: a dot product with one row, and the next row added to a sum, as in an FFN cluster.
+    /// Nanoseconds per row; a neuron has two.
     fn neuron(&self, workers: &Workers, n: usize, bytes: &[u8]) -> f64 {
         let (cpu, dtype) = (self.cpu, self.dtype);
         let len = dtype.row_bytes(n);

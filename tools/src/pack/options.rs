@@ -23,7 +23,7 @@ pub struct PackOptions {
     pub embedding: DType,
     /// Statistics that order the neurons: file name and content.
     pub stats: Option<(PathBuf, Vec<u8>)>,
-        /// Place neurons that are active together next to each other, if the statistics record it.
+    /// Place neurons that are active together next to each other, if the statistics record it.
     pub coactivation: bool,
     /// Sector size; `None` for what direct I/O needs at the output.
     pub sector: Option<u32>,
@@ -115,7 +115,7 @@ impl PackOptions {
         }
     }
 
-        /// These options for `source`: with a 4-bit format, MXFP4 neurons are copied unchanged.
+    /// These options for `source`: with a 4-bit format, MXFP4 neurons are copied unchanged.
     pub(super) fn keeping_mxfp4(&self, source: &dyn Checkpoint) -> Self {
         let is_neuron = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
         let mut neurons = source.tensors().iter().filter(is_neuron);

@@ -63,9 +63,7 @@ fn unreported(
     if padding <= 1.0 / 8.0 {
         return Ok(Sector {
             bytes: LARGEST,
-            why: format!(
-                "which works on every device; {place} reports no direct I/O block size"
-            ),
+            why: format!("which works on every device; {place} reports no direct I/O block size"),
         });
     }
     Ok(Sector {

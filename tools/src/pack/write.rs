@@ -182,7 +182,8 @@ impl Work<'_> {
         }
     }
 
-        /// Reads rows into `self.rows`: for an FFN tensor the neurons with packed numbers `first..first + count`, otherwise rows in their order.
+    /// Reads rows into `self.rows`: for an FFN tensor the neurons with packed numbers `first..first + count`,
+    /// otherwise rows in their order.
     fn read(
         &mut self,
         id: TensorId,
@@ -232,7 +233,8 @@ impl Work<'_> {
         Ok(())
     }
 
-        /// Encodes Q4_K rows of the checkpoint as q4k into `self.encoded`, losslessly. Returns false if the checkpoint has another format.
+    /// Encodes Q4_K rows of the checkpoint as q4k into `self.encoded`, losslessly. Returns false if the checkpoint
+    /// has another format.
     fn imported(
         &mut self,
         id: TensorId,
@@ -275,7 +277,9 @@ impl Work<'_> {
                 self.source.path().display(),
                 dtype.name()
             ))),
-            Err(_) => Err(Failure::Fault("a worker thread panicked while quantising".into())),
+            Err(_) => Err(Failure::Fault(
+                "a worker thread panicked while quantising".into(),
+            )),
         }
     }
 

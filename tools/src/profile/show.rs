@@ -33,7 +33,8 @@ struct Shown {
     misses: Vec<Miss>,
     /// Per layer.
     layers: Vec<LayerSummary>,
-        /// Share of neurons that accounts for 80 % of activations in published models (PowerInfer, figure 4; bamboo from PowerInfer-2).
+    /// Share of neurons that accounts for 80 % of activations in published models (PowerInfer, figure 4; bamboo from
+    /// PowerInfer-2).
     published_hot_share_80: Vec<(&'static str, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! From a request's output to its response.
+//! Builds responses from the engine's output.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,10 +20,10 @@ use super::submit::{Asked, PING, Pending, submit};
 use super::worker::Out;
 use super::{ollama, responses};
 
-/// Runs a request.
+/// Waits for a request's output, or streams it.
 ///
 /// # Errors
-/// A request that is wrong, or failed.
+/// Invalid or failed requests.
 pub async fn respond(
     app: Arc<App>,
     asked: Asked,
@@ -42,7 +42,7 @@ pub async fn respond(
             _ => whole(pending).await,
         }
     };
-    // In lines of JSON white space has no meaning.
+    // White space is ignored between lines of JSON.
     let probe = if ollama { b" " } else { COMMENT };
     match streams {
         true => Ok(attentive(answer.await?, probe)),
@@ -105,13 +105,13 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// A stream in the making.
+/// State of a stream.
 struct Streamed {
     pending: Pending,
     with_usage: bool,
-    /// Calls of each text so far.
+    /// Number of tool calls per text so far.
     calls: Vec<usize>,
-    /// Events that are ready.
+    /// Events ready to be sent.
     ready: VecDeque<String>,
     ended: bool,
 }
@@ -155,11 +155,11 @@ impl Streamed {
         self.ready.pop_front()
     }
 
-    /// Takes output of the engine's thread.
+    /// Handles one output of the engine thread.
     async fn take(&mut self) {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => self.pending.usage.cached += cached,
-            // Not asked for in streams.
+            // Never requested in streams.
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Text {
                 index,
@@ -168,7 +168,7 @@ impl Streamed {
                 ..
             }) => {
                 self.pending.texts[index].log_probs.extend(log_probs);
-                // A piece without text only tells log-probabilities.
+                // A piece without text only carries log-probabilities.
                 let parts = match text.is_empty() {
                     true => vec![Part::Text(text)],
                     false => self.pending.parts(index, text),
@@ -184,7 +184,7 @@ impl Streamed {
         }
     }
 
-    /// Sends a part of a text, with the log-probabilities so far.
+    /// Sends a part of a text with the pending log-probabilities.
     fn part(&mut self, index: usize, part: Part) {
         let tokens = std::mem::take(&mut self.pending.texts[index].log_probs);
         let log_probs = (!tokens.is_empty()).then(|| self.pending.log_probs(index, &tokens));
@@ -231,7 +231,7 @@ impl Streamed {
         self.ready.push_back(chunk);
     }
 
-    /// Ends a text, and after the last one the stream.
+    /// Ends a text; the last one ends the stream.
     fn end(&mut self, index: usize, stopped: bool, tokens: usize) {
         let (rest, reason) = self.pending.rest(index, stopped);
         for part in rest {

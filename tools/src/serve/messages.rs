@@ -15,18 +15,18 @@ use super::reply::Call;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
-/// A block of a message.
+/// A content block.
 #[derive(Debug)]
 enum Block {
     /// Text.
     Text(String),
-    /// What the model writes to itself.
+    /// Reasoning.
     Thoughts(String),
-    /// A call of a tool.
+    /// A tool call.
     Call(Call),
 }
 
-/// The message as far as it is known.
+/// The message so far.
 struct Answer {
     pending: Pending,
     blocks: Vec<Block>,
@@ -37,7 +37,7 @@ struct Answer {
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed> {
     let mut answer = Answer {
         pending,
@@ -57,7 +57,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed>
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns what it brings.
+    /// Handles one output of the engine thread and returns the new parts.
     async fn next(&mut self) -> Result<Vec<Part>, ApiError> {
         let mut parts = match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => {
@@ -83,7 +83,7 @@ impl Answer {
         Ok(parts)
     }
 
-    /// Whether a block begins with this.
+    /// Whether the part begins a new block.
     fn begins(&self, part: &Part) -> bool {
         !matches!(
             (part, self.blocks.last()),
@@ -93,7 +93,7 @@ impl Answer {
         )
     }
 
-    /// Adds what the text brings.
+    /// Appends a part.
     fn add(&mut self, part: Part) {
         match (part, self.blocks.last_mut()) {
             (Part::Text(more), Some(Block::Text(text)))
@@ -130,7 +130,7 @@ impl Answer {
         }
     }
 
-    /// Numbers of tokens; known ones of the prompt are counted apart.
+    /// Token counts; cached prompt tokens are listed separately.
     fn usage(&self) -> Value {
         let usage = &self.pending.usage;
         json!({
@@ -159,12 +159,12 @@ impl Block {
     fn json(&self) -> Value {
         match self {
             Self::Text(text) => json!({"type": "text", "text": text}),
-            // Nobody here signs it.
+            // This server does not sign reasoning.
             Self::Thoughts(text) => {
                 json!({"type": "thinking", "thinking": text, "signature": ""})
             }
             Self::Call(call) => {
-                // What was cut off is no JSON.
+                // Truncated arguments are not valid JSON.
                 let input = serde_json::from_str(&call.arguments);
                 let input: Value = input.unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
@@ -172,7 +172,7 @@ impl Block {
         }
     }
 
-    /// The same without what it holds.
+    /// The block without content, for its start event.
     fn begin(&self) -> Value {
         match self {
             Self::Text(_) => Self::Text(String::new()).json(),
@@ -186,7 +186,7 @@ impl Block {
     }
 }
 
-/// A stream in the making.
+/// State of a stream.
 struct Streamed {
     answer: Answer,
     ready: VecDeque<Value>,
@@ -246,7 +246,7 @@ impl Streamed {
         self.ready.push_back(event);
     }
 
-    /// Number of the last block.
+    /// Index of the last block.
     fn last(&self) -> usize {
         self.answer.blocks.len().saturating_sub(1)
     }

@@ -16,14 +16,14 @@ use super::error::ApiError;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
-/// What a request wants to be told.
+/// Options of the response.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// The tokens of the text.
+    /// Include the tokens.
     pub tokens: bool,
-    /// How likely they were.
+    /// Include their probabilities.
     pub probabilities: bool,
-    /// Only these fields of the response, as paths: `timings/predicted_ms`.
+    /// Include only these fields, as paths: `timings/predicted_ms`.
     pub fields: Vec<String>,
     /// The prompts as text.
     pub prompts: Vec<String>,
@@ -37,12 +37,12 @@ struct Text {
     has_new_line: bool,
     cached: usize,
     started: Instant,
-    /// Time of the first text.
+    /// Time of the first token.
     first: Option<Instant>,
     end: Option<(End, usize)>,
 }
 
-/// A response in the making.
+/// State of a response.
 struct Answer {
     pending: Pending,
     wanted: Wanted,
@@ -52,7 +52,7 @@ struct Answer {
 /// Waits for the texts, or streams them.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(
     pending: Pending,
     wanted: Wanted,
@@ -104,7 +104,7 @@ struct Piece {
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns a piece of a text, or the end of one.
+    /// Handles one output of the engine thread; returns a piece of a text, or its end.
     async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
         match self.pending.out.recv().await {
             Some(Out::Started { index, cached }) => {
@@ -145,7 +145,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// A piece in a stream, or the end of a text, whose content was sent before.
+    /// A piece in a stream; the last one of a text has no content.
     fn event(&self, piece: &Piece) -> Value {
         if self.texts[piece.index].end.is_some() {
             return self.chosen(self.last(piece.index, String::new()));
@@ -178,7 +178,7 @@ impl Answer {
         }
     }
 
-    /// What is told of a text at its end.
+    /// The fields of the last event of a text.
     fn last(&self, index: usize, content: String) -> Value {
         let text = &self.texts[index];
         let prompt = self.pending.texts[index].prompt;
@@ -214,7 +214,7 @@ impl Answer {
         last
     }
 
-    /// Of a response only the fields that are wanted.
+    /// Selects the requested fields.
     fn chosen(&self, whole: Value) -> Value {
         if self.wanted.fields.is_empty() {
             return whole;
@@ -248,7 +248,7 @@ impl Answer {
 }
 
 impl Text {
-    /// Milliseconds and rates of the prompt and of the text.
+    /// Timings of the prompt and of the text, in milliseconds and tokens per second.
     fn timings(&self, prompt: usize, predicted: usize) -> Value {
         let first = self.first.unwrap_or(self.started);
         let computed = prompt - self.cached;
@@ -267,7 +267,7 @@ impl Text {
     }
 }
 
-/// A token and those beside it.
+/// A token with its most likely alternatives.
 fn likely(tokenizer: &Tokenizer, one: &LogProbs) -> Value {
     let token = |entry: &LogProb| {
         let bytes = tokenizer.token_bytes(entry.token).unwrap_or_default();

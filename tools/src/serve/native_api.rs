@@ -1,6 +1,6 @@
-//! Requests of llama.cpp's own interface: `/completion` and `/infill`.
+//! llama.cpp's `/completion` and `/infill`.
 //!
-//! They become completions of OpenAI's interface, which checks them.
+//! Requests are converted to OpenAI completions, which are then checked as such.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::native::{Wanted, respond};
 use super::peer::{COMMENT, attentive, patient};
 use super::submit::{check_prompts, submit};
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/completion", post(completion))
@@ -60,15 +60,15 @@ struct Extra {
     text: String,
 }
 
-/// Fields that both have.
+/// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
 struct Shared {
-    /// Most tokens of a text, if there is a limit.
+    /// Maximum tokens; `None` for no limit.
     max_tokens: Option<usize>,
     n_probs: Option<usize>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
-    /// Those that completions have too.
+    /// Fields that completions have too.
     #[serde(flatten)]
     same: Map<String, Value>,
 }
@@ -95,7 +95,7 @@ async fn infill(
     let permit = app.permit()?;
     let (request, reader) = read_fields::<InfillRequest>(on::INFILL, &app, body).await?;
     let held = Held { permit, reader };
-    // Half of the context at least is the prompt's.
+    // Reserve at most half of the context for the text.
     let text = request.shared.max_tokens.unwrap_or(app.context / 4);
     let most = app.context - text.min(app.context / 2);
     let ours = app.clone();
@@ -114,7 +114,7 @@ async fn infill(
     go_on(app, headers, request.shared, vec![prompt], ends, held).await
 }
 
-/// Continues prompts, up to one of `ends` at most.
+/// Continues prompts; each text ends at one of `ends`.
 async fn go_on(
     app: Arc<App>,
     headers: HeaderMap,
@@ -155,7 +155,7 @@ async fn go_on(
     }
 }
 
-/// Tokens of one prompt or of several: a text, a list of tokens and texts that are one, or a list of
+/// Tokens of one or several prompts: a string, a list of tokens and strings that form one prompt, or a list of
 /// prompts.
 fn prompts(text: &Text, given: Value) -> Result<Vec<Vec<u32>>, ApiError> {
     match given {
@@ -166,10 +166,11 @@ fn prompts(text: &Text, given: Value) -> Result<Vec<Vec<u32>>, ApiError> {
     }
 }
 
-/// Tokens of a prompt, whose first text is after the start token.
+/// Tokens of a prompt; BOS precedes a leading string.
 fn prompt(text: &Text, given: &Value) -> Result<Vec<u32>, ApiError> {
     let wrong = || {
-        let message = "`prompt` is a text, a list of tokens and texts, or a list of such prompts";
+        let message =
+            "`prompt` must be a string, a list of tokens and strings, or a list of such prompts";
         ApiError::param("prompt", message)
     };
     let parts = match given {

@@ -1,4 +1,4 @@
-//! Responses of Ollama's interface: whole, or as lines of JSON. Times are in nanoseconds.
+//! Responses of Ollama's API: whole, or as lines of JSON. Times are in nanoseconds.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use super::reply::{Call, Choice, Head, reason};
 use super::submit::Pending;
 use super::worker::Out;
 
-/// A response in the making.
+/// State of a response.
 struct Answer {
     pending: Pending,
     asked: Instant,
     started: Option<Instant>,
-    /// Time of the first text.
+    /// Time of the first token.
     first: Option<Instant>,
     stopped: Option<bool>,
     ended: bool,
-    /// Calls of tools so far.
+    /// Tool calls so far.
     calls: Choice,
 }
 
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
     let mut answer = Answer {
         pending,
@@ -57,18 +57,18 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
     Ok(Json(answer.last(&all)).into_response())
 }
 
-/// A time in seconds since 1970, as Ollama writes it.
+/// Formats Unix seconds as Ollama does.
 pub fn written(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     date::strftime("%Y-%m-%dT%H:%M:%SZ", seconds).unwrap_or_default()
 }
 
-/// The name of a model without Ollama's default tag.
+/// A model name without Ollama's default tag.
 pub fn plain_name(name: &str) -> &str {
     name.strip_suffix(":latest").unwrap_or(name)
 }
 
-/// What a part of a response says.
+/// Content of one part of a response.
 #[derive(Debug, Default)]
 struct Piece {
     text: String,
@@ -97,7 +97,7 @@ fn part(head: &Head, piece: &Piece) -> Value {
     part
 }
 
-/// The response to a request without a prompt: the model is there.
+/// The response to a request without a prompt, which only loads the model.
 pub fn loaded(head: &Head) -> Value {
     let mut part = part(head, &Piece::default());
     part["done"] = true.into();
@@ -106,7 +106,7 @@ pub fn loaded(head: &Head) -> Value {
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns what is new.
+    /// Handles one output of the engine thread and returns what is new.
     async fn next(&mut self) -> Result<Piece, String> {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => {
@@ -131,7 +131,7 @@ impl Answer {
         Ok(Piece::default())
     }
 
-    /// Keeps calls of tools, which are told when the text ends; returns what is beside them.
+    /// Collects tool calls, which are sent at the end; returns everything else.
     fn piece(&mut self, parts: Vec<Part>) -> Piece {
         for part in parts {
             self.calls.take(part, |_| String::new());
@@ -159,7 +159,7 @@ impl Answer {
         last["done"] = true.into();
         last["done_reason"] = reason(self.stopped.unwrap_or(false)).into();
         last["total_duration"] = ns(now - self.asked).into();
-        // Until it runs.
+        // The time until the request starts.
         last["load_duration"] = ns(started - self.asked).into();
         last["prompt_eval_count"] = self.pending.usage.prompt.into();
         last["prompt_eval_duration"] = ns(first - started).into();

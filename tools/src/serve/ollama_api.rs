@@ -1,6 +1,6 @@
-//! Requests of Ollama's interface: `/api/chat`, `/api/generate`, and what the server says of itself.
+//! Ollama's `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
 //!
-//! They become requests of OpenAI's interface, which checks them.
+//! Generation requests are converted to OpenAI requests, which are then checked as such.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use super::ollama::{loaded, plain_name, written};
 use super::reply::Head;
 use super::thoughts::Form;
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/api/chat", post(chat))
@@ -36,7 +36,7 @@ pub fn routes() -> Router<Arc<App>> {
         )
 }
 
-/// Fields that both kinds of request share.
+/// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
 struct Shared {
     model: Option<String>,
@@ -81,7 +81,7 @@ struct Generate {
 }
 
 impl Shared {
-    /// The fields of a request of OpenAI's interface.
+    /// Fields of the OpenAI request.
     fn fields(&self) -> Result<Map<String, Value>, ApiError> {
         let mut fields: Map<String, Value> = fields::rewrite(on::OPTIONS, &self.options)?;
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
@@ -99,7 +99,7 @@ impl Shared {
                 set("reasoning_effort", effort.clone().into());
             }
             Some(_) => {
-                let message = "`think` is true, false, \"low\", \"medium\" or \"high\"";
+                let message = "`think` must be true, false, \"low\", \"medium\" or \"high\"";
                 return Err(ApiError::param("think", message));
             }
         }
@@ -115,7 +115,7 @@ impl Shared {
                 set("response_format", format);
             }
             Some(_) => {
-                let message = "`format` is \"json\" or a JSON schema";
+                let message = "`format` must be \"json\" or a JSON schema";
                 return Err(ApiError::param("format", message));
             }
         }
@@ -142,7 +142,7 @@ async fn chat(
             .as_ref()
             .is_some_and(|images| !images.is_empty())
         {
-            let why = "`images` is not supported: no model here sees images";
+            let why = "`images` is not supported: this model cannot process images";
             return Err(ApiError::param("messages", why).into());
         }
         messages.push(json!({
@@ -176,7 +176,7 @@ async fn generate(
     let gap = given(&request.suffix);
     if request.raw || gap || app.template.is_none() {
         if gap && given(&request.system) {
-            let why = "`system` and `suffix` do not go together";
+            let why = "`system` and `suffix` cannot be combined";
             return Err(ApiError::param("system", why).into());
         }
         fields.extend(
@@ -197,7 +197,7 @@ async fn generate(
     Ok(converse(app, &headers, request, kind, held).await?)
 }
 
-/// Nothing was asked for but the model.
+/// The response to a request that only loads the model.
 fn load(app: &App, kind: Kind) -> Response {
     let head = Head {
         kind,

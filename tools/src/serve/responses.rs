@@ -15,29 +15,29 @@ use super::reply::Call;
 use super::submit::{PING, Pending};
 use super::worker::Out;
 
-/// The response object as far as it is known.
+/// The response object so far.
 #[derive(Debug, Default)]
 struct Answer {
     items: Vec<Item>,
-    /// Why it ended: by itself or not.
+    /// Once ended: true for a natural end, false at the length limit.
     stopped: Option<bool>,
 }
 
-/// An item of the output.
+/// An output item.
 #[derive(Debug)]
 enum Item {
-    /// What the model wrote to itself.
+    /// Reasoning.
     Thoughts(String),
     /// Text.
     Message(String),
-    /// A call of a tool.
+    /// A tool call.
     Call(Call),
 }
 
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
     match streams {
         true => Ok(streamed(pending)),
@@ -64,7 +64,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
 }
 
 impl Answer {
-    /// Takes output of the engine's thread; returns what it brings.
+    /// Handles one output of the engine thread and returns the new parts.
     fn take(&mut self, out: Out, pending: &mut Pending) -> Vec<Part> {
         match out {
             Out::Started { cached, .. } => pending.usage.cached += cached,
@@ -79,7 +79,7 @@ impl Answer {
         Vec::new()
     }
 
-    /// Adds what the text brings. Whether an item begins with it.
+    /// Appends a part; returns whether it begins a new item.
     fn add(&mut self, part: Part, pending: &Pending) -> bool {
         match (part, self.items.last_mut()) {
             (Part::Text(more), Some(Item::Message(text)))
@@ -106,7 +106,7 @@ impl Answer {
         false
     }
 
-    /// There is at least a message or a call.
+    /// Adds an empty message if there is neither a message nor a call; returns whether it did.
     fn end(&mut self) -> bool {
         let empty = matches!(self.items.last(), None | Some(Item::Thoughts(_)));
         if empty {
@@ -123,7 +123,7 @@ impl Answer {
         }
     }
 
-    /// The item at `at`; without what it holds while it only begins.
+    /// The item at index `at`; without content if it `begins`.
     fn item(&self, at: usize, begins: bool, pending: &Pending) -> Value {
         let id = item_id(self, at, pending);
         let last = at + 1 == self.items.len();
@@ -217,7 +217,7 @@ fn item_id(answer: &Answer, at: usize, pending: &Pending) -> String {
     format!("{kind}_{}_{at}", pending.head.id)
 }
 
-/// A stream in the making.
+/// State of a stream.
 struct Streamed {
     pending: Pending,
     answer: Answer,

@@ -110,7 +110,7 @@ impl Inputs {
         Ok(Self { d, layers: kept })
     }
 
-        /// Inputs of a bank of the `i`-th recorded layer: of all tokens, or of those that visit `expert`.
+    /// Inputs of a bank of the `i`-th recorded layer: of all tokens, or of those that visit `expert`.
     pub fn of(&self, i: usize, expert: Option<u32>) -> [Vec<f32>; 3] {
         let bank = |part: &Part| {
             let chosen = part.experts.len() / (part.x.len() / self.d).max(1);

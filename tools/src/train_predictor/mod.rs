@@ -384,7 +384,8 @@ fn make(
         })?;
         made.push((design.name(), candidate));
     }
-        // Sort so that the best is last: candidates below the floor first, then by the number of predicted neurons.
+    // Sort so that the best is last: candidates below the floor first, then by the number of predicted neurons.
+    made.sort_by(|(_, a), (_, b)| {
         let key = |m: &Made| {
             (
                 m.bank.quality.recall() < args.floor,

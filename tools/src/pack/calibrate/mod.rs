@@ -175,7 +175,8 @@ impl Job<'_> {
         Ok(begun)
     }
 
-        /// Rounds one layer, each matrix against its inputs after the matrices before it are rounded, and advances the residual stream past the layer.
+    /// Rounds one layer, each matrix against its inputs after the matrices before it are rounded, and advances the
+    /// residual stream past the layer.
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
         let none = Wanted::default();

@@ -40,7 +40,7 @@ pub struct OneLayer<'a> {
 }
 
 impl<'a> OneLayer<'a> {
-        /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn` its FFN is zero.
+    /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn` its FFN is zero.
     pub fn new(at: Place<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
         let (c, layer) = (at.source.config(), at.layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
@@ -96,12 +96,14 @@ impl<'a> OneLayer<'a> {
         self.config.has_zeros()
     }
 
-        /// Whether the layer computes the residual streams from the tokens: the first layer of a model with several streams.
+    /// Whether the layer computes the residual streams from the tokens: the first layer of a model with several
+    /// streams.
     pub fn embeds(&self) -> bool {
         self.at.layer == 0 && self.config.form.streams.is_some()
     }
 
-        /// The layer whose keys and values this one reads, if it has none. Its own are zeros here and are overwritten by those.
+    /// The layer whose keys and values this one reads, if it has none. Its own are zeros here and are overwritten by
+    /// those.
     pub fn shares(&self) -> Option<u32> {
         let owner = self.at.source.config().kv_layer(self.at.layer);
         (owner != self.at.layer).then_some(owner)

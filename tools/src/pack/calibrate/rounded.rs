@@ -57,10 +57,10 @@ impl LayerRows {
         }
     }
 
-        /// Writes the layer's file.
-        ///
-        /// # Errors
-        /// I/O errors.
+    /// Writes the layer's file.
+    ///
+    /// # Errors
+    /// I/O errors.
     pub fn save(&self, path: &Path) -> Result<(), Failure> {
         let rows = self.0.values();
         let mut bytes: Vec<u8> = rows.flat_map(|rows| &rows.bytes).copied().collect();
@@ -97,10 +97,11 @@ pub struct Rounded {
 }
 
 impl Rounded {
-        /// Opens and checks the files at `paths`, one per layer. `stored` gives the format of a matrix, `None` if it is not in the file.
-        ///
-        /// # Errors
-        /// I/O errors, and a failed check for a damaged file.
+    /// Opens and checks the files at `paths`, one per layer. `stored` gives the format of a matrix, `None` if it is
+    /// not in the file.
+    ///
+    /// # Errors
+    /// I/O errors, and a failed check for a damaged file.
     pub fn open(
         paths: Vec<PathBuf>,
         config: &ModelConfig,
@@ -158,10 +159,10 @@ impl Rounded {
         self.places.contains_key(&id)
     }
 
-        /// Reads consecutive stored rows, starting at row `first`, into `out`.
-        ///
-        /// # Errors
-        /// I/O errors.
+    /// Reads consecutive stored rows, starting at row `first`, into `out`.
+    ///
+    /// # Errors
+    /// I/O errors.
     pub fn read(&self, id: TensorId, first: usize, out: &mut [u8]) -> Result<(), Failure> {
         let layer = self.layers.get(id.layer as usize);
         let (Some(place), Some((path, file))) = (self.places.get(&id), layer) else {

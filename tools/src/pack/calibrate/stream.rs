@@ -76,10 +76,12 @@ impl<'a> Table<'a> {
 }
 
 impl Stream {
-        /// Input of the first layer: token embeddings, plus position embeddings if the model has them, rounded to their storage format. With several residual streams the first layer computes them from the tokens, and they are zeros here.
-        ///
-        /// # Errors
-        /// An embedding cannot be read or stored in its format.
+    /// Input of the first layer: token embeddings, plus position embeddings if the model has them, rounded to their
+    /// storage format. With several residual streams the first layer computes them from the tokens, and they are
+    /// zeros here.
+    ///
+    /// # Errors
+    /// An embedding cannot be read or stored in its format.
     pub fn embed(
         source: &dyn Checkpoint,
         options: &PackOptions,
@@ -141,10 +143,10 @@ impl Stream {
         self.sharing.0.contains(&layer)
     }
 
-        /// Saves the input of layer `layer`, from which an interrupted run resumes.
-        ///
-        /// # Errors
-        /// I/O errors.
+    /// Saves the input of layer `layer`, from which an interrupted run resumes.
+    ///
+    /// # Errors
+    /// I/O errors.
     pub fn save(&self, path: &Path, layer: u32) -> Result<(), Failure> {
         let stored = self.stored.values().flatten().flatten();
         let values = self.x.iter().chain(stored);

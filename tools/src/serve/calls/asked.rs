@@ -1,4 +1,4 @@
-//! What requests say about tools.
+//! Tools of requests.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::form::Form;
 use super::grammar::{Callable, Calls, grammar};
 use super::reader::Reader;
 
-/// Most tools of a request.
+/// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a tool.
+/// Maximum length of a tool's name.
 const MAX_NAME: usize = 64;
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Default, Deserialize)]
 pub struct Asked {
     tools: Option<Vec<Value>>,
@@ -25,23 +25,23 @@ pub struct Asked {
     parallel_tool_calls: Option<bool>,
 }
 
-/// What is done about a request's tools.
+/// How a request's tools are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     form: Form,
     names: Arc<[String]>,
-    /// For the chat template.
+    /// Tools for the chat template.
     pub tools: Vec<Value>,
-    /// What the text is held to.
+    /// Grammar of the text, if calls are constrained.
     pub rules: Option<Rules>,
     /// Whether the text must be a call.
     pub forced: bool,
-    /// Structural tokens that are text here: signs of calls.
+    /// Special tokens shown as text: markers of calls.
     pub signs: Arc<[u32]>,
 }
 
 impl Plan {
-    /// Reads a text for calls.
+    /// A parser of calls.
     pub fn reader(&self) -> Reader {
         Reader::new(self.form, self.names.clone())
     }
@@ -61,18 +61,20 @@ impl Asked {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
-    /// What is to be done for a chat template of this text; `None` without tools, or if none may be
-    /// called.
+    /// The plan for a chat template with this source; `None` without tools or if none may be called.
     ///
     /// # Errors
-    /// Tools that are malformed, too many or too large.
+    /// Invalid, too many or too large tools.
     pub fn plan(&self, template: &str, tokenizer: &Tokenizer) -> Result<Option<Plan>, ApiError> {
         let choice = self.choice()?;
         let given = self.tools.as_deref().unwrap_or_default();
         if given.is_empty() {
             return match choice {
                 Choice::None | Choice::Auto => Ok(None),
-                _ => Err(ApiError::param("tool_choice", "there are no `tools`")),
+                _ => Err(ApiError::param(
+                    "tool_choice",
+                    "`tools` is missing or empty",
+                )),
             };
         }
         if given.len() > MAX_TOOLS {
@@ -93,7 +95,7 @@ impl Asked {
             Choice::Required => tools.iter().collect(),
             Choice::Named(name) => {
                 let found = tools.iter().find(|tool| &tool.name == name);
-                let message = || format!("there is no tool `{name}`");
+                let message = || format!("no tool has the name `{name}`");
                 vec![found.ok_or_else(|| ApiError::param("tool_choice", message()))?]
             }
         };
@@ -101,7 +103,7 @@ impl Asked {
         let calls = match &choice {
             Choice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
-            // Its texts beside calls have structural tokens.
+            // Text outside of calls uses special tokens, which the grammar cannot express.
             _ if form == Form::Harmony => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
@@ -132,7 +134,7 @@ impl Asked {
                 _ => {}
             },
             Value::Object(named) if named.get("type") == Some(&json!("function")) => {
-                // Chats wrap the name, responses do not.
+                // The name is nested in chats, but not in responses.
                 let name = choice["function"]["name"]
                     .as_str()
                     .or(choice["name"].as_str());
@@ -144,7 +146,7 @@ impl Asked {
         }
         Err(ApiError::param(
             "tool_choice",
-            "`none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
+            "expected `none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
         ))
     }
 }
@@ -152,11 +154,11 @@ impl Asked {
 /// A tool.
 struct Tool {
     name: String,
-    /// Schema of its arguments.
+    /// JSON schema of its arguments.
     parameters: Value,
-    /// Whether calls keep to it even where they are not forced.
+    /// Whether arguments must match the schema even if calls are not forced.
     strict: bool,
-    /// As chats send it, which templates expect.
+    /// In the format of chats, as templates expect.
     nested: Value,
 }
 
@@ -169,7 +171,7 @@ impl Tool {
                 given["type"]
             ));
         }
-        // Chats wrap a function, responses do not.
+        // The function is nested in chats, but not in responses.
         let function = match given.get("function") {
             Some(function) => function.clone(),
             None => {
@@ -184,7 +186,7 @@ impl Tool {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(fits) {
             return refuse(format!(
-                "a function's name has 1 to {MAX_NAME} letters, digits, `_`, `-` and `.`"
+                "a function name must have 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`"
             ));
         }
         let parameters = match function.get("parameters") {
@@ -193,12 +195,12 @@ impl Tool {
         };
         let mut parameters = parameters;
         let kind = parameters.as_object_mut().map(|map| {
-            // Without a type the arguments could be anything.
+            // Without a type the arguments could be any value.
             map.entry("type").or_insert_with(|| json!("object")).clone()
         });
         if kind != Some(json!("object")) {
             return refuse(format!(
-                "the `parameters` of `{name}` are no schema of an object"
+                "the `parameters` of `{name}` are not a schema of an object"
             ));
         }
         Ok(Self {

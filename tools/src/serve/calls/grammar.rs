@@ -1,4 +1,4 @@
-//! Grammars of calls: forced ones, and those of a text that may have calls with valid arguments.
+//! Grammars of forced calls, and of texts with optional calls whose arguments are valid.
 
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -7,31 +7,31 @@ use super::super::error::ApiError;
 use super::super::rules::{Rules, bounded};
 use super::form::{Form, HARMONY, special};
 
-/// Most calls in a text where they are forced.
+/// Maximum calls in a text if they are forced.
 const MAX_CALLS: usize = 8;
 
-/// A tool as grammars see it.
+/// A tool, as needed for grammars.
 pub struct Callable<'a> {
     pub name: &'a str,
-    /// Schema of its arguments.
+    /// JSON schema of its arguments.
     pub parameters: Value,
 }
 
-/// What a text may have.
+/// Which calls a text may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calls {
-    /// One call and nothing else.
+    /// Exactly one call, and no other text.
     One,
-    /// Calls and nothing else.
+    /// Calls, and no other text.
     Some,
-    /// Any text, and calls.
+    /// Any text and calls.
     Any,
 }
 
-/// A grammar of texts with calls of these tools.
+/// The grammar of texts with calls of these tools.
 ///
 /// # Errors
-/// Schemas that cost too much.
+/// Too large schemas.
 pub fn grammar(
     form: Form,
     tokenizer: &Tokenizer,
@@ -59,7 +59,7 @@ pub fn grammar(
         rules += &format!("a{at}: %json {schema}\n");
     }
     let one = names.join(" | ");
-    // Structural tokens are no text; what they are makes no difference to what a grammar costs.
+    // Special tokens need another notation, but do not change the grammar's size.
     let write = |sign: &dyn Fn(&str) -> String| {
         let arguments = match form {
             Form::Named => format!("arguments: {}\n", sign(form.arguments())),
@@ -89,7 +89,7 @@ fn quoted(text: &str) -> String {
 fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
     let [open, close] = [form.open(), form.close()].map(sign);
     let more = format!("{{0,{}}}", MAX_CALLS - 1);
-    // A sign that is text ends free text as soon as it is there.
+    // If the marker is ordinary text, free text ends as soon as it appears.
     let before = match open.starts_with('<') {
         true => format!("before: TEXT {open}\n"),
         false => format!("before[lazy]: TEXT {open}\n"),
@@ -121,7 +121,7 @@ fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
             format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
         }
         (Form::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
-        // Its messages end with a call.
+        // A gpt-oss message ends with its call.
         (Form::Harmony, _) => format!("start: {open} one\n"),
         (Form::Named, Calls::One) => format!("start: {open} one\n"),
     }

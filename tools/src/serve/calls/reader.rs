@@ -1,36 +1,36 @@
-//! Reads calls out of a text that comes piece by piece.
+//! Incremental parser of tool calls in generated text.
 
 use std::sync::Arc;
 
 use super::form::Form;
 
-/// Longest beginning of a call, up to its arguments.
+/// Maximum bytes of a call before its arguments.
 const MAX_HEADER: usize = 512;
 
-/// What a piece of text brings.
+/// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Text beside calls.
+    /// Text outside of calls.
     Text(String),
-    /// What the model writes to itself.
+    /// Reasoning.
     Thought(String),
-    /// A call begins; its arguments follow.
+    /// Start of a call: the tool's name. Its arguments follow.
     Call(String),
-    /// More of the last call's arguments, which are JSON.
+    /// More of the last call's arguments, as JSON text.
     Arguments(String),
 }
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// In text that a call may follow.
     Text,
-    /// In text that nothing follows.
+    /// In text that no call can follow.
     Plain,
     /// Before the arguments of a call.
     Header,
     Arguments(Scan),
-    /// Behind the arguments.
+    /// After the arguments.
     After,
 }
 
@@ -43,7 +43,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// Length of what still belongs to the object, and whether it ends there.
+    /// Length of the text that belongs to the object, if it ends in `text`.
     fn take(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -65,19 +65,19 @@ impl Scan {
     }
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct Reader {
     form: Form,
     names: Arc<[String]>,
     state: State,
-    /// Text whose meaning is not clear yet.
+    /// Text that cannot be classified yet.
     held: String,
     calls: usize,
 }
 
 impl Reader {
-    /// For calls of tools of these names.
+    /// A parser for calls of the tools `names`.
     pub fn new(form: Form, names: Arc<[String]>) -> Self {
         Self {
             form,
@@ -88,17 +88,17 @@ impl Reader {
         }
     }
 
-    /// Tools that may be called.
+    /// Tool names.
     pub fn names(&self) -> Arc<[String]> {
         self.names.clone()
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
@@ -106,8 +106,8 @@ impl Reader {
         parts
     }
 
-    /// The rest, at the end of the text. Of a text that was cut off the beginning of a call is left out: it
-    /// would have become one.
+    /// Parses the rest at the end of the text. If the text was `cut` by its length limit, an incomplete call is
+    /// dropped rather than returned as text.
     pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
@@ -125,7 +125,7 @@ impl Reader {
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
             State::Text => self.text(parts),
@@ -169,7 +169,7 @@ impl Reader {
         let rest = self.held.split_off(clear);
         let before = std::mem::replace(&mut self.held, rest);
         if self.calls > 0 && before.trim().is_empty() {
-            // Between two calls.
+            // White space between two calls.
         } else if !before.is_empty() {
             parts.push(Part::Text(before));
         }
@@ -199,7 +199,7 @@ impl Reader {
             _ => {
                 let held = std::mem::take(&mut self.held);
                 let open = match self.form {
-                    // It stands before the first one only.
+                    // The opening marker precedes only the first call of a list.
                     Form::Listed if self.calls > 0 => "",
                     form => form.open(),
                 };
@@ -213,7 +213,7 @@ impl Reader {
         }
     }
 
-    /// Behind the arguments in a list: the end of the call, then another one or the end of the list.
+    /// After the arguments in a list: the end of the call, then another call or the end of the list.
     fn after_listed(&mut self) -> bool {
         let Some(at) = self.held.find('}') else {
             return false;
@@ -250,7 +250,7 @@ impl Reader {
     }
 }
 
-/// Reads what stands before the arguments in a list: `[` or `,`, then as elsewhere.
+/// Parses the text before the arguments in a list: `[` or `,`, then as in other forms.
 fn listed_header(text: &str) -> Header {
     let between = |c: char| c.is_whitespace() || "[,".contains(c);
     let start = text.trim_start_matches(between);
@@ -264,7 +264,7 @@ fn listed_header(text: &str) -> Header {
     }
 }
 
-/// Reads `NAME[ARGS]{`, with an id between: `NAME[CALL_ID]ID[ARGS]{`.
+/// Parses `NAME[ARGS]{` or `NAME[CALL_ID]ID[ARGS]{`.
 fn named_header(text: &str) -> Header {
     let Some((before, _)) = text.split_once("[ARGS]") else {
         return Header::Unclear;
@@ -282,7 +282,7 @@ fn named_header(text: &str) -> Header {
     }
 }
 
-/// Length of the longest end of `text` that `tag` begins with.
+/// Length of the longest suffix of `text` that is a prefix of `tag`.
 pub fn begun(text: &str, tag: &str) -> usize {
     let most = tag.len().min(text.len());
     let lengths = (1..=most).rev();
@@ -292,18 +292,18 @@ pub fn begun(text: &str, tag: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// What stands before the arguments of a call.
+/// Result of parsing the text before the arguments.
 #[derive(Debug, PartialEq, Eq)]
 enum Header {
-    /// Its arguments begin at this place.
+    /// A call whose arguments begin at offset `at`.
     Call { name: String, at: usize },
     /// Not a call.
     Other,
-    /// There is too little of it yet.
+    /// More text is needed.
     Unclear,
 }
 
-/// Reads `{"name": "…", "arguments": {`, with other members whose values are texts.
+/// Parses `{"name": "…", "arguments": {`, and other members with string values.
 fn header(text: &str) -> Header {
     let mut at = 0;
     let mut name = None;
@@ -340,7 +340,7 @@ fn header(text: &str) -> Header {
     read().unwrap_or_else(|other| other)
 }
 
-/// The rest of a JSON text behind its first quote.
+/// Parses the rest of a JSON string after its opening quote.
 fn string(text: &str, at: &mut usize) -> Result<String, Header> {
     let start = *at;
     let mut escaped = false;

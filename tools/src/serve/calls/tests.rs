@@ -1,4 +1,4 @@
-//! Calls are read whole and piece by piece alike, and what only looks like one is text.
+//! Calls are parsed the same whole or piece by piece; text that only looks like a call stays text.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use super::Asked;
 use super::form::Form;
 use super::reader::{Part, Reader};
 
-/// Reads a text in pieces of `length` characters; joins what belongs together.
+/// Parses a text in pieces of `length` characters, and joins parts of the same kind.
 fn read(form: Form, text: &str, length: usize) -> Vec<Part> {
     let mut reader = Reader::new(form, ["get".to_owned(), "put".to_owned()].into());
     let chars: Vec<char> = text.chars().collect();
@@ -79,7 +79,7 @@ fn pieces_of_any_length_give_the_same_calls() {
         assert_eq!(read(Form::Tagged, unknown, length), [text(unknown)]);
         assert_eq!(read(Form::Tagged, wrong, length), [text(wrong)]);
         assert_eq!(read(Form::Bare, "{\"x\": 1}", length), [text("{\"x\": 1}")]);
-        // Cut off by its length.
+        // Cut off by its length limit.
         let cut = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"b";
         assert_eq!(read(Form::Tagged, cut, length), call("get", "{\"a\": \"b"));
         let cut = "<tool_call>{\"name\": \"ge";
@@ -160,7 +160,7 @@ const TEMPLATES: [&str; 4] = [
     "[TOOL_CALLS][ARGS]",
 ];
 
-/// Two tools, of which one has strict arguments.
+/// Two tools, one of them with strict arguments.
 fn two(choice: &str) -> Asked {
     let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}},
         "required": ["kind"], "additionalProperties": false});
@@ -206,7 +206,7 @@ fn forced_calls_are_calls_in_every_form() {
     }
 }
 
-/// Takes the tokens of a text.
+/// Accepts the tokens of a text.
 fn accept(held: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) {
     for token in tokenizer.encode(text, false).unwrap() {
         held.prepare().unwrap();
@@ -223,7 +223,7 @@ fn strict_calls_are_valid_where_they_need_not_be() {
         let plan = plan.unwrap().unwrap();
         assert!(!plan.forced);
         let rules = plan.rules.as_ref().unwrap();
-        // Any text is one.
+        // Any text is allowed.
         let mut held = compiled(&compiler, rules);
         accept(
             &mut held,
@@ -251,7 +251,7 @@ fn strict_calls_are_valid_where_they_need_not_be() {
     }
 }
 
-/// A tokenizer for which the signs of calls are no text.
+/// A tokenizer whose call markers are special tokens.
 #[test]
 fn structural_tokens_are_signs_of_calls() {
     let tokenizer = mistral();

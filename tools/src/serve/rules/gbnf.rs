@@ -1,38 +1,37 @@
-//! Grammars in llama.cpp's form (GBNF), written anew in llguidance's form of Lark.
+//! Converts llama.cpp's grammars (GBNF) to llguidance's dialect of Lark.
 //!
-//! A rule that leads to no rule that leads back to itself is an expression and becomes one terminal:
-//! texts of such grammars are exactly those of the original. In rules that lead back to themselves each
-//! longest sequence without such rules becomes a terminal. llguidance reads terminals as far as they go,
-//! so texts are always of the original grammar, but where what follows could also belong to the terminal
-//! before it, it does.
+//! A rule that reaches no recursive rule becomes one terminal, a regular expression; grammars without recursion are
+//! converted exactly. In recursive rules, every longest run of items without recursion becomes a terminal. llguidance
+//! matches terminals greedily: generated texts always match the original grammar, but text that could belong to a
+//! terminal or to what follows it is assigned to the terminal.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Deepest groups.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 50;
-/// Most repetitions.
+/// Maximum repetitions.
 const MAX_TIMES: u32 = 2000;
-/// How often: from, and up to, if that has a bound.
+/// Repetitions: minimum, and maximum if there is one.
 type Times = (u32, Option<u32>);
-/// Sequences of which one is taken.
+/// Alternative sequences.
 type Alternatives = Vec<Vec<Item>>;
 
-/// A part of a rule.
+/// An item of a sequence.
 enum Item {
-    /// As a regular expression.
+    /// A regular expression.
     Text(String),
     Rule(usize),
     Group(Alternatives),
     Repeat(Box<Item>, Times),
 }
 
-/// The grammar in Lark's form.
+/// Converts a grammar to Lark.
 ///
 /// # Errors
-/// What is wrong, and in which line.
+/// A syntax error, with its line.
 pub fn to_lark(grammar: &str) -> Result<String, String> {
     let mut reader = Reader {
         rest: grammar.chars().peekable(),
@@ -43,7 +42,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     };
     reader
         .rules()
-        .map_err(|why| format!("line {} of the grammar: {why}", reader.line))?;
+        .map_err(|why| format!("grammar, line {}: {why}", reader.line))?;
     let mut rules = Vec::with_capacity(reader.rules.len());
     for (rule, name) in reader.rules.into_iter().zip(&reader.names) {
         rules.push(rule.ok_or_else(|| format!("the grammar has no rule `{name}`"))?);
@@ -70,7 +69,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     Ok(writer.out + &writer.terminals)
 }
 
-/// Which rules lead to no rule that leads back to itself.
+/// Which rules reach no recursive rule.
 fn plain(rules: &[Alternatives]) -> Vec<bool> {
     let mut plain = vec![false; rules.len()];
     loop {
@@ -101,7 +100,7 @@ impl Item {
 struct Writer<'a> {
     plain: &'a [bool],
     out: String,
-    /// Terminals of sequences.
+    /// Terminals for sequences.
     terminals: String,
     made: usize,
 }
@@ -168,7 +167,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A terminal of its own for a sequence, unless it is one.
+    /// Defines a terminal for a sequence, unless it is a single terminal.
     fn terminal(&mut self, run: &[Item]) -> String {
         if let [one @ (Item::Rule(_) | Item::Text(_))] = run {
             return self.plain_item(one);
@@ -191,7 +190,7 @@ fn repeat(inner: &str, times: Times) -> String {
     }
 }
 
-/// A character as an expression.
+/// A character as a regular expression.
 fn escaped(c: char) -> String {
     match c {
         'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => c.to_string(),
@@ -222,7 +221,7 @@ impl Reader<'_> {
         found
     }
 
-    /// Skips blanks and comments, and ends of lines too if the rule may go on behind them.
+    /// Skips white space and comments; also line breaks if the rule may continue after them.
     fn skip(&mut self, lines: bool) {
         while let Some(&c) = self.rest.peek() {
             match c {
@@ -244,11 +243,11 @@ impl Reader<'_> {
             if self.rest.peek().is_none() {
                 return Ok(());
             }
-            let name = self.name().ok_or("a rule begins with its name")?;
+            let name = self.name().ok_or("expected a rule name")?;
             let at = self.number(name);
             self.skip(false);
             if !(self.take(':') && self.take(':') && self.take('=')) {
-                return Err(format!("`::=` comes behind `{}`", self.names[at]));
+                return Err(format!("expected `::=` after `{}`", self.names[at]));
             }
             self.skip(true);
             let body = self.alternatives(0)?;
@@ -256,10 +255,10 @@ impl Reader<'_> {
                 && c != '\n'
                 && c != '\r'
             {
-                return Err(format!("`{c}` is not understood here"));
+                return Err(format!("unexpected `{c}`"));
             }
             if self.rules[at].replace(body).is_some() {
-                return Err(format!("there are two rules `{}`", self.names[at]));
+                return Err(format!("rule `{}` is defined twice", self.names[at]));
             }
         }
     }
@@ -288,7 +287,9 @@ impl Reader<'_> {
 
     fn alternatives(&mut self, depth: usize) -> Result<Alternatives, String> {
         if depth > MAX_DEPTH {
-            return Err(format!("groups are at most {MAX_DEPTH} deep"));
+            return Err(format!(
+                "groups may be nested at most {MAX_DEPTH} levels deep"
+            ));
         }
         let mut all = vec![self.sequence(depth)?];
         while self.take('|') {
@@ -313,13 +314,13 @@ impl Reader<'_> {
                     self.skip(true);
                     let inner = self.alternatives(depth + 1)?;
                     if !self.take(')') {
-                        return Err("a group has no `)`".to_owned());
+                        return Err("missing `)`".to_owned());
                     }
                     Item::Group(inner)
                 }
                 '*' | '+' | '?' | '{' => {
                     let times = self.times()?;
-                    let last = items.pop().ok_or("a repetition comes behind something")?;
+                    let last = items.pop().ok_or("nothing to repeat")?;
                     Item::Repeat(Box::new(last), times)
                 }
                 '<' | '!' => {
@@ -344,7 +345,7 @@ impl Reader<'_> {
             _ => {}
         }
         let wrong =
-            || format!("a repetition is `{{m}}`, `{{m,}}` or `{{m,n}}`, at most {MAX_TIMES}");
+            || format!("a repetition must be `{{m}}`, `{{m,}}` or `{{m,n}}`, at most {MAX_TIMES}");
         self.skip(true);
         let from = self.count();
         self.skip(true);
@@ -379,7 +380,7 @@ impl Reader<'_> {
         self.next();
         let mut text = String::new();
         loop {
-            match self.character("a text has no end")? {
+            match self.character("unterminated string")? {
                 ('"', false) => return Ok(Item::Text(text)),
                 (c, _) => text += &escaped(c),
             }
@@ -391,9 +392,9 @@ impl Reader<'_> {
         let mut class = String::from(if self.take('^') { "[^" } else { "[" });
         let mut empty = true;
         loop {
-            let why = "a set of characters has no `]`";
+            let why = "missing `]`";
             let from = match self.character(why)? {
-                (']', false) if empty => return Err("a set of characters is empty".to_owned()),
+                (']', false) if empty => return Err("empty character class".to_owned()),
                 (']', false) => break,
                 (c, _) => c,
             };
@@ -404,13 +405,13 @@ impl Reader<'_> {
             }
             self.next();
             match self.character(why)? {
-                // A hyphen at the end is one.
+                // A hyphen at the end is literal.
                 (']', false) => {
                     class += &escaped('-');
                     break;
                 }
                 (to, _) if to < from => {
-                    return Err(format!("`{from}-{to}` in a set goes backwards"));
+                    return Err(format!("`{from}-{to}` is not a valid range"));
                 }
                 (to, _) => {
                     class.push('-');
@@ -422,7 +423,7 @@ impl Reader<'_> {
         Ok(Item::Text(class))
     }
 
-    /// The next character of a text or a set, and whether it was escaped.
+    /// The next character of a string or character class, and whether it was escaped.
     fn character(&mut self, missing: &str) -> Result<(char, bool), String> {
         let c = self.next().ok_or(missing)?;
         if c != '\\' {
@@ -436,7 +437,7 @@ impl Reader<'_> {
             'u' => self.code(4)?,
             'U' => self.code(8)?,
             c @ ('"' | '\\' | '[' | ']' | '/' | '-' | '^') => c,
-            c => return Err(format!("`\\{c}` is not known")),
+            c => return Err(format!("unknown escape `\\{c}`")),
         };
         Ok((escaped, true))
     }
@@ -445,9 +446,10 @@ impl Reader<'_> {
         let mut code = 0;
         for _ in 0..digits {
             let digit = self.next().and_then(|c| c.to_digit(16));
-            code = 16 * code + digit.ok_or(format!("an escape has {digits} hexadecimal digits"))?;
+            code =
+                16 * code + digit.ok_or(format!("an escape needs {digits} hexadecimal digits"))?;
         }
-        char::from_u32(code).ok_or(format!("there is no character {code:X}"))
+        char::from_u32(code).ok_or(format!("{code:X} is not a character"))
     }
 }
 

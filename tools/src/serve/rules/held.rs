@@ -1,4 +1,4 @@
-//! A text that is held to rules.
+//! The state of a constrained text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The memory of some texts' rules, until the last of them ends.
+/// Permits for the grammar memory of a request, released when its last text ends.
 pub struct Room {
-    /// Among all texts.
+    /// Of the total.
     pub _all: OwnedSemaphorePermit,
-    /// Among those of background work.
+    /// Of the part that background requests may use.
     pub _behind: Option<OwnedSemaphorePermit>,
 }
 
-/// A matcher over a vocabulary's bytes.
+/// A grammar matcher over token bytes.
 pub struct Held {
     matcher: Matcher,
     allowed: SimpleVob,
-    /// Its share of the memory for rules.
+    /// Its permit for grammar memory.
     room: Arc<Room>,
 }
 
 impl Held {
-    /// A text that has not begun.
+    /// At the start of a text.
     pub fn new(matcher: Matcher, room: Room) -> Self {
         Self {
             matcher,
@@ -46,7 +46,7 @@ impl Constraint for Held {
         let allowed = self.matcher.compute_mask_or_eos();
         self.allowed = allowed.map_err(|e| explain(&e))?;
         match self.allowed.is_zero() {
-            true => Err("no token may follow".to_owned()),
+            true => Err("the grammar allows no token here".to_owned()),
             false => Ok(()),
         }
     }
@@ -57,7 +57,7 @@ impl Constraint for Held {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         if self.matcher.is_stopped() {
-            // The end of the text after the last token.
+            // EOS after the last token.
             return Ok(());
         }
         self.matcher.consume_token(token).map_err(|e| explain(&e))
@@ -69,7 +69,7 @@ impl Constraint for Held {
 
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(Self {
-            // With its own caches: what they hold counts to the limits of one text.
+            // Separate caches, so that the limits apply per text.
             matcher: self.matcher.deep_clone(),
             allowed: self.allowed.clone(),
             room: self.room.clone(),
@@ -77,7 +77,7 @@ impl Constraint for Held {
     }
 }
 
-/// The first line of an error, which may have a backtrace.
+/// The first line of an error, which may contain a backtrace.
 pub fn explain(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! gpt-oss's messages: a header with a channel and a recipient, then a text.
+//! Harmony, gpt-oss's message format: a header with channel and recipient, then the content.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
 const END: &str = "<|end|>";
 
-/// Longest header.
+/// Maximum bytes of a header.
 const MAX_HEADER: usize = 512;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
     Thought,
     Answer,
-    /// The arguments of a call.
+    /// Arguments of a call.
     Call,
 }
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The prompt ends with the sender of a message.
+    /// At the start: the prompt ends with the sender of a message.
     Begin,
     Header,
     Body(Body),
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct Harmony {
-    /// Tools that may be called.
+    /// Known tools.
     names: Option<Arc<[String]>>,
     state: State,
     held: String,
@@ -42,7 +42,7 @@ pub struct Harmony {
 }
 
 impl Harmony {
-    /// With tools of these names.
+    /// A parser for calls of the tools `names`.
     pub fn new(names: Option<Arc<[String]>>) -> Self {
         Self {
             names,
@@ -52,12 +52,12 @@ impl Harmony {
         }
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
@@ -65,7 +65,7 @@ impl Harmony {
         parts
     }
 
-    /// The rest, at the end of the text.
+    /// Parses the rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         let header = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
@@ -78,7 +78,7 @@ impl Harmony {
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
             State::Begin => {
@@ -88,7 +88,7 @@ impl Harmony {
                 } else if signs.iter().any(|sign| sign.starts_with(&self.held)) {
                     return false;
                 } else {
-                    // A text without a header.
+                    // Text without a header.
                     self.state = State::Body(Body::Answer);
                 }
                 true
@@ -122,7 +122,7 @@ impl Harmony {
                         self.calls += 1;
                         Body::Call
                     }
-                    // One of the tools that gpt-oss was trained with and that are not here.
+                    // A tool that gpt-oss was trained with, but that the request does not have.
                     false => Body::Thought,
                 }
             }

@@ -1,34 +1,34 @@
-//! Thoughts between two signs.
+//! Reasoning between two tags.
 
 use super::super::calls::{Part, begun};
 use super::form::Signs;
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Before anything but white space.
+    /// Only white space so far.
     Before,
-    /// At the beginning of the thoughts.
+    /// At the beginning of the reasoning.
     Opened,
-    /// In them.
+    /// In the reasoning.
     Inside,
-    /// Between them and the answer.
+    /// Between reasoning and answer.
     Closed,
     /// In the answer.
     Answer,
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct Tags {
     signs: &'static Signs,
     state: State,
-    /// Text whose meaning is not clear yet.
+    /// Text that cannot be classified yet.
     held: String,
 }
 
 impl Tags {
-    /// `opened` if the text begins inside of the thoughts.
+    /// `opened`: the prompt ends inside the reasoning.
     pub fn new(signs: &'static Signs, opened: bool) -> Self {
         Self {
             signs,
@@ -40,7 +40,7 @@ impl Tags {
         }
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         if self.state == State::Answer {
             return vec![Part::Text(piece.to_owned())];
@@ -51,7 +51,7 @@ impl Tags {
         parts
     }
 
-    /// The rest, at the end of the text.
+    /// Parses the rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
@@ -65,7 +65,7 @@ impl Tags {
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         let Signs { open, close } = self.signs;
         let start = self.held.trim_start();
@@ -83,7 +83,7 @@ impl Tags {
                 return false;
             }
             State::Opened => {
-                // A model may write the sign that the prompt ends with once more.
+                // A model may repeat the opening tag with which the prompt ends.
                 if start.len() < open.len() && open.starts_with(start) {
                     return false;
                 }
@@ -102,7 +102,7 @@ impl Tags {
             State::Inside => {
                 let found = self.held.find(close);
                 let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, close));
-                // White space before the sign belongs to it.
+                // White space before the closing tag belongs to it.
                 let clear = self.held[..clear].trim_end().len();
                 let rest = self.held.split_off(clear);
                 let thought = std::mem::replace(&mut self.held, rest);
