@@ -35,7 +35,7 @@ pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsErro
 }
 
 /// How often the router chose each expert.
-pub struct Visits {
+pub struct RouteCounts {
     /// Tokens counted.
     pub tokens: u64,
     /// Visits per layer and expert; empty or zero for dense layers.
@@ -46,7 +46,7 @@ pub struct Visits {
 ///
 /// # Errors
 /// As [`activity`].
-pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<Visits>, Failure> {
+pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<RouteCounts>, Failure> {
     let stats = activity(container, c)?;
     let routing = stats.and_then(|s| Some((s.tokens, s.profile?.routing?)));
     Ok(routing.map(|(tokens, routing)| {
@@ -55,7 +55,7 @@ pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<Visits>, 
             visits.resize(c.experts as usize, 0);
             visits
         };
-        Visits {
+        RouteCounts {
             tokens,
             visits: all.map(each).collect(),
         }

@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use crate::tell::tell;
 
 /// What the signal handler uses.
-struct State {
+struct HandlerState {
     /// Stop flag of the running command, if it can stop cleanly.
     flag: Option<Arc<AtomicBool>>,
     /// Unfinished files and folders that cannot be resumed.
     unfinished: Vec<PathBuf>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
+static STATE: Mutex<HandlerState> = Mutex::new(HandlerState {
     flag: None,
     unfinished: Vec::new(),
 });
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, HandlerState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -18,7 +18,7 @@ const STEPS: u64 = 8;
 
 /// Output of `plan --json`.
 #[derive(Serialize)]
-struct Report {
+struct PlanReport {
     model: String,
     /// Context length of the plans.
     context: usize,
@@ -71,7 +71,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         atomic::write(path, chart(&name, &plans).as_bytes())?;
     }
     if args.json {
-        return print_json(&Report {
+        return print_json(&PlanReport {
             model: name,
             context,
             smallest_bytes: smallest,

@@ -38,14 +38,14 @@ pub struct Prompt {
 
 /// Reads prompts.
 #[derive(Clone, Copy)]
-pub struct Reader<'a> {
+pub struct PromptReader<'a> {
     /// Tokenizer and chat template.
     pub text: &'a Text,
     /// Maximum tokens of a prompt.
     pub context: usize,
 }
 
-impl Reader<'_> {
+impl PromptReader<'_> {
     /// Reads the prompt.
     ///
     /// `-p -` and `-f -` read standard input. If neither is given, a pipe or file on standard input is the prompt; if
@@ -190,7 +190,7 @@ fn input() -> &'static Path {
 
 /// A prompt being read.
 struct Taken<'a> {
-    reader: Reader<'a>,
+    reader: PromptReader<'a>,
     path: &'a Path,
     utf8: Utf8,
     /// A trailing line ending, or the first half of one.
@@ -285,7 +285,7 @@ mod tests {
     fn one_line_end_is_the_shells_however_the_text_comes() {
         let model = Model::demo().unwrap();
         let text = model.text();
-        let reader = Reader { text, context: 8 };
+        let reader = PromptReader { text, context: 8 };
         for (piped, meant) in [
             ("a\n", "a"),
             ("a\r\n", "a"),
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn text_without_an_end_is_refused_with_both_numbers() {
         let model = Model::demo().unwrap();
-        let reader = Reader {
+        let reader = PromptReader {
             text: model.text(),
             context: 100,
         };

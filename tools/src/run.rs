@@ -14,7 +14,7 @@ use emberflow_models::chat::{Conversation, Message};
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::prompt::{Prompt, Reader};
+use crate::prompt::{Prompt, PromptReader};
 use crate::serve::stops::Stops;
 use crate::tell::{tell, tell_part};
 use crate::template::Renderer;
@@ -22,7 +22,7 @@ use crate::{Failure, atomic, budget, chrome, interrupt, print_json};
 
 /// The options of a run and its context length.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct RunContext<'a> {
     args: &'a RunArgs,
     context: usize,
     /// Maximum context length of the model.
@@ -43,7 +43,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     // Open the model first: a missing model is the first error to report.
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
-    let reader = Reader {
+    let reader = PromptReader {
         text: model.text(),
         context: args.context.map_or(max, |c| c as usize),
     };
@@ -63,7 +63,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             limit: max,
         }));
     }
-    let asked = Asked { args, context, max };
+    let asked = RunContext { args, context, max };
     let sampling = checked_sampling(args, model.text())?;
     let batch = args.best_of.map_or(1, usize::from);
     if batch > 1 && sampling.temperature == 0.0 {
@@ -175,7 +175,7 @@ fn best_of(
     engine: &mut Engine,
     sequence: Sequence,
     prompt: &[u32],
-    asked: Asked<'_>,
+    asked: RunContext<'_>,
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let args = asked.args;
@@ -281,7 +281,7 @@ fn finish(
     engine: &mut Engine,
     generation: &Generation,
     text: String,
-    asked: Asked<'_>,
+    asked: RunContext<'_>,
 ) -> Result<(), Failure> {
     let args = asked.args;
     let mut report = Report::new(engine, generation, text)?;
@@ -307,7 +307,7 @@ fn finish(
 
 /// Says why the text is shorter than requested, or why a chat answer was cut. In a chat, an answer that ends with EOS
 /// needs no message; otherwise neither does one of the requested length.
-fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
+fn tell_end(stop: Stop, tokens: usize, asked: RunContext<'_>) {
     let (chat, most) = (asked.args.chat, asked.args.most_tokens());
     match (stop, most) {
         (Stop::Eos, Some(most)) if !chat && tokens < most => tell(format_args!(
@@ -355,14 +355,14 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::sets(&stop);
-    let asked = Asked { args, context, max };
+    let asked = RunContext { args, context, max };
     let mut said = begun(args.system.as_deref());
     let first_turn = said.messages.len();
     let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut input = std::io::stdin().lock();
     let text = engine.text().clone();
-    let reader = Reader {
+    let reader = PromptReader {
         text: &text,
         context,
     };

@@ -23,7 +23,7 @@ const SECONDS: u64 = 1;
 
 /// Input of the child.
 #[derive(Debug, Serialize, Deserialize)]
-struct Input {
+struct RenderInput {
     template: String,
     tool_template: Option<String>,
     /// Special tokens: names and texts.
@@ -68,7 +68,7 @@ impl Renderer {
     pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
         let failed = |reason: String| Error::ChatTemplate { reason };
         let template = &self.template;
-        let input = Input {
+        let input = RenderInput {
             template: template.source(false).to_owned(),
             tool_template: template.tool_source().map(str::to_owned),
             tokens: template
@@ -103,7 +103,7 @@ pub fn command() -> Result<(), Failure> {
         seconds: SECONDS,
     })?;
     let standard = |e: serde_json::Error| child::failure(e.into());
-    let asked: Input = serde_json::from_slice(&input).map_err(standard)?;
+    let asked: RenderInput = serde_json::from_slice(&input).map_err(standard)?;
     let tokens = asked.tokens.iter().map(|(name, text)| (&**name, &**text));
     let tokens: Vec<(&str, &str)> = tokens.collect();
     let rendered = ChatTemplate::new(&asked.template, &tokens)

@@ -23,11 +23,11 @@ pub const NOTE: &str = "bound: the greater of bytes computed / memory bandwidth,
 
 /// The storage device of a model, real or simulated.
 pub struct Device {
-    source: Source,
+    source: DeviceSource,
     len: u64,
 }
 
-enum Source {
+enum DeviceSource {
     /// Measured before every round, since shared disks vary.
     Real {
         target: Box<Target>,
@@ -49,7 +49,7 @@ impl Device {
         let source = match choice {
             IoChoice::Sim(options) => {
                 let depth = DEPTHS[DEPTHS.len() - 1];
-                Source::Simulated(Box::new(ReadCost::simulated(&options, depth, len)))
+                DeviceSource::Simulated(Box::new(ReadCost::simulated(&options, depth, len)))
             }
             // What `auto` chooses if available.
             IoChoice::Auto if target.works(IoChoice::Uring).is_ok() => {
@@ -63,12 +63,12 @@ impl Device {
 
     /// Whether reads come from the page cache, paced by a model.
     pub fn is_simulated(&self) -> bool {
-        matches!(self.source, Source::Simulated(_))
+        matches!(self.source, DeviceSource::Simulated(_))
     }
 
     /// Measures a real device for about a second. The fastest measurement of a benchmark counts.
     pub fn measure(&mut self) -> Result<(), Failure> {
-        let Source::Real {
+        let DeviceSource::Real {
             target,
             engine,
             points,
@@ -92,13 +92,13 @@ impl Device {
     pub fn random_mb_per_s(&self, bytes: f64) -> f64 {
         let bytes = bytes.clamp(512.0, f64::from(1 << 20));
         match &self.source {
-            Source::Real { points, .. } => {
+            DeviceSource::Real { points, .. } => {
                 let engine = points.first().map_or("", |p| p.engine.as_str()).to_owned();
                 let profile = self.profile(points);
                 let rate = profile.random_mb_per_s(&engine, bytes as u32, self.len);
                 rate.unwrap_or_default()
             }
-            Source::Simulated(cost) => {
+            DeviceSource::Simulated(cost) => {
                 bytes * 1e3 / cost.read_ns(bytes as u64, Pattern::Random).max(1e-9)
             }
         }
@@ -108,12 +108,12 @@ impl Device {
     pub fn sequential_mb_per_s(&self) -> f64 {
         const LEN: u64 = 1 << 20;
         match &self.source {
-            Source::Real { points, .. } => {
+            DeviceSource::Real { points, .. } => {
                 let engine = points.first().map_or("", |p| p.engine.as_str()).to_owned();
                 let rate = self.profile(points).sequential_mb_per_s(&engine);
                 rate.unwrap_or_default()
             }
-            Source::Simulated(cost) => {
+            DeviceSource::Simulated(cost) => {
                 LEN as f64 * 1e3 / cost.read_ns(LEN, Pattern::Sequential).max(1e-9)
             }
         }
@@ -121,15 +121,15 @@ impl Device {
 
     fn profile(&self, points: &[Point]) -> DeviceProfile {
         let file = match &self.source {
-            Source::Real { target, .. } => target.facts().clone(),
-            Source::Simulated(_) => Default::default(),
+            DeviceSource::Real { target, .. } => target.facts().clone(),
+            DeviceSource::Simulated(_) => Default::default(),
         };
         DeviceProfile::new(Machine::default(), file, points.to_vec())
     }
 }
 
-fn real(target: Target, engine: IoChoice, quick: bool) -> Source {
-    Source::Real {
+fn real(target: Target, engine: IoChoice, quick: bool) -> DeviceSource {
+    DeviceSource::Real {
         target: Box::new(target),
         engine,
         points: Vec::new(),

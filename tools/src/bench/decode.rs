@@ -63,7 +63,7 @@ pub struct Rates {
 
 /// Additional members of the JSON object.
 #[derive(Serialize)]
-struct Report {
+struct DecodeReport {
     isa: &'static str,
     threads: usize,
     sparsity: &'static str,
@@ -103,7 +103,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let mut meter = Meter::find(&engine.options().lab.sysfs);
     let measured = measure_all(&mut engine, meter.as_mut(), args, tokens)?;
-    let report = Report {
+    let report = DecodeReport {
         isa: engine.cpu().name(),
         threads: engine.threads(),
         sparsity: if args.oracle {
@@ -266,7 +266,7 @@ impl Rates {
 }
 
 /// What the numbers are compared with, and the energy.
-fn notes(report: &Report) -> Vec<String> {
+fn notes(report: &DecodeReport) -> Vec<String> {
     let mut notes = vec![format!(
         "bound: bytes per token / {:.1} GB/s, the memory bandwidth of the same threads in this \
          run; medians and quartiles over tokens, stages are means",
@@ -311,7 +311,7 @@ fn table(contexts: &[Rates]) -> Table {
     table
 }
 
-fn csv(report: &Report) -> Table {
+fn csv(report: &DecodeReport) -> Table {
     let mut table = Table::new(
         "context | sparsity | ffn_resident_share | tokens_per_s | ms_median | ms_25 | \
          ms_75 | attention_ms | ffn_ms | predict_ms | wait_ms | head_ms | active_share | \
@@ -339,7 +339,7 @@ fn csv(report: &Report) -> Table {
 }
 
 /// Time per token by stage, with the bound.
-fn chart(model: &str, facts: &str, report: &Report) -> String {
+fn chart(model: &str, facts: &str, report: &DecodeReport) -> String {
     let names = ["attention", "FFN", "naming", "waiting", "head", "bound"];
     let mut groups = Vec::new();
     for r in &report.contexts {

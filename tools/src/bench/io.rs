@@ -41,10 +41,10 @@ const SETTLE: u32 = 25;
 
 /// Additional members of the JSON object: the profile and where it was saved.
 #[derive(Serialize)]
-struct Report<'a> {
+struct IoReport<'a> {
     version: u32,
     file: &'a FileFacts,
-    points: &'a [Row<'a>],
+    points: &'a [IoRow<'a>],
     best: &'a Option<Best>,
     /// Rates of CPU and memory, if they were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ struct Report<'a> {
 
 /// A point, from the round with the median speed.
 #[derive(Serialize)]
-struct Row<'a> {
+struct IoRow<'a> {
     #[serde(flatten)]
     point: &'a Point,
     /// Throughput over the rounds, in MB/s.
@@ -122,7 +122,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         ),
         facts,
         notes,
-        body: Report {
+        body: IoReport {
             version: profile.version,
             file: &profile.file,
             points: &rows,
@@ -198,7 +198,7 @@ fn middle(rounds: &[Vec<Point>]) -> Vec<Point> {
     (0..count).filter_map(of).collect()
 }
 
-fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec<Row<'a>> {
+fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec<IoRow<'a>> {
     let all = rounds.iter().flatten().map(|p| p.mb_per_s);
     let fastest = all.fold(0.0, f64::max);
     let row = |(i, point): (usize, &'a Point)| {
@@ -212,7 +212,7 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
         };
         let same = rounds.iter().filter_map(|round| round.get(i));
         let range = Range::of(&mut same.map(|p| p.mb_per_s).collect::<Vec<_>>());
-        Row {
+        IoRow {
             point,
             range,
             bound_mb_per_s,
@@ -416,7 +416,7 @@ fn describe((engine, pattern, range): Group<'_>) -> String {
 }
 
 /// Text output: one row per size, with all depths and the fastest depth.
-fn table(rows: &[Row<'_>]) -> Table {
+fn table(rows: &[IoRow<'_>]) -> Table {
     let points = || rows.iter().map(|r| r.point);
     let depths: BTreeSet<u32> = points().map(|p| p.depth).collect();
     let mut columns = vec!["reads".to_owned(), "size".into()];
@@ -461,7 +461,7 @@ fn table(rows: &[Row<'_>]) -> Table {
     table
 }
 
-fn csv(rows: &[Row<'_>]) -> Table {
+fn csv(rows: &[IoRow<'_>]) -> Table {
     let mut table = Table::new(
         "engine | pattern | size | depth | range | mb_per_s | mb_per_s_min | \
          mb_per_s_max | bound_mb_per_s | of_bound | iops | cpu_us_per_read | \

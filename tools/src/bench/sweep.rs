@@ -25,7 +25,7 @@ const TOLERANCE: f64 = 0.03;
 
 /// One share and one policy.
 #[derive(Debug, Serialize)]
-struct Row {
+struct SweepRow {
     /// Requested share.
     share: f64,
     policy: &'static str,
@@ -180,7 +180,7 @@ pub fn bounds(series: &Series, device: &Device, memory: f64) -> (Bound, Range) {
     )
 }
 
-fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<SweepRow> {
     let memory = memory_of(all);
     let one = |(point, series): (&Point<Ablation>, &Series)| {
         let Point {
@@ -201,7 +201,7 @@ fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row>
         let peak = series.runs.iter().filter_map(|r| r.memory.peak_rss_bytes);
         let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
         let judged = policy != Ablation::Mmap && first.is_some();
-        Row {
+        SweepRow {
             share,
             policy: policy.name(),
             ffn_resident_share: resident,
@@ -225,7 +225,7 @@ fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row>
 }
 
 /// Notes on the rows.
-fn remarks(rows: &[Row]) -> Vec<String> {
+fn remarks(rows: &[SweepRow]) -> Vec<String> {
     let mut notes = Vec::new();
     let (mut judged, mut above) = (0, Vec::new());
     for row in rows.iter().filter(|r| r.within_budget.is_some()) {
@@ -239,7 +239,7 @@ fn remarks(rows: &[Row]) -> Vec<String> {
     } else {
         format!("peak memory: ABOVE the budget at {}", above.join(", "))
     });
-    let full: Vec<&Row> = (rows.iter())
+    let full: Vec<&SweepRow> = (rows.iter())
         .filter(|r| r.policy == "full" && r.note.is_none())
         .collect();
     if full.len() > 1 {
@@ -268,7 +268,7 @@ fn remarks(rows: &[Row]) -> Vec<String> {
     notes
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[SweepRow]) -> Table {
     let mut table = Table::new(
         "FFN in memory | policy | tokens/s | I/O wait | hits | peak / budget, MiB | \
          bound, ms | limit | of bound",
@@ -293,7 +293,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[SweepRow]) -> Table {
     let mut table = Table::new(
         "share | policy | ffn_resident_share | tokens_per_s | tokens_per_s_min | \
          tokens_per_s_max | ms_per_token | wait_share | hit_rate | budget_bytes | \
@@ -327,7 +327,13 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(model: &str, facts: &str, io: &str, rows: &[Row], beside: Option<&[Curve]>) -> String {
+fn chart(
+    model: &str,
+    facts: &str,
+    io: &str,
+    rows: &[SweepRow],
+    beside: Option<&[Curve]>,
+) -> String {
     let mut lines: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|r| r.note.is_none()) {
         let point = (row.share, row.tokens_per_s);
@@ -468,8 +474,8 @@ mod tests {
         assert_eq!(table.rows[0][2], "killed for memory");
     }
 
-    fn row(share: f64, speed: f64, within: bool) -> Row {
-        Row {
+    fn row(share: f64, speed: f64, within: bool) -> SweepRow {
+        SweepRow {
             share,
             policy: "full",
             ffn_resident_share: share,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{
-    Anchor, GAP, Ink, LARGE, LINE, Labels, PLOT_W, Place, SMALL, TEXT, canvas, escape, highest,
+    Anchor, GAP, Ink, LARGE, LINE, Labels, PLOT_W, Position, SMALL, TEXT, canvas, escape, highest,
     round_ticks, width_of, write_text,
 };
 
@@ -26,7 +26,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     let width = left + PLOT_W.max(texts) + 2.0 * GAP;
     let mut out = canvas(width, scale + ROW + TEXT * LINE + GAP);
     let mut write = |x, y, anchor, ink, text: &str| {
-        write_text(&mut out, Place::new(x, y), anchor, ink, text);
+        write_text(&mut out, Position::new(x, y), anchor, ink, text);
     };
     let headline = GAP + LARGE;
     write(
@@ -68,7 +68,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     );
     let title = escape(labels.y);
     for (i, (name, values)) in rows.iter().enumerate() {
-        let at = Place::new(left, top + ROW * i as f64);
+        let at = Position::new(left, top + ROW * i as f64);
         let name = format!("{title} {}", escape(name));
         draw_row(&mut out, at, &name, values, most);
     }
@@ -86,7 +86,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
 }
 
 /// Draws the cells of a row; `most` is the greatest value of all.
-fn draw_row(out: &mut String, at: Place, name: &str, values: &[f64], most: f64) {
+fn draw_row(out: &mut String, at: Position, name: &str, values: &[f64], most: f64) {
     let cell = PLOT_W / values.len().max(1) as f64;
     for (j, value) in values.iter().enumerate() {
         // Writing to a String cannot fail.

@@ -90,12 +90,12 @@ enum Anchor {
 
 /// A point of the picture; the origin is the upper left corner.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Position {
     x: f64,
     y: f64,
 }
 
-impl Place {
+impl Position {
     fn new(x: f64, y: f64) -> Self {
         Self { x, y }
     }
@@ -121,8 +121,8 @@ impl Ink<'_> {
 }
 
 /// Writes a text.
-fn write_text(out: &mut String, place: Place, anchor: Anchor, ink: Ink<'_>, text: &str) {
-    let (Place { x, y }, Ink { height, fill }) = (place, ink);
+fn write_text(out: &mut String, place: Position, anchor: Anchor, ink: Ink<'_>, text: &str) {
+    let (Position { x, y }, Ink { height, fill }) = (place, ink);
     let anchor = match anchor {
         Anchor::Start => "",
         Anchor::Middle => " text-anchor=\"middle\"",
@@ -281,7 +281,7 @@ impl Frame {
         let mut y = GAP + LARGE;
         write_text(
             &mut out,
-            Place::new(self.left, y),
+            Position::new(self.left, y),
             Anchor::Start,
             Ink::black(LARGE),
             &self.title,
@@ -290,7 +290,7 @@ impl Frame {
             y += SMALL * LINE;
             write_text(
                 &mut out,
-                Place::new(self.left, y),
+                Position::new(self.left, y),
                 Anchor::Start,
                 Ink::grey(SMALL),
                 &self.facts,
@@ -300,7 +300,7 @@ impl Frame {
         out += &self.marks;
         let below = bottom + self.x.rows() as f64 * TEXT * LINE + GAP;
         let name = below + TEXT;
-        let middle = Place::new(self.left + PLOT_W / 2.0, name);
+        let middle = Position::new(self.left + PLOT_W / 2.0, name);
         write_text(
             &mut out,
             middle,
@@ -323,7 +323,7 @@ impl Frame {
             .map_or(0.0, |t| width_of(&t.1, TEXT) / 2.0);
         let legend = draw_legend(
             &mut out,
-            Place::new(right + 2.0 * GAP, self.top),
+            Position::new(right + 2.0 * GAP, self.top),
             &self.legend,
         );
         let titles = width_of(&self.title, LARGE).max(width_of(&self.facts, SMALL));
@@ -347,7 +347,7 @@ impl Frame {
                 "<path d=\"M{:.1} {at:.1}H{right:.1}\" stroke=\"#ddd\"/>",
                 self.left
             );
-            let place = Place::new(self.left - GAP / 2.0, at + TEXT / 3.0);
+            let place = Position::new(self.left - GAP / 2.0, at + TEXT / 3.0);
             write_text(out, place, Anchor::End, Ink::black(TEXT), text);
         }
         let rows = self.x.rows();
@@ -361,18 +361,18 @@ impl Frame {
                 );
             }
             let row = (i % rows) as f64;
-            let place = Place::new(at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
+            let place = Position::new(at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
             write_text(out, place, Anchor::Middle, Ink::black(TEXT), text);
         }
     }
 }
 
 /// Draws names in as many columns as the plot height requires; returns the lower right corner.
-fn draw_legend(out: &mut String, at: Place, names: &[(String, String)]) -> Place {
+fn draw_legend(out: &mut String, at: Position, names: &[(String, String)]) -> Position {
     if names.is_empty() {
         return at;
     }
-    let Place { x, y } = at;
+    let Position { x, y } = at;
     let each = (PLOT_H / (TEXT * LINE)) as usize;
     out.push_str("<g class=\"legend\">\n");
     let (mut left, mut lowest) = (x, y);
@@ -384,14 +384,14 @@ fn draw_legend(out: &mut String, at: Place, names: &[(String, String)]) -> Place
                 height: TEXT,
                 fill: colour,
             };
-            write_text(out, Place::new(left, at), Anchor::Start, ink, name);
+            write_text(out, Position::new(left, at), Anchor::Start, ink, name);
             widest = widest.max(width_of(name, TEXT));
             lowest = lowest.max(at + GAP);
         }
         left += widest + 2.0 * GAP;
     }
     out.push_str("</g>\n");
-    Place::new(left, lowest)
+    Position::new(left, lowest)
 }
 
 /// A picture with one chart.
@@ -415,7 +415,7 @@ fn pages(title: &str, charts: Vec<Drawn>) -> String {
     if !title.is_empty() {
         write_text(
             &mut out,
-            Place::new(2.0 * GAP, GAP + 16.0),
+            Position::new(2.0 * GAP, GAP + 16.0),
             Anchor::Start,
             Ink::black(16.0),
             title,

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, round_ticks, width_of, write_text,
+    Anchor, GAP, Ink, LINE, Position, SMALL, TEXT, canvas, escape, round_ticks, width_of,
+    write_text,
 };
 
 /// A lane of a timeline.
@@ -52,7 +53,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let mut body = String::new();
     let ends = legend(
         &mut body,
-        Place::new(left, bottom + 3.0 * TEXT),
+        Position::new(left, bottom + 3.0 * TEXT),
         right,
         kinds,
     );
@@ -60,7 +61,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let mut out = canvas(width, ends + GAP);
     write_text(
         &mut out,
-        Place::new(GAP, GAP + HEADLINE),
+        Position::new(GAP, GAP + HEADLINE),
         Anchor::Start,
         Ink::black(HEADLINE),
         title,
@@ -72,7 +73,7 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
         );
-        let place = Place::new(x, bottom + TEXT + GAP / 2.0);
+        let place = Position::new(x, bottom + TEXT + GAP / 2.0);
         let text = format!("{text}{UNIT}");
         write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &text);
     }
@@ -91,7 +92,7 @@ impl Row {
             (18.0, Ink::black(TEXT), &self.name),
             (33.0, Ink::grey(SMALL), &self.note),
         ] {
-            write_text(out, Place::new(GAP, y + below), Anchor::Start, ink, text);
+            write_text(out, Position::new(GAP, y + below), Anchor::Start, ink, text);
         }
         for bar in &self.bars {
             let (x, width) = (to_x(bar.from), to_x(bar.to) - to_x(bar.from));
@@ -111,8 +112,8 @@ impl Row {
 }
 
 /// Draws a legend in as many rows as needed; returns its lower edge.
-fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> f64 {
-    let Place { x: left, y: top } = from;
+fn legend(out: &mut String, from: Position, right: f64, kinds: &[(&str, &str)]) -> f64 {
+    let Position { x: left, y: top } = from;
     out.push_str("<g class=\"legend\">\n");
     let (mut x, mut y) = (left, top);
     for (name, fill) in kinds {
@@ -125,7 +126,7 @@ fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> 
             "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{TEXT}\" height=\"{TEXT}\" fill=\"{fill}\"/>",
             y - TEXT + 2.0
         );
-        let place = Place::new(x + TEXT + GAP / 2.0, y);
+        let place = Position::new(x + TEXT + GAP / 2.0, y);
         write_text(out, place, Anchor::Start, Ink::black(TEXT), name);
         x += width;
     }

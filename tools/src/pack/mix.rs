@@ -32,7 +32,7 @@ const STEPS: usize = 4096;
 const PAGES: u64 = 2 * 4096;
 
 /// A non-FFN matrix, or all neurons together.
-struct Item {
+struct MixItem {
     /// Bytes and error in each of [`FORMATS`].
     stored: [Stored; FORMATS.len()],
 }
@@ -62,11 +62,11 @@ pub(super) fn mixed(
     let mut of_others = Vec::with_capacity(others.len());
     for tensor in &others {
         let weight = weight_of(source, tensor.id.role);
-        of_others.push(Item::measure(source, tensor)?.times(weight));
+        of_others.push(MixItem::measure(source, tensor)?.times(weight));
     }
     let mut of_neurons = [0.0; FORMATS.len()];
     for tensor in &neurons {
-        let item = Item::measure(source, tensor)?;
+        let item = MixItem::measure(source, tensor)?;
         for (sum, stored) in of_neurons.iter_mut().zip(item.stored) {
             *sum += stored.error;
         }
@@ -217,7 +217,7 @@ fn place(format: DType) -> usize {
         .unwrap_or_default()
 }
 
-impl Item {
+impl MixItem {
     fn of(&self, format: DType) -> Stored {
         self.stored[place(format)]
     }
@@ -271,7 +271,7 @@ impl Item {
 }
 
 /// Formats with the smallest sum of errors, within `bytes` more than the smallest formats take.
-fn share_out(items: &[Item], bytes: u64) -> Vec<DType> {
+fn share_out(items: &[MixItem], bytes: u64) -> Vec<DType> {
     let step = (bytes / STEPS as u64).max(1);
     let steps = (bytes / step) as usize;
     // Smallest error by number of steps spent, and the chosen format by item.

@@ -30,7 +30,7 @@ const WARM_UP: usize = 64;
 
 /// Output of `profile --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Done {
+struct RoutingProfile {
     /// Path of the statistics.
     output: String,
     /// Tokens profiled.
@@ -72,7 +72,7 @@ pub fn run(
         (Some(profile), Some(routing)) => means(routing, profile.pairs),
         _ => (0.0, 0.0),
     };
-    let done = Done {
+    let done = RoutingProfile {
         output: output.display().to_string(),
         tokens: stats.tokens,
         popular,

@@ -38,7 +38,7 @@ const CHECKPOINT: Duration = Duration::from_secs(20);
 
 /// Output of `profile --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Done {
+struct NeuronProfile {
     /// Path of the statistics.
     output: String,
     /// Tokens profiled.
@@ -157,7 +157,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     // The result is complete. A leftover checkpoint does no harm: the next run rejects or resumes it.
     let _ = std::fs::remove_file(&checkpoint);
     let profile = stats.profile.as_ref();
-    let done = Done {
+    let done = NeuronProfile {
         output: output.display().to_string(),
         tokens: stats.tokens,
         resumed_tokens,
@@ -223,7 +223,7 @@ fn record(
     Ok(())
 }
 
-impl Done {
+impl NeuronProfile {
     fn print(&self, window: u32) -> std::io::Result<()> {
         let mut largest = (BATCHES.iter().zip(&self.steps)).filter(|&(_, &steps)| steps > 0);
         let layers = self.active_share.len();

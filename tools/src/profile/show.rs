@@ -30,7 +30,7 @@ struct Shown {
     /// Tokens sampled with all their active neurons.
     sampled: usize,
     /// Miss rates by cache size; empty if not measured.
-    misses: Vec<Miss>,
+    misses: Vec<NeuronMiss>,
     /// Per layer.
     layers: Vec<LayerSummary>,
     /// Share of neurons that accounts for 80 % of activations in published models (PowerInfer, figure 4; bamboo from
@@ -40,7 +40,7 @@ struct Shown {
 
 /// Miss rate for one cache size. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Miss {
+struct NeuronMiss {
     /// Cache size as a share of the neurons.
     cache: f64,
     /// Share of needed neurons that miss.
@@ -170,11 +170,11 @@ fn batches(profile: &Profile, counts: &[u64], bank: usize) -> Vec<Batch> {
     BATCHES.iter().enumerate().filter_map(of).collect()
 }
 
-fn misses(counted: &Misses) -> Vec<Miss> {
+fn misses(counted: &Misses) -> Vec<NeuronMiss> {
     if counted.is_empty() {
         return Vec::new();
     }
-    let of = |(size, &cache): (usize, &f64)| Miss {
+    let of = |(size, &cache): (usize, &f64)| NeuronMiss {
         cache,
         missed: counted.rate(size),
     };
@@ -195,7 +195,8 @@ fn text(s: &Shown) -> String {
     s.layers.iter().for_each(|l| layer_line(&mut out, l));
     batch_lines(&mut out, s);
     if !s.misses.is_empty() {
-        let percent = |m: &Miss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
+        let percent =
+            |m: &NeuronMiss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
         let misses: Vec<String> = s.misses.iter().map(percent).collect();
         let _ = writeln!(
             out,

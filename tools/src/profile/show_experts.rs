@@ -29,14 +29,14 @@ pub struct ShownExperts {
     /// Share of a token's experts that the next token also visits, mean over layers.
     reuse: f64,
     /// Miss rates of the engine's cache by size; empty if not measured.
-    misses: Vec<Miss>,
+    misses: Vec<ExpertMiss>,
     /// Per layer.
     layers: Vec<LayerRoutes>,
 }
 
 /// Miss rate for one cache size. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Miss {
+struct ExpertMiss {
     /// Cache size as a share of all experts.
     cache: f64,
     /// Share of visits that miss.
@@ -120,7 +120,7 @@ pub fn shown(
     let sizes = (1..=SIXTEENTHS).map(|n| n as f64 / (SIXTEENTHS + 1) as f64);
     let miss = |cache| {
         let missed = routing.misses.rate(cache)?;
-        Some(Miss { cache, missed })
+        Some(ExpertMiss { cache, missed })
     };
     let (popular, reuse) = means(routing, profile.pairs);
     ShownExperts {

@@ -62,24 +62,24 @@ pub struct Common {
     pub stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     priority: Option<i64>,
-    logprobs: Option<LogProbsAsked>,
+    logprobs: Option<LogProbsOption>,
     top_logprobs: Option<usize>,
     #[serde(flatten)]
-    rules: rules::Asked,
+    rules: rules::ConstraintOptions,
     #[serde(flatten)]
-    sampling: sampling::Asked,
+    sampling: sampling::SamplingOptions,
     /// Restrictions on tokens.
     #[serde(flatten)]
-    pub bounds: bounds::Asked,
+    pub bounds: bounds::TokenLimits,
     /// Tools.
     #[serde(flatten)]
-    pub calls: calls::Asked,
+    pub calls: calls::ToolOptions,
     /// Chat template arguments and reasoning.
     #[serde(flatten)]
-    pub thoughts: thoughts::Asked,
+    pub thoughts: thoughts::ReasoningOptions,
     /// Line-based end conditions.
     #[serde(flatten)]
-    pub lines: lines::Asked,
+    pub lines: lines::LineOptions,
     best_of: Option<usize>,
 }
 
@@ -89,7 +89,7 @@ pub struct Common {
     untagged,
     expecting = "`logprobs` must be a boolean in chats, a number in completions"
 )]
-enum LogProbsAsked {
+enum LogProbsOption {
     Whether(bool),
     Top(usize),
 }
@@ -120,7 +120,7 @@ pub struct ChatRequest {
 #[derive(Debug, Deserialize)]
 struct InMessage {
     role: String,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     tool_calls: Option<Vec<Value>>,
     tool_call_id: Option<String>,
     name: Option<String>,
@@ -132,7 +132,7 @@ struct InMessage {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`content` must be a string or a list of parts")]
-enum Content {
+enum MessageContent {
     Text(String),
     Parts(Vec<ContentPart>),
 }
@@ -156,7 +156,7 @@ fn joined(parts: &[ContentPart]) -> String {
 /// `/v1/responses`
 #[derive(Debug, Deserialize)]
 pub struct ResponsesRequest {
-    input: Input,
+    input: ResponsesInput,
     instructions: Option<String>,
     text: Option<Value>,
     /// Common fields.
@@ -166,7 +166,7 @@ pub struct ResponsesRequest {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`input` must be a string or a list of items")]
-enum Input {
+enum ResponsesInput {
     Text(String),
     Items(Vec<InItem>),
 }
@@ -176,18 +176,18 @@ struct InItem {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    output: Option<Content>,
+    output: Option<MessageContent>,
     summary: Option<Vec<ContentPart>>,
 }
 
 /// `/v1/completions`
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
-    prompt: Prompt,
+    prompt: PromptInput,
     /// Whether the prompt is repeated before each text.
     pub echo: Option<bool>,
     /// Text after the gap to fill.
@@ -202,7 +202,7 @@ pub struct CompletionRequest {
     untagged,
     expecting = "`prompt` must be a string, a list of strings, a list of tokens or a list of token lists"
 )]
-pub enum Prompt {
+pub enum PromptInput {
     /// A text.
     Text(String),
     /// Tokens.
@@ -269,15 +269,15 @@ impl Common {
     /// `top_logprobs` if log-probabilities are requested.
     fn log_probs(&self) -> Result<Option<usize>, ApiError> {
         let top = match self.logprobs {
-            None | Some(LogProbsAsked::Whether(false)) => match self.top_logprobs {
+            None | Some(LogProbsOption::Whether(false)) => match self.top_logprobs {
                 None | Some(0) => return Ok(None),
                 Some(_) => {
                     let message = "`top_logprobs` needs `logprobs`";
                     return Err(ApiError::param("top_logprobs", message));
                 }
             },
-            Some(LogProbsAsked::Whether(true)) => self.top_logprobs.unwrap_or(0),
-            Some(LogProbsAsked::Top(top)) => top,
+            Some(LogProbsOption::Whether(true)) => self.top_logprobs.unwrap_or(0),
+            Some(LogProbsOption::Top(top)) => top,
         };
         match top <= MAX_TOP {
             true => Ok(Some(top)),
@@ -433,8 +433,8 @@ impl InItem {
             }),
             (Some("reasoning"), _) => {
                 let text = match (self.content, self.summary) {
-                    (Some(Content::Text(text)), _) => text,
-                    (Some(Content::Parts(parts)), _) => joined(&parts),
+                    (Some(MessageContent::Text(text)), _) => text,
+                    (Some(MessageContent::Parts(parts)), _) => joined(&parts),
                     (None, summary) => joined(&summary.unwrap_or_default()),
                 };
                 // It belongs to the assistant message that follows.
@@ -454,7 +454,7 @@ impl InItem {
 }
 
 impl InMessage {
-    fn new(role: &str, content: Option<Content>) -> Self {
+    fn new(role: &str, content: Option<MessageContent>) -> Self {
         Self {
             role: role.to_owned(),
             content,
@@ -477,8 +477,8 @@ impl InMessage {
         let mut thoughts = String::new();
         let content = match &self.content {
             None => Value::Null,
-            Some(Content::Text(text)) => text.as_str().into(),
-            Some(Content::Parts(parts)) => {
+            Some(MessageContent::Text(text)) => text.as_str().into(),
+            Some(MessageContent::Parts(parts)) => {
                 let mut all = String::new();
                 for part in parts {
                     match (part.text.as_ref().or(part.thinking.as_ref()), &*part.kind) {
@@ -538,11 +538,16 @@ impl ResponsesRequest {
         }
         let mut messages = Vec::new();
         if let Some(instructions) = self.instructions {
-            messages.push(InMessage::new("system", Some(Content::Text(instructions))));
+            messages.push(InMessage::new(
+                "system",
+                Some(MessageContent::Text(instructions)),
+            ));
         }
         match self.input {
-            Input::Text(text) => messages.push(InMessage::new("user", Some(Content::Text(text)))),
-            Input::Items(items) => {
+            ResponsesInput::Text(text) => {
+                messages.push(InMessage::new("user", Some(MessageContent::Text(text))))
+            }
+            ResponsesInput::Items(items) => {
                 for item in items {
                     item.say(&mut messages)?;
                 }
@@ -557,7 +562,7 @@ impl ResponsesRequest {
     }
 }
 
-impl Prompt {
+impl PromptInput {
     /// Tokens of each prompt; `add_special` adds BOS and EOS around texts as the tokenizer does.
     pub fn tokens(&self, text: &Text, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |prompt: &String| {
@@ -589,9 +594,9 @@ impl CompletionRequest {
         let between = |prompt: &String| infill.between(prompt, suffix);
         match &self.prompt {
             _ if self.echo == Some(true) => refuse("`echo` and `suffix` cannot be combined"),
-            Prompt::Text(prompt) => Ok(vec![between(prompt)?]),
-            Prompt::Texts(prompts) => prompts.iter().map(between).collect(),
-            Prompt::Tokens(_) | Prompt::TokenLists(_) => {
+            PromptInput::Text(prompt) => Ok(vec![between(prompt)?]),
+            PromptInput::Texts(prompts) => prompts.iter().map(between).collect(),
+            PromptInput::Tokens(_) | PromptInput::TokenLists(_) => {
                 refuse("`suffix` needs a `prompt` of text")
             }
         }

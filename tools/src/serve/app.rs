@@ -64,7 +64,7 @@ pub struct App {
 
 /// Semaphore permits of a request.
 #[derive(Debug)]
-pub struct Held {
+pub struct RequestPermits {
     /// One of all running and waiting requests.
     pub permit: OwnedSemaphorePermit,
     /// One of those being parsed; released after tokenisation.

@@ -18,7 +18,7 @@ const MAX_BIAS: usize = 300;
 
 /// Request fields, with vLLM's names and meaning.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct TokenLimits {
     min_tokens: Option<usize>,
     stop_token_ids: Option<Vec<u32>>,
     allowed_token_ids: Option<Vec<u32>>,
@@ -26,7 +26,7 @@ pub struct Asked {
     logit_bias: Option<Value>,
 }
 
-impl Asked {
+impl TokenLimits {
     /// Additional tokens that end the text; they are not part of it.
     ///
     /// # Errors

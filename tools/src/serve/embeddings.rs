@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::api::{Kind, Prompt};
+use super::api::{Kind, PromptInput};
 use super::app::App;
 use super::error::{ApiError, Plain};
 use super::fields::on;
@@ -44,7 +44,7 @@ pub fn routes() -> Router<Arc<App>> {
 #[derive(Debug, Deserialize)]
 struct EmbeddingsRequest {
     model: Option<String>,
-    input: Prompt,
+    input: PromptInput,
     encoding_format: Option<String>,
     dimensions: Option<usize>,
     priority: Option<i64>,
@@ -55,19 +55,19 @@ struct EmbeddingsRequest {
 struct EmbedRequest {
     model: Option<String>,
     #[serde(default)]
-    input: Inputs,
+    input: EmbeddingInputs,
     truncate: Option<bool>,
     dimensions: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`input` must be a string or a list of strings")]
-enum Inputs {
+enum EmbeddingInputs {
     One(String),
     Many(Vec<String>),
 }
 
-impl Default for Inputs {
+impl Default for EmbeddingInputs {
     fn default() -> Self {
         Self::Many(Vec::new())
     }
@@ -152,9 +152,9 @@ async fn ollama(
     let (request, reader) = read_fields::<EmbedRequest>(on::OLLAMA_EMBED, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = match request.input {
-        Inputs::One(text) if text.is_empty() => Vec::new(),
-        Inputs::One(text) => vec![text],
-        Inputs::Many(texts) => texts,
+        EmbeddingInputs::One(text) if text.is_empty() => Vec::new(),
+        EmbeddingInputs::One(text) => vec![text],
+        EmbeddingInputs::Many(texts) => texts,
     };
     let most = match request.truncate {
         Some(false) => usize::MAX,
@@ -210,7 +210,7 @@ async fn encoded(
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let ours = app.clone();
     let all = app.compute(move || {
-        let mut all = Prompt::Texts(texts).tokens(&ours.text, true)?;
+        let mut all = PromptInput::Texts(texts).tokens(&ours.text, true)?;
         all.iter_mut().for_each(|tokens| tokens.truncate(most));
         Ok(all)
     });

@@ -16,7 +16,7 @@ use super::calls::Part;
 use super::error::{ApiError, Plain};
 use super::peer::{COMMENT, attentive, patient};
 use super::reply::{Call, CallPiece, Choice};
-use super::submit::{Asked, PING, Pending, submit};
+use super::submit::{GenerateRequest, PING, Pending, submit};
 use super::worker::Out;
 use super::{ollama, responses};
 
@@ -26,7 +26,7 @@ use super::{ollama, responses};
 /// Invalid or failed requests.
 pub async fn respond(
     app: Arc<App>,
-    asked: Asked,
+    asked: GenerateRequest,
     permit: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
     let streams = asked.common.stream == Some(true);
@@ -106,7 +106,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
 }
 
 /// State of a stream.
-struct Streamed {
+struct ChunkStream {
     pending: Pending,
     with_usage: bool,
     /// Number of tool calls per text so far.
@@ -131,7 +131,7 @@ fn streamed(mut pending: Pending, with_usage: bool) -> Response {
             }));
         }
     }
-    let state = Streamed {
+    let state = ChunkStream {
         calls: vec![0; pending.texts.len()],
         pending,
         with_usage,
@@ -146,7 +146,7 @@ fn streamed(mut pending: Pending, with_usage: bool) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl ChunkStream {
     /// The next event's data; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while self.ready.is_empty() && !self.ended {

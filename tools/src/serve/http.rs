@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
-use super::app::{App, Held};
+use super::app::{App, RequestPermits};
 use super::calls::Plan;
 use super::error::{ApiError, Plain, Typed};
 use super::fields::{self, on};
 use super::generate::respond;
 use super::page::page;
 use super::stats::{slots, stats};
-use super::submit::Asked;
+use super::submit::GenerateRequest;
 use super::thoughts::Opening;
 
 /// Time for a body to arrive.
@@ -219,7 +219,7 @@ async fn chat(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields(on::CHAT, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     converse(app, &headers, request, Kind::Chat, held).await
 }
 
@@ -230,7 +230,7 @@ async fn responses(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<ResponsesRequest>(on::RESPONSE, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     converse(app, &headers, request.chat()?, Kind::Response, held).await
 }
 
@@ -240,7 +240,7 @@ pub async fn converse(
     headers: &HeaderMap,
     request: ChatRequest,
     kind: Kind,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
     let asked = conversation(&app, headers, request, kind, held.reader).await?;
     respond(app, asked, held.permit).await
@@ -292,7 +292,7 @@ pub async fn conversation(
     request: ChatRequest,
     kind: Kind,
     reader: OwnedSemaphorePermit,
-) -> Result<Asked, ApiError> {
+) -> Result<GenerateRequest, ApiError> {
     let Prepared {
         common,
         mut plan,
@@ -316,7 +316,7 @@ pub async fn conversation(
     };
     let proactive = proactive(headers)?.unwrap_or(common.proactive());
     let texts = common.samples();
-    Ok(Asked {
+    Ok(GenerateRequest {
         kind,
         constraint: app.held(rules, preface, texts, proactive).await?,
         plan,
@@ -337,7 +337,7 @@ async fn completion(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields(on::TEXT, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     complete(app, headers, request, Kind::Text, held).await
 }
 
@@ -347,7 +347,7 @@ pub async fn complete(
     headers: HeaderMap,
     request: CompletionRequest,
     kind: Kind,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
     let asked = continuation(&app, &headers, request, kind, held.reader).await?;
     respond(app, asked, held.permit).await
@@ -360,7 +360,7 @@ pub async fn continuation(
     request: CompletionRequest,
     kind: Kind,
     reader: OwnedSemaphorePermit,
-) -> Result<Asked, ApiError> {
+) -> Result<GenerateRequest, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
     let proactive = proactive(headers)?.unwrap_or(request.common.proactive());
@@ -381,7 +381,7 @@ pub async fn continuation(
                 echo.push(text.map_err(ApiError::invalid)?);
             }
         }
-        Ok(Asked {
+        Ok(GenerateRequest {
             kind,
             proactive,
             prompts,

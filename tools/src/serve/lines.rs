@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// Request fields.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub struct Asked {
+pub struct LineOptions {
     /// Minimum indentation, in spaces and tabs, of each line after the first; a line with less ends the text and is
     /// not part of it.
     n_indent: Option<usize>,
@@ -17,7 +17,7 @@ pub struct Asked {
 /// Ends a text at a line with too little indentation, or at the first new line after a time.
 #[derive(Debug)]
 pub struct Lines {
-    asked: Asked,
+    asked: LineOptions,
     /// Indentation of the current line so far.
     indent: Option<usize>,
     first: Option<Instant>,
@@ -26,7 +26,7 @@ pub struct Lines {
 
 impl Lines {
     /// For one text.
-    pub fn new(asked: Asked) -> Self {
+    pub fn new(asked: LineOptions) -> Self {
         Self {
             asked,
             indent: None,
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn lines(n_indent: usize, t_max_predict_ms: Option<u64>) -> Lines {
-        Lines::new(Asked {
+        Lines::new(LineOptions {
             n_indent: Some(n_indent),
             t_max_predict_ms,
         })

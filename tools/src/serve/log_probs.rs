@@ -43,7 +43,7 @@ pub struct TokenJson {
 
 /// Formats log-probabilities.
 #[derive(Debug, Clone, Copy)]
-pub struct Writer<'a> {
+pub struct LogProbsWriter<'a> {
     /// API of the response.
     pub kind: Kind,
     /// Converts tokens to text.
@@ -52,16 +52,16 @@ pub struct Writer<'a> {
 
 /// Tokens of a piece of text.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece<'a> {
+pub struct TokenSpan<'a> {
     /// First token of a prompt, which has no probability.
     pub first: Option<u32>,
     /// Other tokens.
     pub tokens: &'a [LogProbs],
 }
 
-impl Writer<'_> {
+impl LogProbsWriter<'_> {
     /// The `logprobs` object. `offset` is the position of the piece in the text, and is advanced to its end.
-    pub fn write(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+    pub fn write(&self, piece: TokenSpan<'_>, offset: &mut usize) -> LogProbsJson {
         match self.kind {
             Kind::Text => self.text(piece, offset),
             _ => LogProbsJson::Chat {
@@ -86,7 +86,7 @@ impl Writer<'_> {
         }
     }
 
-    fn text(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+    fn text(&self, piece: TokenSpan<'_>, offset: &mut usize) -> LogProbsJson {
         let (mut tokens, mut offsets) = (Vec::new(), Vec::new());
         let (mut likely, mut tops) = (Vec::new(), Vec::new());
         if let Some(first) = piece.first {

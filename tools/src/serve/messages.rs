@@ -27,7 +27,7 @@ enum Block {
 }
 
 /// The message so far.
-struct Answer {
+struct MessageReply {
     pending: Pending,
     blocks: Vec<Block>,
     started: bool,
@@ -39,7 +39,7 @@ struct Answer {
 /// # Errors
 /// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed> {
-    let mut answer = Answer {
+    let mut answer = MessageReply {
         pending,
         blocks: Vec::new(),
         started: false,
@@ -56,7 +56,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed>
     Ok(Json(answer.message()).into_response())
 }
 
-impl Answer {
+impl MessageReply {
     /// Handles one output of the engine thread and returns the new parts.
     async fn next(&mut self) -> Result<Vec<Part>, ApiError> {
         let mut parts = match self.pending.out.recv().await {
@@ -187,15 +187,15 @@ impl Block {
 }
 
 /// State of a stream.
-struct Streamed {
-    answer: Answer,
+struct MessageStream {
+    answer: MessageReply,
     ready: VecDeque<Value>,
     begun: bool,
     ended: bool,
 }
 
-fn streamed(answer: Answer) -> Response {
-    let state = Streamed {
+fn streamed(answer: MessageReply) -> Response {
+    let state = MessageStream {
         answer,
         ready: VecDeque::new(),
         begun: false,
@@ -214,7 +214,7 @@ fn streamed(answer: Answer) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl MessageStream {
     /// The next event; `None` at the end.
     async fn next(&mut self) -> Option<Value> {
         while self.ready.is_empty() && !self.ended {

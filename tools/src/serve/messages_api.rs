@@ -32,8 +32,8 @@ pub fn routes() -> Router<Arc<App>> {
 /// `/v1/messages`
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
-    messages: Vec<Turn>,
-    system: Option<Content>,
+    messages: Vec<MessageParam>,
+    system: Option<BlockContent>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     stop_sequences: Option<Value>,
@@ -46,14 +46,14 @@ struct MessagesRequest {
 }
 
 #[derive(Debug, Deserialize)]
-struct Turn {
+struct MessageParam {
     role: String,
-    content: Content,
+    content: BlockContent,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`content` must be a string or a list of blocks")]
-enum Content {
+enum BlockContent {
     Text(String),
     Blocks(Vec<Value>),
 }
@@ -171,7 +171,7 @@ fn unknown(kind: &Value) -> ApiError {
     ApiError::param("messages", message)
 }
 
-impl Content {
+impl BlockContent {
     fn blocks(self) -> Vec<Value> {
         match self {
             Self::Text(text) => vec![json!({"type": "text", "text": text})],
@@ -192,7 +192,7 @@ impl Content {
     }
 }
 
-impl Turn {
+impl MessageParam {
     /// Appends the message to the conversation. Tool results become separate messages.
     fn say(self, messages: &mut Vec<Value>) -> Result<(), ApiError> {
         let (mut text, mut thoughts, mut calls) = (String::new(), String::new(), Vec::new());
@@ -243,7 +243,7 @@ fn result(content: Value) -> Result<String, ApiError> {
     match content {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text),
-        Value::Array(blocks) => Content::Blocks(blocks).text(),
+        Value::Array(blocks) => BlockContent::Blocks(blocks).text(),
         _ => Err(unknown(&content["type"])),
     }
 }

@@ -18,7 +18,7 @@ use super::worker::{End, Out};
 
 /// Options of the response.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct NativeOptions {
     /// Include the tokens.
     pub tokens: bool,
     /// Include their probabilities.
@@ -31,7 +31,7 @@ pub struct Wanted {
 
 /// One text of a response.
 #[derive(Debug)]
-struct Text {
+struct NativeText {
     content: String,
     tokens: Vec<LogProbs>,
     has_new_line: bool,
@@ -43,10 +43,10 @@ struct Text {
 }
 
 /// State of a response.
-struct Answer {
+struct NativeReply {
     pending: Pending,
-    wanted: Wanted,
-    texts: Vec<Text>,
+    wanted: NativeOptions,
+    texts: Vec<NativeText>,
 }
 
 /// Waits for the texts, or streams them.
@@ -55,10 +55,10 @@ struct Answer {
 /// The request failed.
 pub async fn respond(
     pending: Pending,
-    wanted: Wanted,
+    wanted: NativeOptions,
     streams: bool,
 ) -> Result<Response, ApiError> {
-    let text = |_| Text {
+    let text = |_| NativeText {
         content: String::new(),
         tokens: Vec::new(),
         has_new_line: false,
@@ -67,7 +67,7 @@ pub async fn respond(
         first: None,
         end: None,
     };
-    let mut answer = Answer {
+    let mut answer = NativeReply {
         texts: (0..pending.texts.len()).map(text).collect(),
         pending,
         wanted,
@@ -95,7 +95,7 @@ pub async fn respond(
 }
 
 /// A piece of a text, or its end.
-struct Piece {
+struct NativePiece {
     index: usize,
     text: String,
     log_probs: Vec<LogProbs>,
@@ -103,9 +103,9 @@ struct Piece {
     tokens: usize,
 }
 
-impl Answer {
+impl NativeReply {
     /// Handles one output of the engine thread; returns a piece of a text, or its end.
-    async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
+    async fn next(&mut self) -> Result<Option<NativePiece>, ApiError> {
         match self.pending.out.recv().await {
             Some(Out::Started { index, cached }) => {
                 let text = &mut self.texts[index];
@@ -120,7 +120,7 @@ impl Answer {
                 let of = &mut self.texts[index];
                 of.first.get_or_insert_with(Instant::now);
                 of.has_new_line |= text.contains('\n');
-                return Ok(Some(Piece {
+                return Ok(Some(NativePiece {
                     index,
                     text,
                     log_probs,
@@ -130,7 +130,7 @@ impl Answer {
             Some(Out::Done { index, end, tokens }) => {
                 self.texts[index].end = Some((end, tokens));
                 self.pending.left -= 1;
-                return Ok(Some(Piece {
+                return Ok(Some(NativePiece {
                     index,
                     text: String::new(),
                     log_probs: Vec::new(),
@@ -146,7 +146,7 @@ impl Answer {
     }
 
     /// A piece in a stream; the last one of a text has no content.
-    fn event(&self, piece: &Piece) -> Value {
+    fn event(&self, piece: &NativePiece) -> Value {
         if self.texts[piece.index].end.is_some() {
             return self.chosen(self.last(piece.index, String::new()));
         }
@@ -247,7 +247,7 @@ impl Answer {
     }
 }
 
-impl Text {
+impl NativeText {
     /// Timings of the prompt and of the text, in milliseconds and tokens per second.
     fn timings(&self, prompt: usize, predicted: usize) -> Value {
         let first = self.first.unwrap_or(self.started);
@@ -283,7 +283,7 @@ fn likely(tokenizer: &Tokenizer, one: &LogProbs) -> Value {
     json
 }
 
-fn streamed(answer: Answer) -> Response {
+fn streamed(answer: NativeReply) -> Response {
     let state = (answer, VecDeque::new());
     let events = stream::unfold(state, |(mut answer, mut ready)| async move {
         while ready.is_empty() && answer.pending.left > 0 {

@@ -15,12 +15,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::Kind;
-use super::app::{App, Held};
+use super::app::{App, RequestPermits};
 use super::error::ApiError;
 use super::fields::{self, on};
 use super::http::{continuation, read_fields};
 use super::infill::{self, File, Infill};
-use super::native::{Wanted, respond};
+use super::native::{NativeOptions, respond};
 use super::peer::{COMMENT, attentive, patient};
 use super::submit::{check_prompts, submit};
 
@@ -36,7 +36,7 @@ pub fn routes() -> Router<Arc<App>> {
 struct NativeRequest {
     prompt: Value,
     #[serde(flatten)]
-    shared: Shared,
+    shared: NativeCommon,
 }
 
 /// `/infill`
@@ -49,7 +49,7 @@ struct InfillRequest {
     #[serde(default)]
     prompt: String,
     #[serde(flatten)]
-    shared: Shared,
+    shared: NativeCommon,
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,7 +62,7 @@ struct Extra {
 
 /// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct NativeCommon {
     /// Maximum tokens; `None` for no limit.
     max_tokens: Option<usize>,
     n_probs: Option<usize>,
@@ -80,7 +80,7 @@ async fn completion(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<NativeRequest>(on::NATIVE, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     let ours = app.clone();
     let prompts = app.compute(move || prompts(&ours.text, request.prompt));
     let prompts = prompts.await?;
@@ -94,7 +94,7 @@ async fn infill(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<InfillRequest>(on::INFILL, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     // Reserve at most half of the context for the text.
     let text = request.shared.max_tokens.unwrap_or(app.context / 4);
     let most = app.context - text.min(app.context / 2);
@@ -118,12 +118,12 @@ async fn infill(
 async fn go_on(
     app: Arc<App>,
     headers: HeaderMap,
-    shared: Shared,
+    shared: NativeCommon,
     prompts: Vec<Vec<u32>>,
     ends: Vec<String>,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
-    let mut wanted = Wanted {
+    let mut wanted = NativeOptions {
         tokens: shared.return_tokens == Some(true),
         probabilities: shared.n_probs.is_some_and(|n| n > 0),
         fields: shared.response_fields.unwrap_or_default(),

@@ -19,7 +19,7 @@ use super::submit::Pending;
 use super::worker::Out;
 
 /// State of a response.
-struct Answer {
+struct OllamaReply {
     pending: Pending,
     asked: Instant,
     started: Option<Instant>,
@@ -36,7 +36,7 @@ struct Answer {
 /// # Errors
 /// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
-    let mut answer = Answer {
+    let mut answer = OllamaReply {
         pending,
         asked: Instant::now(),
         started: None,
@@ -48,7 +48,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
     if streams {
         return Ok(answer.streamed());
     }
-    let mut all = Piece::default();
+    let mut all = OllamaPiece::default();
     while answer.stopped.is_none() {
         let more = answer.next().await.map_err(ApiError::failed)?;
         all.text += &more.text;
@@ -70,14 +70,14 @@ pub fn plain_name(name: &str) -> &str {
 
 /// Content of one part of a response.
 #[derive(Debug, Default)]
-struct Piece {
+struct OllamaPiece {
     text: String,
     thoughts: String,
 }
 
 /// A part of a response, or a whole one.
-fn part(head: &Head, piece: &Piece) -> Value {
-    let Piece { text, thoughts } = piece;
+fn part(head: &Head, piece: &OllamaPiece) -> Value {
+    let OllamaPiece { text, thoughts } = piece;
     let mut part = json!({
         "model": head.model,
         "created_at": written(head.created),
@@ -99,15 +99,15 @@ fn part(head: &Head, piece: &Piece) -> Value {
 
 /// The response to a request without a prompt, which only loads the model.
 pub fn loaded(head: &Head) -> Value {
-    let mut part = part(head, &Piece::default());
+    let mut part = part(head, &OllamaPiece::default());
     part["done"] = true.into();
     part["done_reason"] = "load".into();
     part
 }
 
-impl Answer {
+impl OllamaReply {
     /// Handles one output of the engine thread and returns what is new.
-    async fn next(&mut self) -> Result<Piece, String> {
+    async fn next(&mut self) -> Result<OllamaPiece, String> {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => {
                 self.started = Some(Instant::now());
@@ -128,22 +128,22 @@ impl Answer {
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }
-        Ok(Piece::default())
+        Ok(OllamaPiece::default())
     }
 
     /// Collects tool calls, which are sent at the end; returns everything else.
-    fn piece(&mut self, parts: Vec<Part>) -> Piece {
+    fn piece(&mut self, parts: Vec<Part>) -> OllamaPiece {
         for part in parts {
             self.calls.take(part, |_| String::new());
         }
-        Piece {
+        OllamaPiece {
             text: std::mem::take(&mut self.calls.text),
             thoughts: std::mem::take(&mut self.calls.thoughts),
         }
     }
 
     /// The last part, or the whole response.
-    fn last(&self, piece: &Piece) -> Value {
+    fn last(&self, piece: &OllamaPiece) -> Value {
         let now = Instant::now();
         let started = self.started.unwrap_or(self.asked);
         let first = self.first.unwrap_or(now);
@@ -186,7 +186,7 @@ impl Answer {
                 }
                 Ok(_) if self.stopped.is_some() => {
                     self.ended = true;
-                    return Some(self.last(&Piece::default()));
+                    return Some(self.last(&OllamaPiece::default()));
                 }
                 Ok(_) => {}
                 Err(why) => {

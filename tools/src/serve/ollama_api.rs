@@ -14,13 +14,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::{ChatRequest, CompletionRequest, Kind};
-use super::app::{App, Held, now};
+use super::app::{App, RequestPermits, now};
 use super::error::{ApiError, Plain};
 use super::fields::{self, on};
 use super::http::{complete, converse, read, read_fields};
 use super::ollama::{loaded, plain_name, written};
 use super::reply::Head;
-use super::thoughts::Form;
+use super::thoughts::ReasoningFormat;
 
 /// Routes.
 pub fn routes() -> Router<Arc<App>> {
@@ -38,7 +38,7 @@ pub fn routes() -> Router<Arc<App>> {
 
 /// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct OllamaCommon {
     model: Option<String>,
     stream: Option<bool>,
     format: Option<Value>,
@@ -49,16 +49,16 @@ struct Shared {
 
 /// `/api/chat`
 #[derive(Debug, Deserialize)]
-struct Chat {
+struct OllamaChatRequest {
     #[serde(default)]
-    messages: Vec<Message>,
+    messages: Vec<OllamaMessage>,
     tools: Option<Value>,
     #[serde(flatten)]
-    shared: Shared,
+    shared: OllamaCommon,
 }
 
 #[derive(Debug, Deserialize)]
-struct Message {
+struct OllamaMessage {
     role: String,
     content: Option<String>,
     images: Option<Vec<Value>>,
@@ -69,7 +69,7 @@ struct Message {
 
 /// `/api/generate`
 #[derive(Debug, Deserialize)]
-struct Generate {
+struct OllamaGenerateRequest {
     #[serde(default)]
     prompt: String,
     system: Option<String>,
@@ -77,10 +77,10 @@ struct Generate {
     #[serde(default)]
     raw: bool,
     #[serde(flatten)]
-    shared: Shared,
+    shared: OllamaCommon,
 }
 
-impl Shared {
+impl OllamaCommon {
     /// Fields of the OpenAI request.
     fn fields(&self) -> Result<Map<String, Value>, ApiError> {
         let mut fields: Map<String, Value> = fields::rewrite(on::OPTIONS, &self.options)?;
@@ -129,8 +129,8 @@ async fn chat(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let (request, reader) = read_fields::<Chat>(on::OLLAMA_CHAT, &app, body).await?;
-    let held = Held { permit, reader };
+    let (request, reader) = read_fields::<OllamaChatRequest>(on::OLLAMA_CHAT, &app, body).await?;
+    let held = RequestPermits { permit, reader };
     let mut fields = request.shared.fields()?;
     if request.messages.is_empty() {
         return Ok(load(&app, Kind::OllamaChat));
@@ -165,8 +165,9 @@ async fn generate(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let (request, reader) = read_fields::<Generate>(on::OLLAMA_GENERATE, &app, body).await?;
-    let held = Held { permit, reader };
+    let (request, reader) =
+        read_fields::<OllamaGenerateRequest>(on::OLLAMA_GENERATE, &app, body).await?;
+    let held = RequestPermits { permit, reader };
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let kind = Kind::OllamaGenerate;
     let mut fields = request.shared.fields()?;
@@ -240,7 +241,7 @@ async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Pl
     let request: Show = read(&app, body).await?;
     app.serves_model(plain_name(&request.model))?;
     let template = app.template.as_ref().map(|template| template.source(false));
-    let thinks = template.is_some_and(|template| Form::of_template(template).is_some());
+    let thinks = template.is_some_and(|template| ReasoningFormat::of_template(template).is_some());
     let tools = app
         .template
         .as_ref()

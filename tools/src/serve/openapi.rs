@@ -101,12 +101,13 @@ mod tests {
     #[test]
     fn every_field_is_described_and_no_other() {
         let (api, ollama) = (include_str!("api.rs"), include_str!("ollama_api.rs"));
-        let common = &(&members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked"))
-            | &members(include_str!("bounds.rs"), "Asked");
-        let common = &common | &members(include_str!("sampling.rs"), "Asked");
-        let common = &common | &members(include_str!("lines.rs"), "Asked");
-        let tools = members(include_str!("calls/asked.rs"), "Asked");
-        let thoughts = members(include_str!("thoughts/asked.rs"), "Asked");
+        let common = &(&members(api, "Common")
+            | &members(include_str!("rules/options.rs"), "ConstraintOptions"))
+            | &members(include_str!("bounds.rs"), "TokenLimits");
+        let common = &common | &members(include_str!("sampling.rs"), "SamplingOptions");
+        let common = &common | &members(include_str!("lines.rs"), "LineOptions");
+        let tools = members(include_str!("calls/options.rs"), "ToolOptions");
+        let thoughts = members(include_str!("thoughts/options.rs"), "ReasoningOptions");
         let with_tools = &(&common | &tools) | &thoughts;
         let http = include_str!("http.rs");
         let embeddings = include_str!("embeddings.rs");
@@ -114,12 +115,17 @@ mod tests {
             ("ChatRequest", on::CHAT, api, &with_tools),
             ("ResponsesRequest", on::RESPONSE, api, &with_tools),
             ("CompletionRequest", on::TEXT, api, &common),
-            ("Chat", on::OLLAMA_CHAT, ollama, &members(ollama, "Shared")),
             (
-                "Generate",
+                "OllamaChatRequest",
+                on::OLLAMA_CHAT,
+                ollama,
+                &members(ollama, "OllamaCommon"),
+            ),
+            (
+                "OllamaGenerateRequest",
                 on::OLLAMA_GENERATE,
                 ollama,
-                &members(ollama, "Shared"),
+                &members(ollama, "OllamaCommon"),
             ),
         ] {
             let read = &members(source, name) | shared;

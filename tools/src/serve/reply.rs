@@ -114,12 +114,12 @@ struct ChoiceJson<'a> {
 #[serde(rename_all = "snake_case")]
 enum TextJson<'a> {
     Text(&'a str),
-    Message(Message<'a>),
+    Message(MessageJson<'a>),
     Delta(Delta<'a>),
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct MessageJson<'a> {
     role: &'a str,
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -246,7 +246,7 @@ impl Head {
             all.push(
                 choice.json(match self.kind {
                     Kind::Text => TextJson::Text(&choice.text),
-                    _ => TextJson::Message(Message {
+                    _ => TextJson::Message(MessageJson {
                         role: "assistant",
                         content: Some(&*choice.text)
                             .filter(|text| choice.calls.is_empty() || !text.is_empty()),

@@ -17,15 +17,15 @@ use super::worker::Out;
 
 /// The response object so far.
 #[derive(Debug, Default)]
-struct Answer {
-    items: Vec<Item>,
+struct ResponseReply {
+    items: Vec<OutputItem>,
     /// Once ended: true for a natural end, false at the length limit.
     stopped: Option<bool>,
 }
 
 /// An output item.
 #[derive(Debug)]
-enum Item {
+enum OutputItem {
     /// Reasoning.
     Thoughts(String),
     /// Text.
@@ -46,7 +46,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
 }
 
 async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
-    let mut answer = Answer::default();
+    let mut answer = ResponseReply::default();
     while answer.stopped.is_none() {
         match pending.out.recv().await {
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
@@ -63,7 +63,7 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     Ok(Json(answer.object(&pending)).into_response())
 }
 
-impl Answer {
+impl ResponseReply {
     /// Handles one output of the engine thread and returns the new parts.
     fn take(&mut self, out: Out, pending: &mut Pending) -> Vec<Part> {
         match out {
@@ -82,25 +82,25 @@ impl Answer {
     /// Appends a part; returns whether it begins a new item.
     fn add(&mut self, part: Part, pending: &Pending) -> bool {
         match (part, self.items.last_mut()) {
-            (Part::Text(more), Some(Item::Message(text)))
-            | (Part::Thought(more), Some(Item::Thoughts(text))) => text.push_str(&more),
+            (Part::Text(more), Some(OutputItem::Message(text)))
+            | (Part::Thought(more), Some(OutputItem::Thoughts(text))) => text.push_str(&more),
             (Part::Thought(text), _) => {
-                self.items.push(Item::Thoughts(text));
+                self.items.push(OutputItem::Thoughts(text));
                 return true;
             }
             (Part::Text(text), _) => {
-                self.items.push(Item::Message(text));
+                self.items.push(OutputItem::Message(text));
                 return true;
             }
             (Part::Call(name), _) => {
-                self.items.push(Item::Call(Call {
+                self.items.push(OutputItem::Call(Call {
                     id: pending.call_id(0, self.items.len()),
                     name,
                     arguments: String::new(),
                 }));
                 return true;
             }
-            (Part::Arguments(more), Some(Item::Call(call))) => call.arguments.push_str(&more),
+            (Part::Arguments(more), Some(OutputItem::Call(call))) => call.arguments.push_str(&more),
             (Part::Arguments(_), _) => {}
         }
         false
@@ -108,9 +108,9 @@ impl Answer {
 
     /// Adds an empty message if there is neither a message nor a call; returns whether it did.
     fn end(&mut self) -> bool {
-        let empty = matches!(self.items.last(), None | Some(Item::Thoughts(_)));
+        let empty = matches!(self.items.last(), None | Some(OutputItem::Thoughts(_)));
         if empty {
-            self.items.push(Item::Message(String::new()));
+            self.items.push(OutputItem::Message(String::new()));
         }
         empty
     }
@@ -133,21 +133,21 @@ impl Answer {
             _ => "completed",
         };
         match &self.items[at] {
-            Item::Thoughts(text) => json!({
+            OutputItem::Thoughts(text) => json!({
                 "id": id,
                 "type": "reasoning",
                 "status": status,
                 "summary": [],
                 "content": if begins { json!([]) } else { json!([thought(text)]) },
             }),
-            Item::Message(text) => json!({
+            OutputItem::Message(text) => json!({
                 "id": id,
                 "type": "message",
                 "role": "assistant",
                 "status": status,
                 "content": if begins { json!([]) } else { json!([part(text)]) },
             }),
-            Item::Call(call) => json!({
+            OutputItem::Call(call) => json!({
                 "id": id,
                 "type": "function_call",
                 "call_id": call.id,
@@ -208,28 +208,28 @@ fn thought(text: &str) -> Value {
     json!({"type": "reasoning_text", "text": text})
 }
 
-fn item_id(answer: &Answer, at: usize, pending: &Pending) -> String {
+fn item_id(answer: &ResponseReply, at: usize, pending: &Pending) -> String {
     let kind = match &answer.items[at] {
-        Item::Thoughts(_) => "rs",
-        Item::Message(_) => "msg",
-        Item::Call(_) => "fc",
+        OutputItem::Thoughts(_) => "rs",
+        OutputItem::Message(_) => "msg",
+        OutputItem::Call(_) => "fc",
     };
     format!("{kind}_{}_{at}", pending.head.id)
 }
 
 /// State of a stream.
-struct Streamed {
+struct ResponseStream {
     pending: Pending,
-    answer: Answer,
+    answer: ResponseReply,
     ready: VecDeque<Value>,
     number: u64,
     ended: bool,
 }
 
 fn streamed(pending: Pending) -> Response {
-    let mut state = Streamed {
+    let mut state = ResponseStream {
         pending,
-        answer: Answer::default(),
+        answer: ResponseReply::default(),
         ready: VecDeque::new(),
         number: 0,
         ended: false,
@@ -248,7 +248,7 @@ fn streamed(pending: Pending) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl ResponseStream {
     fn push(&mut self, name: &str, mut event: Value) {
         event["type"] = json!(name);
         event["sequence_number"] = json!(self.number);
@@ -291,8 +291,8 @@ impl Streamed {
 
     fn add(&mut self, part: Part) {
         let begins = match (&part, self.answer.items.last()) {
-            (Part::Text(_), Some(Item::Message(_)))
-            | (Part::Thought(_), Some(Item::Thoughts(_)))
+            (Part::Text(_), Some(OutputItem::Message(_)))
+            | (Part::Thought(_), Some(OutputItem::Thoughts(_)))
             | (Part::Arguments(_), _) => false,
             (Part::Text(_) | Part::Thought(_) | Part::Call(_), _) => true,
         };
@@ -328,9 +328,9 @@ impl Streamed {
         let event = json!({"output_index": at, "item": item});
         self.push("response.output_item.added", event);
         let part = match &self.answer.items[at] {
-            Item::Message(_) => part(""),
-            Item::Thoughts(_) => thought(""),
-            Item::Call(_) => return,
+            OutputItem::Message(_) => part(""),
+            OutputItem::Thoughts(_) => thought(""),
+            OutputItem::Call(_) => return,
         };
         self.push_item("response.content_part.added", json!({"part": part}));
     }
@@ -338,17 +338,17 @@ impl Streamed {
     fn end_item(&mut self) {
         let at = self.answer.items.len() - 1;
         match &self.answer.items[at] {
-            Item::Thoughts(text) => {
+            OutputItem::Thoughts(text) => {
                 let (all, part) = (json!({"text": text}), thought(text));
                 self.push_item("response.reasoning_text.done", all);
                 self.push_item("response.content_part.done", json!({"part": part}));
             }
-            Item::Message(text) => {
+            OutputItem::Message(text) => {
                 let (all, part) = (json!({"text": text, "logprobs": []}), part(text));
                 self.push_item("response.output_text.done", all);
                 self.push_item("response.content_part.done", json!({"part": part}));
             }
-            Item::Call(call) => {
+            OutputItem::Call(call) => {
                 let all = json!({"name": call.name, "arguments": call.arguments});
                 self.push_item("response.function_call_arguments.done", all);
             }
@@ -359,7 +359,7 @@ impl Streamed {
     }
 
     fn end(&mut self) {
-        if let Some(Item::Thoughts(_)) = self.answer.items.last() {
+        if let Some(OutputItem::Thoughts(_)) = self.answer.items.last() {
             self.end_item();
         }
         if self.answer.end() {

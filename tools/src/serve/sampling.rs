@@ -9,7 +9,7 @@ use super::error::ApiError;
 
 /// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct SamplingOptions {
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<usize>,
@@ -25,7 +25,7 @@ pub struct Asked {
     frequency_penalty: Option<f32>,
 }
 
-impl Asked {
+impl SamplingOptions {
     /// The sampling parameters. Defaults are the checkpoint's recommendations; `seed` is the default seed.
     ///
     /// # Errors

@@ -11,14 +11,14 @@ pub struct Snapshot {
     /// Resident neurons per layer.
     pub layers: Vec<LayerResidency>,
     /// Memory by purpose.
-    pub memory: Vec<Part>,
+    pub memory: Vec<MemoryPart>,
     /// Memory budget.
     pub budget: u64,
 }
 
 /// One entry of the memory budget.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+pub struct MemoryPart {
     /// Purpose.
     pub name: &'static str,
     /// Size.

@@ -12,7 +12,7 @@ use super::api::{Common, Kind};
 use super::app::{App, now};
 use super::calls::{Part, Plan};
 use super::error::{ApiError, ContextSize};
-use super::log_probs::{LogProbsJson, Piece, Writer};
+use super::log_probs::{LogProbsJson, LogProbsWriter, TokenSpan};
 use super::reply::{Head, Usage, reason};
 use super::thoughts::{Opening, Reading};
 use super::worker::{Job, Out};
@@ -29,7 +29,7 @@ const ENTRY_BYTES: usize = 256;
 pub const RESULT_BYTES: usize = MAX_ENTRIES * ENTRY_BYTES;
 
 /// A checked request.
-pub struct Asked {
+pub struct GenerateRequest {
     /// API of the request.
     pub kind: Kind,
     /// Tokens of each prompt.
@@ -66,14 +66,14 @@ pub struct Pending {
     /// Number of texts that have not ended.
     pub left: usize,
     /// Its texts.
-    pub texts: Vec<Text>,
+    pub texts: Vec<TextState>,
     /// Released when the response is complete.
     _permit: OwnedSemaphorePermit,
 }
 
 /// One text of a response.
 #[derive(Debug, Clone, Default)]
-pub struct Text {
+pub struct TextState {
     /// Text to prepend (`echo`).
     pub begin: String,
     /// Prompt tokens.
@@ -91,7 +91,7 @@ pub struct Text {
 /// Sends the request to the engine thread.
 pub fn submit(
     app: &Arc<App>,
-    asked: Asked,
+    asked: GenerateRequest,
     permit: OwnedSemaphorePermit,
 ) -> Result<Pending, ApiError> {
     let samples = asked.common.samples();
@@ -161,14 +161,14 @@ pub fn submit(
 }
 
 /// The texts of a response before they begin.
-fn texts(asked: &Asked) -> Result<Vec<Text>, ApiError> {
+fn texts(asked: &GenerateRequest) -> Result<Vec<TextState>, ApiError> {
     let count = asked.prompts.len().saturating_mul(asked.common.samples());
     if count == 0 || count > MAX_TEXTS {
         let message = format!("the request has {count} texts; expected 1 to {MAX_TEXTS}");
         let many = asked.prompts.len() > MAX_TEXTS;
         return Err(ApiError::param(if many { "prompt" } else { "n" }, message));
     }
-    let mut all = vec![Text::default(); count];
+    let mut all = vec![TextState::default(); count];
     let read = asked.plan.is_some() || asked.opening.is_some();
     for text in &mut all {
         let calls = asked.plan.as_ref().map(Plan::reader);
@@ -178,7 +178,7 @@ fn texts(asked: &Asked) -> Result<Vec<Text>, ApiError> {
 }
 
 /// Special tokens shown as text: markers of reasoning and tool calls, or all of them on request.
-fn signs(app: &App, asked: &Asked) -> Arc<[u32]> {
+fn signs(app: &App, asked: &GenerateRequest) -> Arc<[u32]> {
     if asked.common.shows_special() {
         let tokens = 0..app.text.config().vocab;
         let tokenizer = app.text.tokenizer();
@@ -235,7 +235,7 @@ pub fn check_prompts(app: &App, kind: Kind, prompts: &[Vec<u32>]) -> Result<(), 
 }
 
 /// Checks that the requested log-probabilities are supported.
-fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
+fn check_log_probs(asked: &GenerateRequest, request: &Request) -> Result<(), ApiError> {
     let Some(top) = request.log_probs else {
         return Ok(());
     };
@@ -303,12 +303,12 @@ impl Pending {
 
     /// Log-probabilities of the next piece of a text.
     pub fn log_probs(&mut self, index: usize, tokens: &[LogProbs]) -> LogProbsJson {
-        let writer = Writer {
+        let writer = LogProbsWriter {
             kind: self.head.kind,
             tokenizer: self.app.text.tokenizer(),
         };
         let text = &mut self.texts[index];
         let first = text.first.take();
-        writer.write(Piece { first, tokens }, &mut text.offset)
+        writer.write(TokenSpan { first, tokens }, &mut text.offset)
     }
 }

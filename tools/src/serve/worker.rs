@@ -19,7 +19,7 @@ use super::metrics::Totals;
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
 use super::shared::Shared;
-use super::snapshot::{Part, Slot, Snapshot};
+use super::snapshot::{MemoryPart, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
 
@@ -45,7 +45,7 @@ pub struct Job {
     /// Whether the text includes the stop string.
     pub keeps_stop: bool,
     /// Line-based end conditions.
-    pub lines: lines::Asked,
+    pub lines: lines::LineOptions,
     /// Additional tokens that end the text.
     pub ends: Arc<[u32]>,
     /// Logit bias.
@@ -74,7 +74,7 @@ impl Job {
             stops: Vec::new(),
             quiet_stops: Vec::new(),
             keeps_stop: false,
-            lines: lines::Asked::default(),
+            lines: lines::LineOptions::default(),
             ends: Arc::default(),
             bias: Vec::new(),
             constraint: None,
@@ -608,7 +608,9 @@ impl<'t> Worker<'_, 't> {
         Snapshot {
             slots: self.live.iter().map(slot).collect(),
             layers: engine.resident_by_layer(),
-            memory: entries.map(|&(name, bytes)| Part { name, bytes }).collect(),
+            memory: entries
+                .map(|&(name, bytes)| MemoryPart { name, bytes })
+                .collect(),
             budget: engine.memory().budget(),
         }
     }

@@ -61,7 +61,7 @@ fn part(window: usize) -> usize {
 
 /// Inputs of a layer on a part of the text.
 #[derive(Default)]
-struct Part {
+struct InputPart {
     /// FFN inputs, `[tokens × d]`.
     x: Vec<f16>,
     /// Chosen experts, `[tokens × chosen]`; empty for a dense FFN.
@@ -72,7 +72,7 @@ struct Part {
 pub struct Inputs {
     d: usize,
     /// By layer and part.
-    layers: Vec<[Part; 3]>,
+    layers: Vec<[InputPart; 3]>,
 }
 
 impl Inputs {
@@ -84,11 +84,11 @@ impl Inputs {
     ) -> Result<Self, Failure> {
         let d = engine.config().d_model as usize;
         let room = windows.tokens().map(|tokens| tokens * d);
-        let empty = |values| Part {
+        let empty = |values| InputPart {
             x: Vec::with_capacity(values),
             experts: Vec::new(),
         };
-        let mut kept: Vec<[Part; 3]> = layers.iter().map(|_| room.map(empty)).collect();
+        let mut kept: Vec<[InputPart; 3]> = layers.iter().map(|_| room.map(empty)).collect();
         let bar = progress::steps("reading the text", windows.total() as u64);
         let mut sequence = engine.new_sequence()?;
         for (i, window) in windows.tokens.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Inputs {
 
     /// Inputs of a bank of the `i`-th recorded layer: of all tokens, or of those that visit `expert`.
     pub fn of(&self, i: usize, expert: Option<u32>) -> [Vec<f32>; 3] {
-        let bank = |part: &Part| {
+        let bank = |part: &InputPart| {
             let chosen = part.experts.len() / (part.x.len() / self.d).max(1);
             let visits = |token: usize| {
                 let experts = &part.experts[token * chosen..][..chosen];

@@ -44,7 +44,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let c = meta.config;
     let text = Source::open(&args.file)?;
-    let job = Job::new(args, &c, &container, &text)?;
+    let job = BankTrainer::new(args, &c, &container, &text)?;
     let windows = Windows::choose(open_model(&args.model)?.text(), &text, args)?;
     drop(text);
     std::fs::create_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
@@ -71,7 +71,7 @@ fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
 }
 
 /// Settings shared by all banks.
-struct Job {
+struct BankTrainer {
     /// Kind of predictor.
     kind: PredictorArg,
     /// Whether neurons are predicted; otherwise small gates are dropped.
@@ -87,7 +87,7 @@ struct Job {
     fingerprint: String,
 }
 
-impl Job {
+impl BankTrainer {
     fn new(
         args: &TrainPredictorArgs,
         c: &ModelConfig,
@@ -217,7 +217,7 @@ fn check_activation(args: &TrainPredictorArgs, c: &ModelConfig) -> Result<(), Fa
 /// Trains all banks, those of an earlier run first.
 fn train(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     container: &Container,
     windows: &Windows,
 ) -> Result<(Vec<NewBank>, Vec<BankReport>), Failure> {
@@ -289,7 +289,7 @@ fn is_routed(c: &ModelConfig, bank: &Bank) -> bool {
 /// Trains a bank's predictor; none if it is not wanted or not good enough.
 fn of_bank(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
     bank: &Bank,
@@ -349,7 +349,7 @@ fn collect(
 /// Trains a bank's candidates, best last.
 fn make(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
     bank: &Bank,

@@ -12,7 +12,7 @@ use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
 
 use super::pass::{DOWN_BLOCK, Visits};
 use super::rounded::{LayerRows, StoredRows};
-use super::{Job, takes};
+use super::{Calibrator, takes};
 use crate::Failure;
 
 /// Minimum number of inputs, as a multiple of the input width.
@@ -27,7 +27,7 @@ const BLOCK: usize = 512;
 /// Inputs of an expert: row index and weight.
 type Inputs = Vec<(usize, f32)>;
 
-impl Job<'_> {
+impl Calibrator<'_> {
     /// Rounds all experts of a layer.
     pub(super) fn experts(
         &self,

@@ -27,8 +27,8 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::rounding::{Covariance, Rounder};
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::one_layer::{OneLayer, Place};
-use self::pass::{DOWN_BLOCK, Gathered, Wanted, run};
+use self::one_layer::{LayerPlace, OneLayer};
+use self::pass::{DOWN_BLOCK, Gathered, PassInputs, run};
 pub use self::rounded::Rounded;
 use self::rounded::{LayerRows, ROLES, StoredRows};
 use self::stream::Stream;
@@ -69,7 +69,7 @@ pub struct Calibrated {
 }
 
 /// A running calibration.
-struct Job<'a> {
+struct Calibrator<'a> {
     source: &'a dyn Checkpoint,
     options: &'a PackOptions,
     on: Compute,
@@ -128,7 +128,7 @@ pub fn calibrate(
     )
     .into_bytes();
     what.extend(windows.iter().flatten().flat_map(|t| t.to_le_bytes()));
-    let job = Job {
+    let job = Calibrator {
         source,
         options,
         on: Compute::new(how.threads, None),
@@ -150,7 +150,7 @@ pub fn calibrate(
     })
 }
 
-impl Job<'_> {
+impl Calibrator<'_> {
     fn file(&self, layer: u32) -> PathBuf {
         self.folder.join(format!("{}-{layer}", self.name))
     }
@@ -179,28 +179,28 @@ impl Job<'_> {
     /// residual stream past the layer.
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
-        let none = Wanted::default();
+        let none = PassInputs::default();
         let experts = self.source.config().mixture_of(number).is_some();
         let visited = self.takes_ffn(number);
         let steps = [
-            Wanted {
+            PassInputs {
                 attention: true,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 mixed: true,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 ffn: !experts,
                 visits: experts && visited,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 hidden: !experts,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 advance: true,
                 ..none
             },
@@ -213,8 +213,8 @@ impl Job<'_> {
         Ok(rows)
     }
 
-    fn place(&self, layer: u32) -> Place<'_> {
-        Place {
+    fn place(&self, layer: u32) -> LayerPlace<'_> {
+        LayerPlace {
             source: self.source,
             options: self.options,
             vocabulary: &self.vocabulary,
@@ -227,7 +227,7 @@ impl Job<'_> {
         &self,
         layer: &OneLayer<'_>,
         stream: &mut Stream,
-        wanted: Wanted,
+        wanted: PassInputs,
     ) -> Result<Gathered, Failure> {
         let mut seen = run(&self.on, layer, &self.folder, stream, wanted)?;
         if let Some(stored) = seen.stored.take() {

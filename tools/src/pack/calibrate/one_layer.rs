@@ -17,7 +17,7 @@ const NO_FFN: u32 = 32;
 
 /// A layer and the arguments shared by all its passes.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct LayerPlace<'a> {
     /// The whole model.
     pub source: &'a dyn Checkpoint,
     /// Storage formats.
@@ -30,7 +30,7 @@ pub struct Place<'a> {
 
 /// A one-layer checkpoint that receives residual streams as input.
 pub struct OneLayer<'a> {
-    at: Place<'a>,
+    at: LayerPlace<'a>,
     config: ModelConfig,
     tensors: Vec<TensorInfo>,
     /// Matrices that replace the source's.
@@ -41,7 +41,7 @@ pub struct OneLayer<'a> {
 
 impl<'a> OneLayer<'a> {
     /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn` its FFN is zero.
-    pub fn new(at: Place<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
+    pub fn new(at: LayerPlace<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
         let (c, layer) = (at.source.config(), at.layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
@@ -125,7 +125,7 @@ impl<'a> OneLayer<'a> {
 
     /// Reads a row of a residual-stream tensor, rounded to its storage format.
     fn read_row(&self, id: TensorId, number: usize, out: &mut [f32]) -> Result<(), Error> {
-        let Place {
+        let LayerPlace {
             source,
             options,
             vocabulary,

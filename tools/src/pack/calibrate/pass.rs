@@ -22,7 +22,7 @@ pub const DOWN_BLOCK: usize = 4096;
 
 /// What to gather in a pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PassInputs {
     /// Inputs of Q, K and V.
     pub attention: bool,
     /// Inputs of O.
@@ -37,7 +37,7 @@ pub struct Wanted {
     pub advance: bool,
 }
 
-impl Wanted {
+impl PassInputs {
     /// Whether the FFN has to be computed.
     pub fn needs_ffn(self) -> bool {
         self.visits || self.hidden || self.advance
@@ -73,7 +73,7 @@ pub struct Visits {
 }
 
 impl Gathered {
-    fn new(wanted: Wanted, keeps: bool, engine: &Engine) -> Self {
+    fn new(wanted: PassInputs, keeps: bool, engine: &Engine) -> Self {
         let c = engine.config();
         let d = c.d_model as usize;
         let mixed = match c.mixer_of(0) {
@@ -109,7 +109,7 @@ pub fn run(
     layer: &OneLayer<'_>,
     folder: &Path,
     stream: &mut Stream,
-    wanted: Wanted,
+    wanted: PassInputs,
 ) -> Result<Gathered, Failure> {
     let mut engine = open(on, layer, folder, stream, wanted)?;
     let mut gathered = Gathered::new(wanted, stream.keeps(layer.number()), &engine);
@@ -186,7 +186,7 @@ fn open(
     layer: &OneLayer<'_>,
     folder: &Path,
     stream: &Stream,
-    wanted: Wanted,
+    wanted: PassInputs,
 ) -> Result<Engine, Failure> {
     let path = folder.join("layer.ember");
     // Files left by an interrupted run belong to another step.

@@ -83,7 +83,7 @@ fn place_of(id: TensorId) -> Option<(u32, usize)> {
 
 /// Position of a matrix in its layer's file.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct MatrixRange {
     offset: u64,
     stride: usize,
 }
@@ -93,7 +93,7 @@ struct Place {
 pub struct Rounded {
     summary: Calibration,
     layers: Vec<(PathBuf, File)>,
-    places: BTreeMap<TensorId, Place>,
+    places: BTreeMap<TensorId, MatrixRange>,
 }
 
 impl Rounded {
@@ -128,7 +128,7 @@ impl Rounded {
             {
                 if let Some(dtype) = stored(shape.id) {
                     let stride = dtype.row_bytes(shape.cols);
-                    places.insert(shape.id, Place { offset, stride });
+                    places.insert(shape.id, MatrixRange { offset, stride });
                     offset += (shape.rows * stride) as u64;
                 }
             }

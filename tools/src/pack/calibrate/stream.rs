@@ -49,13 +49,13 @@ pub fn round(dtype: DType, row: &mut [f32]) -> Result<(), QuantizeError> {
 }
 
 /// An embedding table, read with the rounding of its storage format.
-struct Table<'a> {
+struct EmbeddingTable<'a> {
     source: &'a dyn Checkpoint,
     id: TensorId,
     dtype: DType,
 }
 
-impl<'a> Table<'a> {
+impl<'a> EmbeddingTable<'a> {
     fn new(source: &'a dyn Checkpoint, options: &PackOptions, role: Role) -> Self {
         let id = TensorId::global(role);
         let dtype = options.dtype_of(id);
@@ -119,7 +119,7 @@ impl Stream {
         windows: &[Vec<u32>],
     ) -> Result<(), Failure> {
         let (c, d) = (source.config(), self.width);
-        let tokens = Table::new(source, options, Role::Embed);
+        let tokens = EmbeddingTable::new(source, options, Role::Embed);
         for (&token, row) in windows.iter().flatten().zip(self.x.chunks_exact_mut(d)) {
             tokens.read(token as usize, row)?;
         }
@@ -127,7 +127,7 @@ impl Stream {
             (self.x.iter_mut()).for_each(|x| *x *= c.form.embedding_scale);
         }
         if let Some(before) = c.form.learned_positions {
-            let positions = Table::new(source, options, Role::Positions);
+            let positions = EmbeddingTable::new(source, options, Role::Positions);
             let numbers = windows.iter().flat_map(|window| 0..window.len());
             let mut vector = vec![0.0; d];
             for (number, row) in numbers.zip(self.x.chunks_exact_mut(d)) {

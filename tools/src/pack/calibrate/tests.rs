@@ -21,11 +21,11 @@ fn job<'a>(
     source: &'a dyn Checkpoint,
     options: &'a PackOptions,
     folder: &Path,
-) -> (Job<'a>, Stream) {
+) -> (Calibrator<'a>, Stream) {
     let windows = windows(source.config());
     let vocabulary = stream::vocabulary(source.config(), &windows);
     let stream = Stream::embed(source, options, &windows, &vocabulary).unwrap();
-    let job = Job {
+    let job = Calibrator {
         source,
         options,
         on: Compute::new(1, None),
@@ -65,10 +65,10 @@ fn layers_of_several_streams_read_what_they_read_in_the_whole_model() {
     let options = PackOptions::new(DType::F32);
     let expected = whole(source.as_ref(), &options, dir.path());
     let (job, mut stream) = job(source.as_ref(), &options, dir.path());
-    let wanted = Wanted {
+    let wanted = PassInputs {
         visits: true,
         advance: true,
-        ..Wanted::default()
+        ..PassInputs::default()
     };
     let rows = LayerRows::default();
     let mut shared = 0;
@@ -104,7 +104,7 @@ fn a_stopped_run_knows_the_keys_and_values_that_are_shared() {
     assert_eq!(again.all_layers(&mut late).unwrap(), begun);
     assert!(early.stored.len() == 2 && early.stored == late.stored);
     for layer in 0..layers {
-        let bytes = |job: &Job<'_>| std::fs::read(job.file(layer)).unwrap();
+        let bytes = |job: &Calibrator<'_>| std::fs::read(job.file(layer)).unwrap();
         assert!(bytes(&whole) == bytes(&again), "layer {layer}");
     }
 }

@@ -4,7 +4,7 @@ use emberflow_models::tokenizer::Tokenizer;
 
 /// How a model writes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum CallFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`, anywhere in a text: Hermes, Qwen.
     Tagged,
     /// `{"name": …, "parameters": …}` instead of a text: Llama 3.
@@ -26,7 +26,7 @@ pub const HARMONY: [&str; 5] = [
     "<|end|>",
 ];
 
-impl Form {
+impl CallFormat {
     /// The format used by a chat template.
     pub fn of_template(template: &str) -> Self {
         let has = |text: &str| template.contains(text);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::{Rules, bounded};
-use super::form::{Form, HARMONY, special};
+use super::form::{CallFormat, HARMONY, special};
 
 /// Maximum calls in a text if they are forced.
 const MAX_CALLS: usize = 8;
@@ -33,7 +33,7 @@ pub enum Calls {
 /// # Errors
 /// Too large schemas.
 pub fn grammar(
-    form: Form,
+    form: CallFormat,
     tokenizer: &Tokenizer,
     tools: Vec<Callable<'_>>,
     calls: Calls,
@@ -46,8 +46,8 @@ pub fn grammar(
         names.push(format!("f{at}"));
         let name = json!(tool.name).to_string();
         rules += &match form {
-            Form::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
-            Form::Harmony => {
+            CallFormat::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
+            CallFormat::Harmony => {
                 let begin = format!("commentary to=functions.{} ", tool.name);
                 format!("f{at}: {} arguments a{at}\n", quoted(&begin))
             }
@@ -62,8 +62,8 @@ pub fn grammar(
     // Special tokens need another notation, but do not change the grammar's size.
     let write = |sign: &dyn Fn(&str) -> String| {
         let arguments = match form {
-            Form::Named => format!("arguments: {}\n", sign(form.arguments())),
-            Form::Harmony => {
+            CallFormat::Named => format!("arguments: {}\n", sign(form.arguments())),
+            CallFormat::Harmony => {
                 let [_, _, constrain, message, _] = HARMONY.map(sign);
                 format!("arguments: {constrain} \"json\" {message}\n")
             }
@@ -86,7 +86,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// The rules around `one`, a call.
-fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
+fn begin(form: CallFormat, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
     let [open, close] = [form.open(), form.close()].map(sign);
     let more = format!("{{0,{}}}", MAX_CALLS - 1);
     // If the marker is ordinary text, free text ends as soon as it appears.
@@ -96,33 +96,33 @@ fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
     };
     let text = "TEXT: /(?s:.)*/\n";
     match (form, calls) {
-        (Form::Tagged, Calls::Any) => format!(
+        (CallFormat::Tagged, Calls::Any) => format!(
             "start: (before \"\\n\"? one \"\\n\"? {close})* rest\n{before}rest: TEXT\n{text}"
         ),
-        (Form::Tagged, _) => {
+        (CallFormat::Tagged, _) => {
             let again = match calls {
                 Calls::Some => format!(" (\"\\n\" call){more}"),
                 _ => String::new(),
             };
             format!("start: call{again}\ncall: {open} \"\\n\" one \"\\n\" {close}\n")
         }
-        (Form::Bare, Calls::Any) => {
+        (CallFormat::Bare, Calls::Any) => {
             "start: one | OTHER?\nOTHER: /\\s*[^\\s\\x{7B}](?s:.)*/\n".to_owned()
         }
-        (Form::Bare, _) => "start: one\n".to_owned(),
-        (Form::Listed, Calls::Any) => format!(
+        (CallFormat::Bare, _) => "start: one\n".to_owned(),
+        (CallFormat::Listed, Calls::Any) => format!(
             "start: before list | rest\nlist: \" \"? \"[\" one (\", \" one){more} {close}\n{before}rest: TEXT\n{text}"
         ),
-        (Form::Listed, Calls::Some) => {
+        (CallFormat::Listed, Calls::Some) => {
             format!("start: {open} \"[\" one (\", \" one){more} {close}\n")
         }
-        (Form::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
-        (Form::Named, Calls::Any) => {
+        (CallFormat::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
+        (CallFormat::Named, Calls::Any) => {
             format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
         }
-        (Form::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
+        (CallFormat::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
         // A gpt-oss message ends with its call.
-        (Form::Harmony, _) => format!("start: {open} one\n"),
-        (Form::Named, Calls::One) => format!("start: {open} one\n"),
+        (CallFormat::Harmony, _) => format!("start: {open} one\n"),
+        (CallFormat::Named, Calls::One) => format!("start: {open} one\n"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::form::Form;
+use super::form::CallFormat;
 
 /// Maximum bytes of a call before its arguments.
 const MAX_HEADER: usize = 512;
@@ -22,7 +22,7 @@ pub enum Part {
 
 /// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CallState {
     /// In text that a call may follow.
     Text,
     /// In text that no call can follow.
@@ -67,22 +67,22 @@ impl Scan {
 
 /// Parser of one text.
 #[derive(Debug, Clone)]
-pub struct Reader {
-    form: Form,
+pub struct CallReader {
+    form: CallFormat,
     names: Arc<[String]>,
-    state: State,
+    state: CallState,
     /// Text that cannot be classified yet.
     held: String,
     calls: usize,
 }
 
-impl Reader {
+impl CallReader {
     /// A parser for calls of the tools `names`.
-    pub fn new(form: Form, names: Arc<[String]>) -> Self {
+    pub fn new(form: CallFormat, names: Arc<[String]>) -> Self {
         Self {
             form,
             names,
-            state: State::Text,
+            state: CallState::Text,
             held: String::new(),
             calls: 0,
         }
@@ -111,40 +111,40 @@ impl Reader {
     pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
-            State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
-            State::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
-            State::Text | State::Plain if rest.is_empty() => Vec::new(),
-            State::Text | State::Plain => vec![Part::Text(rest)],
-            State::Header if cut && self.form != Form::Bare => Vec::new(),
-            State::Header if self.calls > 0 && self.form == Form::Listed => {
+            CallState::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
+            CallState::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
+            CallState::Text | CallState::Plain if rest.is_empty() => Vec::new(),
+            CallState::Text | CallState::Plain => vec![Part::Text(rest)],
+            CallState::Header if cut && self.form != CallFormat::Bare => Vec::new(),
+            CallState::Header if self.calls > 0 && self.form == CallFormat::Listed => {
                 let text = (!rest.trim().is_empty()).then_some(Part::Text(rest));
                 text.into_iter().collect()
             }
-            State::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
-            State::Arguments(_) | State::After => Vec::new(),
+            CallState::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
+            CallState::Arguments(_) | CallState::After => Vec::new(),
         }
     }
 
     /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
-            State::Text => self.text(parts),
-            State::Plain => {
+            CallState::Text => self.text(parts),
+            CallState::Plain => {
                 parts.push(Part::Text(std::mem::take(&mut self.held)));
                 false
             }
-            State::Header => self.header(parts),
-            State::Arguments(mut scan) => {
+            CallState::Header => self.header(parts),
+            CallState::Arguments(mut scan) => {
                 let end = scan.take(&self.held);
                 let rest = self.held.split_off(end.unwrap_or(self.held.len()));
                 parts.push(Part::Arguments(std::mem::replace(&mut self.held, rest)));
                 self.state = match end {
-                    Some(_) => State::After,
-                    None => State::Arguments(scan),
+                    Some(_) => CallState::After,
+                    None => CallState::Arguments(scan),
                 };
                 true
             }
-            State::After => self.after(),
+            CallState::After => self.after(),
         }
     }
 
@@ -158,9 +158,9 @@ impl Reader {
             }
             if start.starts_with('{') {
                 self.held = start.to_owned();
-                self.state = State::Header;
+                self.state = CallState::Header;
             } else {
-                self.state = State::Plain;
+                self.state = CallState::Plain;
             }
             return true;
         }
@@ -175,16 +175,16 @@ impl Reader {
         }
         if found.is_some() {
             self.held.drain(..open.len());
-            self.state = State::Header;
+            self.state = CallState::Header;
         }
         found.is_some()
     }
 
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
         let found = match self.form {
-            Form::Tagged | Form::Bare => header(&self.held),
-            Form::Listed => listed_header(&self.held),
-            Form::Named | Form::Harmony => named_header(&self.held),
+            CallFormat::Tagged | CallFormat::Bare => header(&self.held),
+            CallFormat::Listed => listed_header(&self.held),
+            CallFormat::Named | CallFormat::Harmony => named_header(&self.held),
         };
         match found {
             Header::Unclear if self.held.len() <= MAX_HEADER => false,
@@ -192,7 +192,7 @@ impl Reader {
                 self.held.drain(..at);
                 parts.push(Part::Call(name));
                 self.calls += 1;
-                self.state = State::Arguments(Scan::default());
+                self.state = CallState::Arguments(Scan::default());
                 true
             }
             // Only looks like a call.
@@ -200,13 +200,13 @@ impl Reader {
                 let held = std::mem::take(&mut self.held);
                 let open = match self.form {
                     // The opening marker precedes only the first call of a list.
-                    Form::Listed if self.calls > 0 => "",
+                    CallFormat::Listed if self.calls > 0 => "",
                     form => form.open(),
                 };
                 parts.push(Part::Text(open.to_owned() + &held));
                 self.state = match self.form {
-                    Form::Bare => State::Plain,
-                    _ => State::Text,
+                    CallFormat::Bare => CallState::Plain,
+                    _ => CallState::Text,
                 };
                 false
             }
@@ -225,19 +225,19 @@ impl Reader {
         let left = next.trim_start_matches([',', ']']).len();
         self.held.drain(..self.held.len() - left);
         self.state = match sign {
-            ',' => State::Header,
-            _ => State::Text,
+            ',' => CallState::Header,
+            _ => CallState::Text,
         };
         true
     }
 
     fn after(&mut self) -> bool {
         let close = match self.form {
-            Form::Tagged => self.form.close(),
-            Form::Bare => "}",
-            Form::Listed => return self.after_listed(),
-            Form::Named | Form::Harmony => {
-                self.state = State::Text;
+            CallFormat::Tagged => self.form.close(),
+            CallFormat::Bare => "}",
+            CallFormat::Listed => return self.after_listed(),
+            CallFormat::Named | CallFormat::Harmony => {
+                self.state = CallState::Text;
                 return true;
             }
         };
@@ -245,7 +245,7 @@ impl Reader {
             return false;
         };
         self.held.drain(..at + close.len());
-        self.state = State::Text;
+        self.state = CallState::Text;
         true
     }
 }

@@ -111,16 +111,16 @@ fn errors_name_the_field() {
 fn errors_of_parts_name_the_way_to_them() {
     #[derive(Debug, serde::Deserialize)]
     #[expect(dead_code, reason = "only read")]
-    struct Chat {
-        messages: Vec<Message>,
+    struct TestChat {
+        messages: Vec<TestMessage>,
     }
     #[derive(Debug, serde::Deserialize)]
     #[expect(dead_code, reason = "only read")]
-    struct Message {
+    struct TestMessage {
         role: String,
     }
     let body = br#"{"messages": [{"role": "user"}, {"role": 3}]}"#;
-    let error = read::<Chat>(on::CHAT, &take(on::CHAT, body).unwrap())
+    let error = read::<TestChat>(on::CHAT, &take(on::CHAT, body).unwrap())
         .unwrap_err()
         .body();
     let message = error["error"]["message"].as_str().unwrap();

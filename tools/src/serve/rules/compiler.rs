@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::super::error::ApiError;
-use super::asked::Rules;
-use super::held::{Held, Room};
 use super::library::{begin, factory};
+use super::matcher::{ByteMatcher, Room};
+use super::options::Rules;
 use super::plain::plain;
 use super::trial::Trials;
 use super::{MAX_SOURCE, gbnf, lark, schema};
@@ -166,7 +166,7 @@ impl Compiler {
         rules: &Rules,
         preface: Option<&Preface>,
         room: Room,
-    ) -> Result<Held, ApiError> {
+    ) -> Result<ByteMatcher, ApiError> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = grammar(rules).map_err(ApiError::invalid)?;
         let tried = match rules {
@@ -187,7 +187,7 @@ impl Compiler {
 
     /// Compiles a grammar known to be valid.
     #[cfg(test)]
-    pub fn compile(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
+    pub fn compile(&self, rules: &Rules, room: Room) -> Result<ByteMatcher, ApiError> {
         self.begin(grammar(rules).map_err(ApiError::invalid)?, room)
     }
 
@@ -198,14 +198,14 @@ impl Compiler {
         preface: &Preface,
         rules: &Rules,
         room: Room,
-    ) -> Result<Held, ApiError> {
+    ) -> Result<ByteMatcher, ApiError> {
         let text = grammar(rules).map_err(ApiError::invalid)?;
         self.begin(preceded(&preface.grammar, text), room)
     }
 
-    fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<Held, ApiError> {
+    fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<ByteMatcher, ApiError> {
         let matcher = begin(&self.factory, grammar).map_err(refusal)?;
-        Ok(Held::new(matcher, room))
+        Ok(ByteMatcher::new(matcher, room))
     }
 }
 

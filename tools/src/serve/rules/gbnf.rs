@@ -17,15 +17,15 @@ const MAX_TIMES: u32 = 2000;
 /// Repetitions: minimum, and maximum if there is one.
 type Times = (u32, Option<u32>);
 /// Alternative sequences.
-type Alternatives = Vec<Vec<Item>>;
+type Alternatives = Vec<Vec<GbnfItem>>;
 
 /// An item of a sequence.
-enum Item {
+enum GbnfItem {
     /// A regular expression.
     Text(String),
     Rule(usize),
     Group(Alternatives),
-    Repeat(Box<Item>, Times),
+    Repeat(Box<GbnfItem>, Times),
 }
 
 /// Converts a grammar to Lark.
@@ -33,7 +33,7 @@ enum Item {
 /// # Errors
 /// A syntax error, with its line.
 pub fn to_lark(grammar: &str) -> Result<String, String> {
-    let mut reader = Reader {
+    let mut reader = GbnfReader {
         rest: grammar.chars().peekable(),
         line: 1,
         numbers: HashMap::new(),
@@ -51,7 +51,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
         return Err("the grammar has no rule `root`".to_owned());
     };
     let plain = plain(&rules);
-    let mut writer = Writer {
+    let mut writer = LarkWriter {
         plain: &plain,
         out: String::new(),
         terminals: String::new(),
@@ -86,7 +86,7 @@ fn plain(rules: &[Alternatives]) -> Vec<bool> {
     }
 }
 
-impl Item {
+impl GbnfItem {
     fn is_plain(&self, rules: &[bool]) -> bool {
         match self {
             Self::Text(_) => true,
@@ -97,7 +97,7 @@ impl Item {
     }
 }
 
-struct Writer<'a> {
+struct LarkWriter<'a> {
     plain: &'a [bool],
     out: String,
     /// Terminals for sequences.
@@ -105,7 +105,7 @@ struct Writer<'a> {
     made: usize,
 }
 
-impl Writer<'_> {
+impl LarkWriter<'_> {
     fn name(&self, at: usize) -> String {
         match self.plain[at] {
             true => format!("T{at}"),
@@ -114,11 +114,11 @@ impl Writer<'_> {
     }
 
     fn plain_alternatives(&self, all: &Alternatives) -> String {
-        let sequence = |items: &Vec<Item>| self.plain_sequence(items);
+        let sequence = |items: &Vec<GbnfItem>| self.plain_sequence(items);
         all.iter().map(sequence).collect::<Vec<_>>().join(" | ")
     }
 
-    fn plain_sequence(&self, items: &[Item]) -> String {
+    fn plain_sequence(&self, items: &[GbnfItem]) -> String {
         match items {
             [] => "\"\"".to_owned(),
             _ => {
@@ -128,13 +128,13 @@ impl Writer<'_> {
         }
     }
 
-    fn plain_item(&self, item: &Item) -> String {
+    fn plain_item(&self, item: &GbnfItem) -> String {
         match item {
-            Item::Text(text) if text.is_empty() => "\"\"".to_owned(),
-            Item::Text(text) => format!("/{text}/"),
-            Item::Rule(at) => self.name(*at),
-            Item::Group(inner) => format!("({})", self.plain_alternatives(inner)),
-            Item::Repeat(item, times) => repeat(&self.plain_item(item), *times),
+            GbnfItem::Text(text) if text.is_empty() => "\"\"".to_owned(),
+            GbnfItem::Text(text) => format!("/{text}/"),
+            GbnfItem::Rule(at) => self.name(*at),
+            GbnfItem::Group(inner) => format!("({})", self.plain_alternatives(inner)),
+            GbnfItem::Repeat(item, times) => repeat(&self.plain_item(item), *times),
         }
     }
 
@@ -159,17 +159,17 @@ impl Writer<'_> {
         out.join(" | ")
     }
 
-    fn item(&mut self, item: &Item) -> String {
+    fn item(&mut self, item: &GbnfItem) -> String {
         match item {
-            Item::Group(inner) => format!("({})", self.alternatives(inner)),
-            Item::Repeat(item, times) => repeat(&self.item(item), *times),
+            GbnfItem::Group(inner) => format!("({})", self.alternatives(inner)),
+            GbnfItem::Repeat(item, times) => repeat(&self.item(item), *times),
             plain => self.plain_item(plain),
         }
     }
 
     /// Defines a terminal for a sequence, unless it is a single terminal.
-    fn terminal(&mut self, run: &[Item]) -> String {
-        if let [one @ (Item::Rule(_) | Item::Text(_))] = run {
+    fn terminal(&mut self, run: &[GbnfItem]) -> String {
+        if let [one @ (GbnfItem::Rule(_) | GbnfItem::Text(_))] = run {
             return self.plain_item(one);
         }
         let body = self.plain_sequence(run);
@@ -198,7 +198,7 @@ fn escaped(c: char) -> String {
     }
 }
 
-struct Reader<'a> {
+struct GbnfReader<'a> {
     rest: Peekable<Chars<'a>>,
     line: usize,
     numbers: HashMap<String, usize>,
@@ -206,7 +206,7 @@ struct Reader<'a> {
     rules: Vec<Option<Alternatives>>,
 }
 
-impl Reader<'_> {
+impl GbnfReader<'_> {
     fn next(&mut self) -> Option<char> {
         let c = self.rest.next();
         self.line += usize::from(c == Some('\n'));
@@ -299,15 +299,15 @@ impl Reader<'_> {
         Ok(all)
     }
 
-    fn sequence(&mut self, depth: usize) -> Result<Vec<Item>, String> {
-        let mut items: Vec<Item> = Vec::new();
+    fn sequence(&mut self, depth: usize) -> Result<Vec<GbnfItem>, String> {
+        let mut items: Vec<GbnfItem> = Vec::new();
         while let Some(&c) = self.rest.peek() {
             let item = match c {
                 '"' => self.text()?,
                 '[' => self.class()?,
                 '.' => {
                     self.next();
-                    Item::Text("(?s:.)".to_owned())
+                    GbnfItem::Text("(?s:.)".to_owned())
                 }
                 '(' => {
                     self.next();
@@ -316,18 +316,18 @@ impl Reader<'_> {
                     if !self.take(')') {
                         return Err("missing `)`".to_owned());
                     }
-                    Item::Group(inner)
+                    GbnfItem::Group(inner)
                 }
                 '*' | '+' | '?' | '{' => {
                     let times = self.times()?;
                     let last = items.pop().ok_or("nothing to repeat")?;
-                    Item::Repeat(Box::new(last), times)
+                    GbnfItem::Repeat(Box::new(last), times)
                 }
                 '<' | '!' => {
                     return Err("tokens (`<think>`, `<[1]>`) are not supported".to_owned());
                 }
                 _ => match self.name() {
-                    Some(name) => Item::Rule(self.number(name)),
+                    Some(name) => GbnfItem::Rule(self.number(name)),
                     None => break,
                 },
             };
@@ -376,18 +376,18 @@ impl Reader<'_> {
         }
     }
 
-    fn text(&mut self) -> Result<Item, String> {
+    fn text(&mut self) -> Result<GbnfItem, String> {
         self.next();
         let mut text = String::new();
         loop {
             match self.character("unterminated string")? {
-                ('"', false) => return Ok(Item::Text(text)),
+                ('"', false) => return Ok(GbnfItem::Text(text)),
                 (c, _) => text += &escaped(c),
             }
         }
     }
 
-    fn class(&mut self) -> Result<Item, String> {
+    fn class(&mut self) -> Result<GbnfItem, String> {
         self.next();
         let mut class = String::from(if self.take('^') { "[^" } else { "[" });
         let mut empty = true;
@@ -420,7 +420,7 @@ impl Reader<'_> {
             }
         }
         class.push(']');
-        Ok(Item::Text(class))
+        Ok(GbnfItem::Text(class))
     }
 
     /// The next character of a string or character class, and whether it was escaped.

@@ -8,7 +8,7 @@ use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
 
-use super::held::explain;
+use super::matcher::explain;
 
 /// Limits of llguidance. A lexer state takes about half a kilobyte, a unit of fuel some nanoseconds.
 fn limits() -> ParserLimits {

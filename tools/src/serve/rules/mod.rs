@@ -2,23 +2,23 @@
 //!
 //! A request's constraint is parsed (`options.rs`), its cost is bounded (`schema.rs`, `lark.rs`, `gbnf.rs`), schemas
 //! are rewritten for llguidance (`plain.rs`), and llguidance compiles it outside of the engine thread ([`Compiler`]).
-//! The result is a [`Constraint`](emberflow_engine::Constraint) per text (`held.rs`): a matcher over token bytes.
+//! The result is a [`Constraint`](emberflow_engine::Constraint) per text (`matcher.rs`): a matcher over token bytes.
 
-mod apart;
-mod asked;
 mod compiler;
+mod disjoint;
 mod gbnf;
-mod held;
 mod lark;
 mod library;
+mod matcher;
+mod options;
 mod plain;
 mod schema;
 mod trial;
 
 use serde_json::Value;
 
-pub use asked::{Asked, Rules};
 pub use compiler::{Compiler, Preface, TEXT_BYTES, Vocabulary};
+pub use options::{ConstraintOptions, Rules};
 pub use trial::command;
 
 #[cfg(test)]

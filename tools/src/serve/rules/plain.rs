@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::apart::Schemas;
+use super::disjoint::Schemas;
 
 /// Keywords whose members are schemas.
 const NAMED: [&str; 5] = [

@@ -46,7 +46,7 @@ const NOTES: [&str; 9] = [
 /// # Errors
 /// A limit is exceeded.
 pub fn check(schema: &Value) -> Result<(), String> {
-    let mut bounds = Bounds {
+    let mut bounds = SchemaCounter {
         root: schema,
         count: Count::default(),
         steps: 0,
@@ -102,13 +102,13 @@ struct Below {
     all_ways: usize,
 }
 
-struct Bounds<'a> {
+struct SchemaCounter<'a> {
     root: &'a Value,
     count: Count,
     steps: usize,
 }
 
-impl<'a> Bounds<'a> {
+impl<'a> SchemaCounter<'a> {
     fn count(&mut self, value: &Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!(

@@ -6,7 +6,7 @@ use emberflow_engine::{Constraint, Model, Text};
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::held::{Held, Room};
+use super::matcher::{ByteMatcher, Room};
 use super::{Compiler, Preface, Rules, Vocabulary};
 
 /// The bundled model and its compiler.
@@ -25,7 +25,7 @@ fn room(compiler: &Compiler) -> Room {
 }
 
 /// A constraint at the start of a text.
-pub fn compiled(compiler: &Compiler, rules: &Rules) -> Held {
+pub fn compiled(compiler: &Compiler, rules: &Rules) -> ByteMatcher {
     match compiler.compile(rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{rules:?}: {e:?}"),
@@ -33,7 +33,7 @@ pub fn compiled(compiler: &Compiler, rules: &Rules) -> Held {
 }
 
 /// The same after a preface.
-pub fn compiled_behind(compiler: &Compiler, preface: &Preface, rules: &Rules) -> Held {
+pub fn compiled_behind(compiler: &Compiler, preface: &Preface, rules: &Rules) -> ByteMatcher {
     match compiler.compile_behind(preface, rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{preface:?} {rules:?}: {e:?}"),
@@ -442,7 +442,7 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
     assert!(refused >= 30, "{refused}");
 }
 
-fn checked(compiler: &Compiler, schema: &Value) -> Result<Held, String> {
+fn checked(compiler: &Compiler, schema: &Value) -> Result<ByteMatcher, String> {
     let rules = Rules::Schema(schema.clone());
     let compiled = compiler.compile(&rules, room(compiler));
     compiled.map_err(|e| format!("{e:?}"))

@@ -25,7 +25,7 @@ impl Signs {
 
 /// How a model writes its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ReasoningFormat {
     /// Between two tags, before the answer.
     Tags(&'static Signs),
     /// gpt-oss: `<|channel|>analysis<|message|>…<|end|>`, then a channel with the answer or a call.
@@ -64,7 +64,7 @@ const SIGNS: [Signs; 7] = [
     },
 ];
 
-impl Form {
+impl ReasoningFormat {
     /// The format used by a chat template; `None` if it has no reasoning.
     pub fn of_template(template: &str) -> Option<Self> {
         let has = |text: &str| template.contains(text);
@@ -93,7 +93,7 @@ impl Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opening {
     /// Format of the reasoning.
-    pub form: Form,
+    pub form: ReasoningFormat,
     /// Whether the prompt ends inside the reasoning.
     pub opened: bool,
 }
@@ -101,10 +101,10 @@ pub struct Opening {
 impl Opening {
     /// The opening after a prompt of this chat template.
     pub fn behind(prompt: &str, template: &str) -> Option<Self> {
-        let form = Form::of_template(template)?;
+        let form = ReasoningFormat::of_template(template)?;
         let opened = match form {
-            Form::Tags(signs) => prompt.trim_end().ends_with(signs.open),
-            Form::Harmony => false,
+            ReasoningFormat::Tags(signs) => prompt.trim_end().ends_with(signs.open),
+            ReasoningFormat::Harmony => false,
         };
         Some(Self { form, opened })
     }
@@ -132,7 +132,7 @@ impl Opening {
         };
         let text = "TEXT: /(?s:.)*/\n";
         match self.form {
-            Form::Tags(signs) => {
+            ReasoningFormat::Tags(signs) => {
                 let begin = match self.opened {
                     true => "start: before BREAK? @text\n".to_owned(),
                     false => {
@@ -148,7 +148,7 @@ impl Opening {
                 let before = before(signs.close);
                 format!("{begin}{before}BREAK: /\\s{{1,2}}/\n{text}")
             }
-            Form::Harmony => {
+            ReasoningFormat::Harmony => {
                 let [start, channel, constrain, message, _] = HARMONY.map(sign);
                 let answer = match called {
                     true => String::new(),

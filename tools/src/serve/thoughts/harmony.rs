@@ -24,7 +24,7 @@ enum Body {
 
 /// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum HarmonyState {
     /// At the start: the prompt ends with the sender of a message.
     Begin,
     Header,
@@ -36,7 +36,7 @@ enum State {
 pub struct Harmony {
     /// Known tools.
     names: Option<Arc<[String]>>,
-    state: State,
+    state: HarmonyState,
     held: String,
     calls: usize,
 }
@@ -46,7 +46,7 @@ impl Harmony {
     pub fn new(names: Option<Arc<[String]>>) -> Self {
         Self {
             names,
-            state: State::Begin,
+            state: HarmonyState::Begin,
             held: String::new(),
             calls: 0,
         }
@@ -70,38 +70,38 @@ impl Harmony {
         let rest = std::mem::take(&mut self.held);
         let header = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
         match self.state {
-            State::Begin if !header.iter().any(|sign| rest.starts_with(sign)) => {
+            HarmonyState::Begin if !header.iter().any(|sign| rest.starts_with(sign)) => {
                 text(Body::Answer, rest).into_iter().collect()
             }
-            State::Begin | State::Header => Vec::new(),
-            State::Body(body) => text(body, rest).into_iter().collect(),
+            HarmonyState::Begin | HarmonyState::Header => Vec::new(),
+            HarmonyState::Body(body) => text(body, rest).into_iter().collect(),
         }
     }
 
     /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
-            State::Begin => {
+            HarmonyState::Begin => {
                 let signs = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
                 if signs.iter().any(|sign| self.held.starts_with(sign)) {
-                    self.state = State::Header;
+                    self.state = HarmonyState::Header;
                 } else if signs.iter().any(|sign| sign.starts_with(&self.held)) {
                     return false;
                 } else {
                     // Text without a header.
-                    self.state = State::Body(Body::Answer);
+                    self.state = HarmonyState::Body(Body::Answer);
                 }
                 true
             }
-            State::Header => self.header(parts),
-            State::Body(body) => self.body(body, parts),
+            HarmonyState::Header => self.header(parts),
+            HarmonyState::Body(body) => self.body(body, parts),
         }
     }
 
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
         let Some(at) = self.held.find(MESSAGE) else {
             if self.held.len() > MAX_HEADER {
-                self.state = State::Body(Body::Answer);
+                self.state = HarmonyState::Body(Body::Answer);
             }
             return self.held.len() > MAX_HEADER;
         };
@@ -129,7 +129,7 @@ impl Harmony {
             (_, "analysis") => Body::Thought,
             _ => Body::Answer,
         };
-        self.state = State::Body(body);
+        self.state = HarmonyState::Body(body);
         true
     }
 
@@ -146,7 +146,7 @@ impl Harmony {
             if let Some(rest) = self.held.strip_prefix(END) {
                 self.held = rest.to_owned();
             }
-            self.state = State::Header;
+            self.state = HarmonyState::Header;
         }
         found.is_some()
     }

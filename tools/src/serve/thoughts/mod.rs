@@ -1,26 +1,26 @@
 //! Reasoning: text that a model writes before its answer.
 //!
-//! The chat template determines the format ([`Form`]). [`Reading`] splits generated text into reasoning, answer and
+//! The chat template determines the format ([`ReasoningFormat`]). [`Reading`] splits generated text into reasoning, answer and
 //! tool calls, piece by piece.
 
-mod asked;
 mod form;
 mod harmony;
+mod options;
 mod tags;
 
-use super::calls::{Part, Reader};
+use super::calls::{CallReader, Part};
 use harmony::Harmony;
 use tags::Tags;
 
-pub use asked::Asked;
-pub use form::{Form, Opening};
+pub use form::{Opening, ReasoningFormat};
+pub use options::ReasoningOptions;
 
 /// Parser of one text.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
     thoughts: Thoughts,
     /// Parser of calls outside of the reasoning.
-    calls: Option<Reader>,
+    calls: Option<CallReader>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -33,14 +33,14 @@ enum Thoughts {
 
 impl Reading {
     /// A parser for this format of reasoning, and for calls in the rest.
-    pub fn new(opening: Option<Opening>, calls: Option<Reader>) -> Self {
+    pub fn new(opening: Option<Opening>, calls: Option<CallReader>) -> Self {
         match opening {
             None => Self {
                 thoughts: Thoughts::None,
                 calls,
             },
             Some(Opening {
-                form: Form::Tags(tags),
+                form: ReasoningFormat::Tags(tags),
                 opened,
             }) => Self {
                 thoughts: Thoughts::Tags(Tags::new(tags, opened)),
@@ -48,7 +48,7 @@ impl Reading {
             },
             // In Harmony, calls are channels too.
             Some(Opening {
-                form: Form::Harmony,
+                form: ReasoningFormat::Harmony,
                 ..
             }) => Self {
                 thoughts: Thoughts::Harmony(Harmony::new(calls.map(|calls| calls.names()))),
@@ -61,7 +61,7 @@ impl Reading {
     pub fn calls(&self) -> usize {
         match (&self.thoughts, &self.calls) {
             (Thoughts::Harmony(harmony), _) => harmony.calls(),
-            (_, calls) => calls.as_ref().map_or(0, Reader::calls),
+            (_, calls) => calls.as_ref().map_or(0, CallReader::calls),
         }
     }
 

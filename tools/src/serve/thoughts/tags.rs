@@ -5,7 +5,7 @@ use super::form::Signs;
 
 /// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum TagState {
     /// Only white space so far.
     Before,
     /// At the beginning of the reasoning.
@@ -22,7 +22,7 @@ enum State {
 #[derive(Debug, Clone)]
 pub struct Tags {
     signs: &'static Signs,
-    state: State,
+    state: TagState,
     /// Text that cannot be classified yet.
     held: String,
 }
@@ -33,8 +33,8 @@ impl Tags {
         Self {
             signs,
             state: match opened {
-                true => State::Opened,
-                false => State::Before,
+                true => TagState::Opened,
+                false => TagState::Before,
             },
             held: String::new(),
         }
@@ -42,7 +42,7 @@ impl Tags {
 
     /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
-        if self.state == State::Answer {
+        if self.state == TagState::Answer {
             return vec![Part::Text(piece.to_owned())];
         }
         self.held.push_str(piece);
@@ -56,12 +56,12 @@ impl Tags {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             _ if rest.is_empty() => Vec::new(),
-            State::Before | State::Answer => vec![Part::Text(rest)],
-            State::Opened | State::Inside => match rest.trim_end() {
+            TagState::Before | TagState::Answer => vec![Part::Text(rest)],
+            TagState::Opened | TagState::Inside => match rest.trim_end() {
                 "" => Vec::new(),
                 rest => vec![Part::Thought(rest.to_owned())],
             },
-            State::Closed => Vec::new(),
+            TagState::Closed => Vec::new(),
         }
     }
 
@@ -70,19 +70,21 @@ impl Tags {
         let Signs { open, close } = self.signs;
         let start = self.held.trim_start();
         match self.state {
-            State::Before if start.len() < open.len() && open.starts_with(start) => return false,
-            State::Before => match start.strip_prefix(open) {
+            TagState::Before if start.len() < open.len() && open.starts_with(start) => {
+                return false;
+            }
+            TagState::Before => match start.strip_prefix(open) {
                 Some(thoughts) => {
                     self.held = thoughts.to_owned();
-                    self.state = State::Opened;
+                    self.state = TagState::Opened;
                 }
-                None => self.state = State::Answer,
+                None => self.state = TagState::Answer,
             },
-            State::Opened | State::Closed if start.is_empty() => {
+            TagState::Opened | TagState::Closed if start.is_empty() => {
                 self.held.clear();
                 return false;
             }
-            State::Opened => {
+            TagState::Opened => {
                 // A model may repeat the opening tag with which the prompt ends.
                 if start.len() < open.len() && open.starts_with(start) {
                     return false;
@@ -91,15 +93,15 @@ impl Tags {
                     Some(rest) => self.held = rest.to_owned(),
                     None => {
                         self.held = start.to_owned();
-                        self.state = State::Inside;
+                        self.state = TagState::Inside;
                     }
                 }
             }
-            State::Closed => {
+            TagState::Closed => {
                 self.held = start.to_owned();
-                self.state = State::Answer;
+                self.state = TagState::Answer;
             }
-            State::Inside => {
+            TagState::Inside => {
                 let found = self.held.find(close);
                 let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, close));
                 // White space before the closing tag belongs to it.
@@ -113,9 +115,9 @@ impl Tags {
                     return false;
                 }
                 self.held = self.held.trim_start()[close.len()..].to_owned();
-                self.state = State::Closed;
+                self.state = TagState::Closed;
             }
-            State::Answer => {
+            TagState::Answer => {
                 parts.push(Part::Text(std::mem::take(&mut self.held)));
                 return false;
             }

@@ -3,10 +3,10 @@
 use emberflow_engine::Constraint;
 use serde_json::{Value, json};
 
-use super::super::calls::{Asked as Calls, Part};
+use super::super::calls::{Part, ToolOptions};
 use super::super::rules::Rules;
 use super::super::rules::tests::{compiled_behind, demo};
-use super::{Asked, Form, Opening, Reading};
+use super::{Opening, Reading, ReasoningFormat, ReasoningOptions};
 
 /// Reasoning, answer, and calls with their arguments.
 #[derive(Debug, Default, PartialEq)]
@@ -30,7 +30,7 @@ impl Read {
 fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
     let (model, _) = demo();
     let tools = json!({"tools": [{"type": "function", "function": {"name": "get"}}]});
-    let calls: Calls = serde_json::from_value(tools).unwrap();
+    let calls: ToolOptions = serde_json::from_value(tools).unwrap();
     let plan = calls.plan(template, model.tokenizer()).unwrap().unwrap();
     let mut reading = Reading::new(Opening::behind(prompt, template), Some(plan.reader()));
     let chars: Vec<char> = text.chars().collect();
@@ -159,7 +159,7 @@ fn rules_hold_the_answer_behind_thoughts() {
 #[test]
 fn templates_are_told_what_was_asked() {
     let variables = |asked: Value| {
-        let asked: Asked = serde_json::from_value(asked).unwrap();
+        let asked: ReasoningOptions = serde_json::from_value(asked).unwrap();
         Value::Object(asked.variables())
     };
     let kwargs = json!({"enable_thinking": true, "x": [1]});
@@ -187,5 +187,5 @@ fn templates_are_told_what_was_asked() {
     }
     let asked = json!({"chat_template_kwargs": kwargs, "enable_thinking": false});
     assert_eq!(variables(asked)["enable_thinking"], true);
-    assert!(Form::of_template("{{ messages }}").is_none());
+    assert!(ReasoningFormat::of_template("{{ messages }}").is_none());
 }

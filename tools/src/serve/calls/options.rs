@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::Rules;
-use super::form::Form;
+use super::form::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
-use super::reader::Reader;
+use super::reader::CallReader;
 
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -19,7 +19,7 @@ const MAX_NAME: usize = 64;
 
 /// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ToolOptions {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
@@ -28,7 +28,7 @@ pub struct Asked {
 /// How a request's tools are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    form: Form,
+    form: CallFormat,
     names: Arc<[String]>,
     /// Tools for the chat template.
     pub tools: Vec<Value>,
@@ -42,20 +42,20 @@ pub struct Plan {
 
 impl Plan {
     /// A parser of calls.
-    pub fn reader(&self) -> Reader {
-        Reader::new(self.form, self.names.clone())
+    pub fn reader(&self) -> CallReader {
+        CallReader::new(self.form, self.names.clone())
     }
 }
 
 /// Which tools must be called.
-enum Choice {
+enum ToolChoice {
     None,
     Auto,
     Required,
     Named(String),
 }
 
-impl Asked {
+impl ToolOptions {
     /// Whether there are tools.
     pub fn is_given(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
@@ -70,7 +70,7 @@ impl Asked {
         let given = self.tools.as_deref().unwrap_or_default();
         if given.is_empty() {
             return match choice {
-                Choice::None | Choice::Auto => Ok(None),
+                ToolChoice::None | ToolChoice::Auto => Ok(None),
                 _ => Err(ApiError::param(
                     "tool_choice",
                     "`tools` is missing or empty",
@@ -88,12 +88,12 @@ impl Asked {
                 return Err(ApiError::param("tools", message));
             }
         }
-        let form = Form::of_template(template);
+        let form = CallFormat::of_template(template);
         let forced: Vec<&Tool> = match &choice {
-            Choice::None => return Ok(None),
-            Choice::Auto => Vec::new(),
-            Choice::Required => tools.iter().collect(),
-            Choice::Named(name) => {
+            ToolChoice::None => return Ok(None),
+            ToolChoice::Auto => Vec::new(),
+            ToolChoice::Required => tools.iter().collect(),
+            ToolChoice::Named(name) => {
                 let found = tools.iter().find(|tool| &tool.name == name);
                 let message = || format!("no tool has the name `{name}`");
                 vec![found.ok_or_else(|| ApiError::param("tool_choice", message()))?]
@@ -101,10 +101,10 @@ impl Asked {
         };
         let is_forced = !forced.is_empty();
         let calls = match &choice {
-            Choice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
+            ToolChoice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
             // Text outside of calls uses special tokens, which the grammar cannot express.
-            _ if form == Form::Harmony => None,
+            _ if form == CallFormat::Harmony => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
         let callable = match is_forced {
@@ -123,14 +123,14 @@ impl Asked {
         }))
     }
 
-    fn choice(&self) -> Result<Choice, ApiError> {
+    fn choice(&self) -> Result<ToolChoice, ApiError> {
         let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
         match choice {
-            Value::Null => return Ok(Choice::Auto),
+            Value::Null => return Ok(ToolChoice::Auto),
             Value::String(word) => match word.as_str() {
-                "none" => return Ok(Choice::None),
-                "auto" => return Ok(Choice::Auto),
-                "required" | "any" => return Ok(Choice::Required),
+                "none" => return Ok(ToolChoice::None),
+                "auto" => return Ok(ToolChoice::Auto),
+                "required" | "any" => return Ok(ToolChoice::Required),
                 _ => {}
             },
             Value::Object(named) if named.get("type") == Some(&json!("function")) => {
@@ -139,7 +139,7 @@ impl Asked {
                     .as_str()
                     .or(choice["name"].as_str());
                 if let Some(name) = name {
-                    return Ok(Choice::Named(name.to_owned()));
+                    return Ok(ToolChoice::Named(name.to_owned()));
                 }
             }
             _ => {}

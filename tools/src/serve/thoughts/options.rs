@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ReasoningOptions {
     chat_template_kwargs: Option<Map<String, Value>>,
     enable_thinking: Option<bool>,
     reasoning_effort: Option<String>,
@@ -19,7 +19,7 @@ struct Reasoning {
     effort: Option<String>,
 }
 
-impl Asked {
+impl ReasoningOptions {
     /// Variables of the chat template. `chat_template_kwargs` takes precedence.
     pub fn variables(&self) -> Map<String, Value> {
         let nested = self.reasoning.as_ref().and_then(|r| r.effort.as_ref());

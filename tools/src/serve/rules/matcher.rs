@@ -17,14 +17,14 @@ pub struct Room {
 }
 
 /// A grammar matcher over token bytes.
-pub struct Held {
+pub struct ByteMatcher {
     matcher: Matcher,
     allowed: SimpleVob,
     /// Its permit for grammar memory.
     room: Arc<Room>,
 }
 
-impl Held {
+impl ByteMatcher {
     /// At the start of a text.
     pub fn new(matcher: Matcher, room: Room) -> Self {
         Self {
@@ -35,13 +35,13 @@ impl Held {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for ByteMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("ByteMatcher").finish_non_exhaustive()
     }
 }
 
-impl Constraint for Held {
+impl Constraint for ByteMatcher {
     fn prepare(&mut self) -> Result<(), String> {
         let allowed = self.matcher.compute_mask_or_eos();
         self.allowed = allowed.map_err(|e| explain(&e))?;

@@ -7,7 +7,7 @@ use super::super::error::ApiError;
 
 /// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ConstraintOptions {
     response_format: Option<Value>,
     json_schema: Option<Value>,
     grammar: Option<String>,
@@ -79,7 +79,7 @@ impl Rules {
     }
 }
 
-impl Asked {
+impl ConstraintOptions {
     /// Sets `text.format` of the Responses API.
     pub fn set_format(&mut self, format: Value) {
         self.response_format = Some(format);
