@@ -76,9 +76,10 @@ impl Cold {
     /// Whether a needed neuron is cached. Pins it if so, records a miss otherwise.
     pub fn find(&mut self, key: Key) -> bool {
         let found = self.cache.get_pin(key).is_some();
-        match found {
-            true => self.pinned.push(key),
-            false => self.missing.push(key),
+        if found {
+            self.pinned.push(key)
+        } else {
+            self.missing.push(key)
         }
         found
     }

@@ -104,9 +104,10 @@ impl<'a> Packed<'a> {
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
         // At most 8 weights fit in a byte, which bounds the row size.
-        let stride = match cols as u64 > entry.len.saturating_mul(8) {
-            true => 0,
-            false => dtype.row_bytes(cols),
+        let stride = if cols as u64 > entry.len.saturating_mul(8) {
+            0
+        } else {
+            dtype.row_bytes(cols)
         };
         if stride == 0 || (rows as u64).checked_mul(stride as u64) != Some(entry.len) {
             return Err(fail(format!(
@@ -198,9 +199,10 @@ impl<'a> Packed<'a> {
         let row = vec![0.0; self.format.d];
         let mut neuron = Neuron {
             gate: row.clone(),
-            up: match self.format.ungated {
-                true => Vec::new(),
-                false => row.clone(),
+            up: if self.format.ungated {
+                Vec::new()
+            } else {
+                row.clone()
             },
             down: row,
             stored: [Vec::new(), Vec::new()],

@@ -98,9 +98,10 @@ impl PromptReader<'_> {
             taken.take(&block[..used])?;
             from.consume(used);
             if used == 0 || end.is_some() {
-                return match any {
-                    true => Ok(Some(taken.finish(true)?.text)),
-                    false => Ok(None),
+                return if any {
+                    Ok(Some(taken.finish(true)?.text))
+                } else {
+                    Ok(None)
                 };
             }
         }

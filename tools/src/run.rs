@@ -164,9 +164,10 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
 
 /// Breaks if Ctrl-C has set `stop`.
 fn unless(stop: &AtomicBool) -> ControlFlow<()> {
-    match stop.load(Ordering::Relaxed) {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    if stop.load(Ordering::Relaxed) {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
     }
 }
 
@@ -255,9 +256,10 @@ fn generate(
         }
         text.push_str(&piece);
         stopped = passed.stopped;
-        match stopped {
-            true => ControlFlow::Break(()),
-            false => unless(stop),
+        if stopped {
+            ControlFlow::Break(())
+        } else {
+            unless(stop)
         }
     })?;
     if let Some(f) = failure {
@@ -295,12 +297,13 @@ fn finish(
     }
     say("\n")?;
     tell_end(generation.stop, generation.tokens.len(), asked);
-    match args.chat && !tracing::enabled!(tracing::Level::INFO) {
-        true => tell(format_args!(
+    if args.chat && !tracing::enabled!(tracing::Level::INFO) {
+        tell(format_args!(
             "({} tokens, {:.1} tokens/s)",
             report.generated_tokens, report.decode_tokens_per_s
-        )),
-        false => tell(format_args!("\n{}", report.summary())),
+        ))
+    } else {
+        tell(format_args!("\n{}", report.summary()))
     }
     Ok(())
 }
@@ -411,9 +414,10 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
 /// Tokens of a conversation. The template writes its special tokens itself.
 fn rendered(template: &Renderer, said: &Conversation, text: &Text) -> Result<Vec<u32>, Failure> {
     let ids = text.tokens(&template.render(said)?)?;
-    match ids.is_empty() {
-        true => Err(Failure::usage("the chat template renders an empty text")),
-        false => Ok(ids),
+    if ids.is_empty() {
+        Err(Failure::usage("the chat template renders an empty text"))
+    } else {
+        Ok(ids)
     }
 }
 

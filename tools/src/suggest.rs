@@ -272,12 +272,13 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         let value = ContextValue::Strings(vec![name]);
         error.insert(ContextKind::SuggestedSubcommand, value);
     } else if error.kind() == ErrorKind::InvalidSubcommand {
-        let told = match Path::new(unknown).exists() {
-            true => format!("to run a model, use 'emberflow run {unknown}'"),
-            false => format!(
+        let told = if Path::new(unknown).exists() {
+            format!("to run a model, use 'emberflow run {unknown}'")
+        } else {
+            format!(
                 "to pass a prompt, use 'emberflow run -p {}'",
                 quoted(unknown)
-            ),
+            )
         };
         if Path::new(unknown).exists() || unknown.contains(' ') {
             error.insert(ContextKind::Suggested, tip(told));

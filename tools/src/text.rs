@@ -55,9 +55,10 @@ impl Utf8 {
     /// # Errors
     /// An incomplete character at the end.
     pub fn finish(self) -> std::io::Result<()> {
-        match self.pending.is_empty() {
-            true => Ok(()),
-            false => Err(not_utf8()),
+        if self.pending.is_empty() {
+            Ok(())
+        } else {
+            Err(not_utf8())
         }
     }
 }

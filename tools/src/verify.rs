@@ -195,9 +195,10 @@ pub fn compare(
             cols: info.cols,
         };
         packed.rows(want, &mut |r, stored, row| {
-            let original = match info.id.role.is_by_neuron() {
-                true => orders.original(info.id.layer as usize, r),
-                false => r,
+            let original = if info.id.role.is_by_neuron() {
+                orders.original(info.id.layer as usize, r)
+            } else {
+                r
             };
             check.row(info.id, original, stored.dtype(), row)
         })?;

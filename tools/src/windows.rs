@@ -43,24 +43,23 @@ impl Source {
         let failed = |e| Failure::file(path)(e);
         let file = File::open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        let (from, bytes) = match meta.is_file() {
-            true => (From::File(file), meta.len()),
-            false => {
-                let mut bytes = Vec::new();
-                file.take(PIPED + 1)
-                    .read_to_end(&mut bytes)
-                    .map_err(failed)?;
-                let len = bytes.len() as u64;
-                if len > PIPED {
-                    return Err(Failure::usage(format!(
-                        "{}: more than {} from a pipe; use a file, of which \
+        let (from, bytes) = if meta.is_file() {
+            (From::File(file), meta.len())
+        } else {
+            let mut bytes = Vec::new();
+            file.take(PIPED + 1)
+                .read_to_end(&mut bytes)
+                .map_err(failed)?;
+            let len = bytes.len() as u64;
+            if len > PIPED {
+                return Err(Failure::usage(format!(
+                    "{}: more than {} from a pipe; use a file, of which \
                          only the windows are read",
-                        path.display(),
-                        size::show(PIPED)
-                    )));
-                }
-                (From::Memory(bytes), len)
+                    path.display(),
+                    size::show(PIPED)
+                )));
             }
+            (From::Memory(bytes), len)
         };
         Ok(Self {
             path: path.to_owned(),

@@ -136,9 +136,10 @@ fn places<'a>(panels: &'a [Panel], panel: &'a Panel) -> impl Iterator<Item = usi
 fn powers(base: f64, values: impl Iterator<Item = f64>) -> Axis {
     let finite = values.map(|v| v.log(base)).filter(|v| v.is_finite());
     let (low, high) = finite.fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
-    let (from, to) = match low <= high {
-        true => (low.floor(), high.ceil().max(low.floor() + 1.0)),
-        false => (0.0, 1.0),
+    let (from, to) = if low <= high {
+        (low.floor(), high.ceil().max(low.floor() + 1.0))
+    } else {
+        (0.0, 1.0)
     };
     let tick = |power: i32| (f64::from(power), base.powi(power).to_string());
     Axis {

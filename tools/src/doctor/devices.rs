@@ -84,9 +84,10 @@ impl Known {
             Err(e) => format!("not usable: {e}"),
             Ok(v) => format!(
                 "{}, {:.2} ms per launch, {:.1} GB/s against {:.1} of a CPU thread; {}",
-                match v.same_bits {
-                    true => "bit-identical to the CPU".to_owned(),
-                    false => format!("not bit-identical to the CPU, error {:.0e}", v.worst),
+                if v.same_bits {
+                    "bit-identical to the CPU".to_owned()
+                } else {
+                    format!("not bit-identical to the CPU, error {:.0e}", v.worst)
                 },
                 v.speed.launch * 1e3,
                 rate(v.speed),
@@ -95,9 +96,10 @@ impl Known {
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
-            match of.extensions.iter().any(|found| found == name) {
-                true => (*short).to_owned(),
-                false => format!("no {short}"),
+            if of.extensions.iter().any(|found| found == name) {
+                (*short).to_owned()
+            } else {
+                format!("no {short}")
             }
         });
         let has = has.collect::<Vec<_>>().join(", ");
@@ -177,9 +179,9 @@ pub(super) fn devices(again: bool) -> Check {
     let data: Vec<Value> = known.iter().map(Known::json).collect();
     let check = Check::ok(NAME, texts.join("; ")).with("devices", data);
     let usable = known.iter().any(|known| known.verdict.is_ok());
-    match usable && known.iter().all(|known| known.wrong() == 0) {
-        true => check,
-        false => check
-            .advise("update the driver and test again with --retry-devices, or use --device none"),
+    if usable && known.iter().all(|known| known.wrong() == 0) {
+        check
+    } else {
+        check.advise("update the driver and test again with --retry-devices, or use --device none")
     }
 }

@@ -115,12 +115,11 @@ fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<Gguf
 
 /// Whether a matrix is stored in q4k.
 fn is_q4k(container: &Container, packed: &Packed<'_>, id: TensorId) -> bool {
-    match id.role.is_bundled() {
-        true => packed.ffn_dtype() == DType::Q4k,
-        false => {
-            let entry = container.tensor(&id.to_string());
-            entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())
-        }
+    if id.role.is_bundled() {
+        packed.ffn_dtype() == DType::Q4k
+    } else {
+        let entry = container.tensor(&id.to_string());
+        entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())
     }
 }
 
@@ -128,9 +127,10 @@ fn is_q4k(container: &Container, packed: &Packed<'_>, id: TensorId) -> bool {
 fn whole(packed: &Packed<'_>, tensor: &GgufTensor) -> Result<Vec<u8>, Failure> {
     let mut matrix = Vec::with_capacity(tensor.rows * tensor.row_bytes);
     packed.rows(required(tensor), &mut |_, stored, values| {
-        match tensor.q4_k {
-            true => q4_k::write(stored, &mut matrix),
-            false => matrix.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        if tensor.q4_k {
+            q4_k::write(stored, &mut matrix)
+        } else {
+            matrix.extend(values.iter().flat_map(|v| v.to_le_bytes()))
         }
         Ok(())
     })?;

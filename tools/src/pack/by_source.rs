@@ -29,9 +29,10 @@ pub(super) fn decided(source: &dyn Checkpoint, options: &PackOptions) -> PackOpt
     let tensors = source.tensors();
     let floats = is_float(source);
     let neurons = tensors.iter().filter(|t| t.id.role.is_bundled());
-    let ffn_dtype = match ffn {
-        true => ffn_format(source, options, neurons.map(|t| format_of(t, floats))),
-        false => options.ffn,
+    let ffn_dtype = if ffn {
+        ffn_format(source, options, neurons.map(|t| format_of(t, floats)))
+    } else {
+        options.ffn
     };
     let others: Vec<&TensorInfo> = (tensors.iter())
         .filter(|t| mix::is_chosen(t.id.role))
@@ -75,8 +76,9 @@ fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
         "F32" | "F16" | "BF16" => floats,
         _ => false,
     };
-    match four_bits && tensor.cols.is_multiple_of(GROUP) {
-        true => DType::Q4k,
-        false => DType::Q8,
+    if four_bits && tensor.cols.is_multiple_of(GROUP) {
+        DType::Q4k
+    } else {
+        DType::Q8
     }
 }

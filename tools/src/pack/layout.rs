@@ -192,12 +192,12 @@ fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) 
         let expert = layer.neurons.get(bank.expert as usize)?;
         Some(order::by_temperature(&expert.counts))
     };
-    match routing.counts_neurons() {
-        true => c
-            .banks()
+    if routing.counts_neurons() {
+        c.banks()
             .map(|b| of_expert(b).unwrap_or_default())
-            .collect(),
-        false => Vec::new(),
+            .collect()
+    } else {
+        Vec::new()
     }
 }
 

@@ -204,9 +204,10 @@ fn weight_of(source: &dyn Checkpoint, role: Role) -> f64 {
     } else {
         1.0
     };
-    match is_embedding(role) {
-        true => 2.0 * f64::from(c.layers) * both,
-        false => 1.0,
+    if is_embedding(role) {
+        2.0 * f64::from(c.layers) * both
+    } else {
+        1.0
     }
 }
 

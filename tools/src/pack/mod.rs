@@ -55,9 +55,10 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
     );
     bar.finish_and_clear();
     let report = report?;
-    match args.json {
-        true => print_json(&report),
-        false => tell(&report),
+    if args.json {
+        print_json(&report)
+    } else {
+        tell(&report)
     }
 }
 

@@ -219,9 +219,10 @@ impl Work<'_> {
                 return Ok(());
             }
             self.read(id, bank, rows.start, rows.len(), cols)?;
-            return match id.role == Role::Down && self.layout.format.is_across() {
-                true => self.encode_across(id),
-                false => self.encode(id, dtype, cols),
+            return if id.role == Role::Down && self.layout.format.is_across() {
+                self.encode_across(id)
+            } else {
+                self.encode(id, dtype, cols)
             };
         };
         let stride = dtype.row_bytes(cols);

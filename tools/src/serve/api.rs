@@ -279,12 +279,11 @@ impl Common {
             Some(LogProbsOption::Whether(true)) => self.top_logprobs.unwrap_or(0),
             Some(LogProbsOption::Top(top)) => top,
         };
-        match top <= MAX_TOP {
-            true => Ok(Some(top)),
-            false => {
-                let message = format!("at most {MAX_TOP} are allowed");
-                Err(ApiError::param("logprobs", message))
-            }
+        if top <= MAX_TOP {
+            Ok(Some(top))
+        } else {
+            let message = format!("at most {MAX_TOP} are allowed");
+            Err(ApiError::param("logprobs", message))
         }
     }
 
@@ -566,9 +565,10 @@ impl PromptInput {
     /// Tokens of each prompt; `add_special` adds BOS and EOS around texts as the tokenizer does.
     pub fn tokens(&self, text: &Text, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |prompt: &String| {
-            let tokens = match add_special {
-                true => text.encode(prompt),
-                false => text.tokens(prompt),
+            let tokens = if add_special {
+                text.encode(prompt)
+            } else {
+                text.tokens(prompt)
             };
             tokens.map_err(ApiError::invalid)
         };

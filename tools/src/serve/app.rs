@@ -96,9 +96,10 @@ impl App {
         if self.shared.closing() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
-        match self.shared.ready() {
-            true => Ok(()),
-            false => Err(ApiError::unavailable("Loading model")),
+        if self.shared.ready() {
+            Ok(())
+        } else {
+            Err(ApiError::unavailable("Loading model"))
         }
     }
 
@@ -110,20 +111,22 @@ impl App {
 
     /// Checks the requested model name. Every name is accepted unless `--strict-model` is given.
     pub fn serves_model(&self, name: &str) -> Result<(), ApiError> {
-        match self.strict_model {
-            true => self.check_model(name),
-            false => Ok(()),
+        if self.strict_model {
+            self.check_model(name)
+        } else {
+            Ok(())
         }
     }
 
     /// Checks that the model has this name.
     pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        match name.is_empty() || name == self.model {
-            true => Ok(()),
-            false => Err(ApiError::unknown(format!(
+        if name.is_empty() || name == self.model {
+            Ok(())
+        } else {
+            Err(ApiError::unknown(format!(
                 "model `{name}` not found; this server has `{}`",
                 self.model
-            ))),
+            )))
         }
     }
 

@@ -84,9 +84,10 @@ impl TokenLimits {
         let mut biases = Vec::new();
         let mut add = |token: Value, value: &Value| {
             biases.extend(biased(text, &token, value)?);
-            match biases.len() <= MAX_BIAS {
-                true => Ok(()),
-                false => Err(wrong(&format!("at most {MAX_BIAS} tokens are allowed"))),
+            if biases.len() <= MAX_BIAS {
+                Ok(())
+            } else {
+                Err(wrong(&format!("at most {MAX_BIAS} tokens are allowed")))
             }
         };
         match &self.logit_bias {
@@ -236,12 +237,13 @@ impl Constraint for Bounded {
             Some(only) => only.iter().any(|&token| self.allows(token)),
             None => (0..self.bounds.vocab).any(|token| self.allows(token)),
         };
-        match any {
-            true => Ok(()),
-            false => Err(
+        if any {
+            Ok(())
+        } else {
+            Err(
                 "`allowed_token_ids`, `bad_words` and `min_tokens` leave no token to choose from"
                     .to_owned(),
-            ),
+            )
         }
     }
 

@@ -131,9 +131,10 @@ async fn openai(
         let head = "{\"object\":\"list\",\"data\":[".to_owned();
         let tail = format!("],\"model\":{model},\"usage\":{usage}}}");
         Ok(found.written(head, tail, move |index, values| {
-            let values = match base64 {
-                true => Values::Base64(base64::encode(bytes(values))),
-                false => Values::Numbers(values),
+            let values = if base64 {
+                Values::Base64(base64::encode(bytes(values)))
+            } else {
+                Values::Numbers(values)
             };
             let values = serde_json::to_string(&values).unwrap_or_default();
             format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{values}}}")

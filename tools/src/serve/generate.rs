@@ -44,10 +44,12 @@ pub async fn respond(
     };
     // White space is ignored between lines of JSON.
     let probe = if ollama { b" " } else { COMMENT };
-    match streams {
-        true => Ok(attentive(answer.await?, probe)),
-        false if ollama => patient(answer, |why| Plain::from(why).into_response()).await,
-        false => patient(answer, ApiError::into_response).await,
+    if streams {
+        Ok(attentive(answer.await?, probe))
+    } else if ollama {
+        patient(answer, |why| Plain::from(why).into_response()).await
+    } else {
+        patient(answer, ApiError::into_response).await
     }
 }
 
@@ -169,9 +171,10 @@ impl ChunkStream {
             }) => {
                 self.pending.texts[index].log_probs.extend(log_probs);
                 // A piece without text only carries log-probabilities.
-                let parts = match text.is_empty() {
-                    true => vec![Part::Text(text)],
-                    false => self.pending.parts(index, text),
+                let parts = if text.is_empty() {
+                    vec![Part::Text(text)]
+                } else {
+                    self.pending.parts(index, text)
                 };
                 for part in parts {
                     self.part(index, part);

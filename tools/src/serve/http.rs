@@ -198,17 +198,19 @@ async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     while let Some(piece) = pieces.next().await {
         let piece = piece.map_err(ApiError::invalid)?;
         len += piece.len();
-        match len <= limit {
-            true => all.extend_from_slice(&piece),
-            false => all = Vec::new(),
+        if len <= limit {
+            all.extend_from_slice(&piece)
+        } else {
+            all = Vec::new()
         }
         if len > DROPPED {
             break;
         }
     }
-    match len <= limit {
-        true => Ok(all),
-        false => Err(ApiError::large(limit)),
+    if len <= limit {
+        Ok(all)
+    } else {
+        Err(ApiError::large(limit))
     }
 }
 
@@ -479,9 +481,10 @@ async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>
     let request: Tokenize = read(&app, body).await?;
     let ours = app.clone();
     let tokens = app.compute(move || {
-        let tokens = match request.add_special {
-            true => ours.text.encode(&request.content),
-            false => ours.text.tokens(&request.content),
+        let tokens = if request.add_special {
+            ours.text.encode(&request.content)
+        } else {
+            ours.text.tokens(&request.content)
         };
         tokens.map_err(ApiError::invalid)
     });

@@ -119,9 +119,10 @@ impl LogProbsWriter<'_> {
 
     /// Number of characters of a token in the text.
     fn shown(&self, token: u32) -> usize {
-        match self.tokenizer.is_special(token) {
-            true => 0,
-            false => self.name(token).chars().count(),
+        if self.tokenizer.is_special(token) {
+            0
+        } else {
+            self.name(token).chars().count()
         }
     }
 

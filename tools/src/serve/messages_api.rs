@@ -69,9 +69,10 @@ async fn messages(
     let streams = request.common.stream == Some(true);
     let asked = conversation(&app, &headers, request, Kind::Message, reader).await?;
     let answer = respond(submit(&app, asked, permit)?, streams);
-    match streams {
-        true => Ok(attentive(answer.await?, COMMENT)),
-        false => patient(answer, Typed::into_response).await,
+    if streams {
+        Ok(attentive(answer.await?, COMMENT))
+    } else {
+        patient(answer, Typed::into_response).await
     }
 }
 

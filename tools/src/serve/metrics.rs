@@ -177,9 +177,10 @@ const TIMINGS: [Timing; 3] = [
 impl Totals {
     /// Totals of a class.
     pub fn class(&mut self, proactive: bool) -> &mut Class {
-        match proactive {
-            true => &mut self.proactive,
-            false => &mut self.reactive,
+        if proactive {
+            &mut self.proactive
+        } else {
+            &mut self.reactive
         }
     }
 
@@ -187,9 +188,10 @@ impl Totals {
     pub fn text(&self) -> String {
         let mut out = String::new();
         for Metric { name, help, value } in &METRICS {
-            let kind = match name.ends_with("_total") {
-                true => "counter",
-                false => "gauge",
+            let kind = if name.ends_with("_total") {
+                "counter"
+            } else {
+                "gauge"
             };
             head(&mut out, name, help, kind);
             line(&mut out, name, value(self));

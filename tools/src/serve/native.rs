@@ -164,9 +164,10 @@ impl NativeReply {
     }
 
     fn tokens(&self, tokens: &[LogProbs]) -> Vec<u32> {
-        match self.wanted.tokens {
-            true => tokens.iter().map(|one| one.chosen.token).collect(),
-            false => Vec::new(),
+        if self.wanted.tokens {
+            tokens.iter().map(|one| one.chosen.token).collect()
+        } else {
+            Vec::new()
         }
     }
 

@@ -149,9 +149,10 @@ async fn go_on(
     asked.ends = ends;
     let streams = asked.common.stream == Some(true);
     let answer = respond(submit(&app, asked, held.permit)?, wanted, streams);
-    match streams {
-        true => Ok(attentive(answer.await?, COMMENT)),
-        false => patient(answer, ApiError::into_response).await,
+    if streams {
+        Ok(attentive(answer.await?, COMMENT))
+    } else {
+        patient(answer, ApiError::into_response).await
     }
 }
 

@@ -143,9 +143,10 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Send + 'static> Probed<S> {
             ..
         } = self;
         let wait = async {
-            match closed {
-                true => tokio::time::sleep(PROBE).await,
-                false => peer.closes().await,
+            if *closed {
+                tokio::time::sleep(PROBE).await
+            } else {
+                peer.closes().await
             }
         };
         tokio::select! {

@@ -84,10 +84,7 @@ pub struct CallPiece<'a> {
 
 /// The `finish_reason`.
 pub fn reason(stopped: bool) -> &'static str {
-    match stopped {
-        true => "stop",
-        false => "length",
-    }
+    if stopped { "stop" } else { "length" }
 }
 
 #[derive(Serialize)]

@@ -39,9 +39,10 @@ enum OutputItem {
 /// # Errors
 /// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
-    match streams {
-        true => Ok(streamed(pending)),
-        false => whole(pending).await,
+    if streams {
+        Ok(streamed(pending))
+    } else {
+        whole(pending).await
     }
 }
 
@@ -176,10 +177,7 @@ impl ResponseReply {
             "instructions": null,
             "max_output_tokens": pending.request.max_tokens,
             "metadata": {},
-            "output": match ended {
-                true => (0..self.items.len()).map(|at| self.item(at, false, pending)).collect(),
-                false => json!([]),
-            },
+            "output": if ended { (0..self.items.len()).map(|at| self.item(at, false, pending)).collect() } else { json!([]) },
             "parallel_tool_calls": true,
             "previous_response_id": null,
             "store": false,

@@ -112,12 +112,12 @@ impl Schedule {
         let reactive = waiting.clone().position(|one| !one.proactive);
         let at = reactive.unwrap_or(0);
         let one = waiting.clone().nth(at)?;
-        let kept = match one.proactive {
-            true => self
-                .most
+        let kept = if one.proactive {
+            self.most
                 .saturating_sub(one.texts)
-                .min(self.most.div_ceil(4)),
-            false => 0,
+                .min(self.most.div_ceil(4))
+        } else {
+            0
         };
         let fits = running.len() + one.texts + kept <= self.most;
         (fits && (!one.proactive || self.has_slack_for(now, &one, running))).then_some(at)
@@ -125,9 +125,10 @@ impl Schedule {
 
     /// Whether a proactive request may start now.
     fn has_slack_for(&self, now: Duration, one: &Waiting, running: &[Running]) -> bool {
-        match running.iter().any(|text| !text.proactive) {
-            true => overdue(one.arrived, now) && !running.iter().any(|text| text.overdue(now)),
-            false => running.len() < self.costs.together(now),
+        if running.iter().any(|text| !text.proactive) {
+            overdue(one.arrived, now) && !running.iter().any(|text| text.overdue(now))
+        } else {
+            running.len() < self.costs.together(now)
         }
     }
 

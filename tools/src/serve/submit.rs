@@ -244,22 +244,23 @@ fn check_log_probs(asked: &GenerateRequest, request: &Request) -> Result<(), Api
     {
         return refuse("prompt log-probabilities cannot be combined with `n` or `stream`".into());
     }
-    let prompts = asked
-        .prompts
-        .iter()
-        .map(|prompt| match request.prompt_log_probs {
-            true => prompt.len().saturating_add(request.max_tokens),
-            false => request.max_tokens.saturating_mul(asked.common.samples()),
-        });
+    let prompts = asked.prompts.iter().map(|prompt| {
+        if request.prompt_log_probs {
+            prompt.len().saturating_add(request.max_tokens)
+        } else {
+            request.max_tokens.saturating_mul(asked.common.samples())
+        }
+    });
     let entries = prompts
         .fold(0, usize::saturating_add)
         .saturating_mul(top + 1);
-    match entries <= MAX_ENTRIES {
-        true => Ok(()),
-        false => refuse(format!(
+    if entries <= MAX_ENTRIES {
+        Ok(())
+    } else {
+        refuse(format!(
             "up to {entries} log-probabilities were requested; a response may have \
              {MAX_ENTRIES}; reduce `max_tokens` or the number per token"
-        )),
+        ))
     }
 }
 

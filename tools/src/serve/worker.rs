@@ -337,9 +337,10 @@ impl<'t> Worker<'_, 't> {
     fn admit(&mut self, job: Job) {
         let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
         // Logits of cached tokens are not available.
-        let reusable = match job.request.prompt_log_probs || job.request.mean_hidden {
-            true => &[],
-            false => &job.prompt[..job.prompt.len() - 1],
+        let reusable = if job.request.prompt_log_probs || job.request.mean_hidden {
+            &[]
+        } else {
+            &job.prompt[..job.prompt.len() - 1]
         };
         let sequence = match self.take_idle(reusable, room) {
             Ok(sequence) => sequence,
@@ -447,12 +448,11 @@ impl<'t> Worker<'_, 't> {
             return;
         }
         live.aside = aside;
-        match aside {
-            true => {
-                self.totals.preemptions += 1;
-                self.stepper.preempt(live.id);
-            }
-            false => self.stepper.resume(live.id),
+        if aside {
+            self.totals.preemptions += 1;
+            self.stepper.preempt(live.id);
+        } else {
+            self.stepper.resume(live.id)
         }
     }
 

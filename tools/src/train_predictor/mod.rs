@@ -296,15 +296,17 @@ fn of_bank(
     layer: &GateLayer<'_>,
 ) -> Result<(NewBank, BankReport), Failure> {
     let used = job.predicts && !job.names(bank.layer);
-    let made = match used || is_routed(c, bank) && too_few(layer) {
-        true => Vec::new(),
-        false => make(args, job, trainer, c, bank, layer)?,
+    let made = if used || is_routed(c, bank) && too_few(layer) {
+        Vec::new()
+    } else {
+        make(args, job, trainer, c, bank, layer)?
     };
     let expert = c.mixture.is_some().then_some(bank.expert);
     let (made, report) = report::judged(bank.layer, expert, made, args.floor);
-    match matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
-        true => Err(below_floor(bank.layer, &made, args.floor)),
-        false => Ok((made, report)),
+    if matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
+        Err(below_floor(bank.layer, &made, args.floor))
+    } else {
+        Ok((made, report))
     }
 }
 
@@ -336,9 +338,10 @@ fn collect(
 ) -> Result<Inputs, Failure> {
     let mut engine_args = args.engine.clone();
     engine_args.lab.chunk = CHUNK;
-    engine_args.sparsity = match c.has_zeros() {
-        true => SparsityArg::Exact,
-        false => SparsityArg::Dense,
+    engine_args.sparsity = if c.has_zeros() {
+        SparsityArg::Exact
+    } else {
+        SparsityArg::Dense
     };
     let model = open_model(&args.model)?;
     let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;

@@ -43,10 +43,11 @@ impl Calibrator<'_> {
                 layer,
                 expert: bank.expert,
             };
-            let inputs = match bank.expert < c.experts {
-                true => inputs_of(visits, bank.expert, d),
+            let inputs = if bank.expert < c.experts {
+                inputs_of(visits, bank.expert, d)
+            } else {
                 // The shared expert: every token visits it.
-                false => (0..visits.x.len() / d).map(|token| (token, 1.0)).collect(),
+                (0..visits.x.len() / d).map(|token| (token, 1.0)).collect()
             };
             let mut covariance = Covariance::new(d);
             for_each_block(visits, &inputs, d, |x, _| covariance.add(&self.on, x));

@@ -87,9 +87,10 @@ impl Gathered {
             attention: wanted.attention.then(|| Covariance::new(d)),
             mixed: wanted.mixed.then(|| Covariance::new(mixed)),
             ffn: wanted.ffn.then(|| Covariance::new(d)),
-            hidden: match wanted.hidden {
-                true => sizes.map(Covariance::new).collect(),
-                false => Vec::new(),
+            hidden: if wanted.hidden {
+                sizes.map(Covariance::new).collect()
+            } else {
+                Vec::new()
             },
             visits: wanted.visits.then(|| Visits {
                 chosen: c.mixture_of(0).map_or(1, |m| m.chosen as usize),
@@ -205,9 +206,10 @@ fn open(
     let sparse = layer.ffn_is_sparse();
     let options = Options {
         threads: on.threads(),
-        sparsity: match sparse {
-            true => Sparsity::Exact,
-            false => Sparsity::Dense,
+        sparsity: if sparse {
+            Sparsity::Exact
+        } else {
+            Sparsity::Dense
         },
         context: window,
         lab: Lab {

@@ -90,9 +90,10 @@ fn begin(form: CallFormat, calls: Calls, sign: &dyn Fn(&str) -> String) -> Strin
     let [open, close] = [form.open(), form.close()].map(sign);
     let more = format!("{{0,{}}}", MAX_CALLS - 1);
     // If the marker is ordinary text, free text ends as soon as it appears.
-    let before = match open.starts_with('<') {
-        true => format!("before: TEXT {open}\n"),
-        false => format!("before[lazy]: TEXT {open}\n"),
+    let before = if open.starts_with('<') {
+        format!("before: TEXT {open}\n")
+    } else {
+        format!("before[lazy]: TEXT {open}\n")
     };
     let text = "TEXT: /(?s:.)*/\n";
     match (form, calls) {

@@ -107,9 +107,10 @@ impl ToolOptions {
             _ if form == CallFormat::Harmony => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
-        let callable = match is_forced {
-            true => forced,
-            false => tools.iter().collect(),
+        let callable = if is_forced {
+            forced
+        } else {
+            tools.iter().collect()
         };
         let callable = callable.iter().map(|tool| tool.callable(is_forced));
         let rules = calls.map(|calls| grammar(form, tokenizer, callable.collect(), calls));
@@ -213,9 +214,10 @@ impl Tool {
     fn callable(&self, forced: bool) -> Callable<'_> {
         Callable {
             name: &self.name,
-            parameters: match forced || self.strict {
-                true => self.parameters.clone(),
-                false => json!({"type": "object"}),
+            parameters: if forced || self.strict {
+                self.parameters.clone()
+            } else {
+                json!({"type": "object"})
             },
         }
     }

@@ -194,9 +194,10 @@ impl Field {
         found.ok_or_else(|| {
             let name = self.name;
             let shown: String = text.chars().take(40).collect();
-            let or = match self.off.is_empty() {
-                true => String::new(),
-                false => format!(" (or {})", self.off.join(" or ")),
+            let or = if self.off.is_empty() {
+                String::new()
+            } else {
+                format!(" (or {})", self.off.join(" or "))
             };
             ApiError::param(
                 name,

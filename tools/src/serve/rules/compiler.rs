@@ -92,18 +92,20 @@ impl Compiler {
             let bytes = tokenizer.token_bytes(token).unwrap_or_default();
             // Special tokens are not text: give them names that no text contains.
             let structural = tokenizer.is_special(token) || ends.contains(&token);
-            words.push(match structural && !bytes.is_empty() {
-                true => [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes[..]].concat(),
-                false => bytes,
+            words.push(if structural && !bytes.is_empty() {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes[..]].concat()
+            } else {
+                bytes
             });
         }
         let ends: Vec<u32> = ends.iter().copied().filter(|&end| end < vocab).collect();
         let vocabulary = || -> TokEnv {
             let info = TokRxInfo::new(vocab, ends.first().copied().unwrap_or(0));
             let trie = TokTrie::from(&info, &words);
-            Arc::new(ApproximateTokEnv::new(match ends.is_empty() {
-                true => trie,
-                false => trie.with_eos_tokens(&ends),
+            Arc::new(ApproximateTokEnv::new(if ends.is_empty() {
+                trie
+            } else {
+                trie.with_eos_tokens(&ends)
             }))
         };
         let factory = factory(vocabulary)?;
@@ -123,9 +125,10 @@ impl Compiler {
     /// # Errors
     /// More texts than permits.
     pub async fn room(&self, texts: usize, proactive: bool) -> Result<Room, ApiError> {
-        let most = match proactive {
-            true => self.most.saturating_sub(1).max(1).min(self.most),
-            false => self.most,
+        let most = if proactive {
+            self.most.saturating_sub(1).max(1).min(self.most)
+        } else {
+            self.most
         };
         if texts > most {
             return Err(ApiError::invalid(format!(
@@ -135,15 +138,16 @@ impl Compiler {
         }
         let closed = |_| ApiError::unavailable("the server is shutting down");
         let texts = texts as u32;
-        let behind = match proactive {
-            false => None,
-            true => Some(
+        let behind = if proactive {
+            Some(
                 self.background
                     .clone()
                     .acquire_many_owned(texts)
                     .await
                     .map_err(closed)?,
-            ),
+            )
+        } else {
+            None
         };
         let all = self
             .texts

@@ -59,9 +59,10 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     };
     writer.out = format!("start: {}\n", writer.name(root));
     for (at, rule) in rules.iter().enumerate() {
-        let body = match plain[at] {
-            true => writer.plain_alternatives(rule),
-            false => writer.alternatives(rule),
+        let body = if plain[at] {
+            writer.plain_alternatives(rule)
+        } else {
+            writer.alternatives(rule)
         };
         let name = writer.name(at);
         let _ = writeln!(writer.out, "{name}: {body}");
@@ -107,9 +108,10 @@ struct LarkWriter<'a> {
 
 impl LarkWriter<'_> {
     fn name(&self, at: usize) -> String {
-        match self.plain[at] {
-            true => format!("T{at}"),
-            false => format!("r{at}"),
+        if self.plain[at] {
+            format!("T{at}")
+        } else {
+            format!("r{at}")
         }
     }
 
@@ -151,9 +153,10 @@ impl LarkWriter<'_> {
                     }
                 }
             }
-            out.push(match parts.is_empty() {
-                true => "\"\"".to_owned(),
-                false => parts.join(" "),
+            out.push(if parts.is_empty() {
+                "\"\"".to_owned()
+            } else {
+                parts.join(" ")
             });
         }
         out.join(" | ")
@@ -349,12 +352,11 @@ impl GbnfReader<'_> {
         self.skip(true);
         let from = self.count();
         self.skip(true);
-        let to = match self.take(',') {
-            true => {
-                self.skip(true);
-                self.count()
-            }
-            false => Some(from.ok_or_else(wrong)?),
+        let to = if self.take(',') {
+            self.skip(true);
+            self.count()
+        } else {
+            Some(from.ok_or_else(wrong)?)
         };
         self.skip(true);
         let from = from.unwrap_or(0);
@@ -370,9 +372,10 @@ impl GbnfReader<'_> {
         while let Some(c) = self.rest.next_if(char::is_ascii_digit) {
             digits.push(c);
         }
-        match digits.is_empty() {
-            true => None,
-            false => Some(digits.parse().unwrap_or(u32::MAX)),
+        if digits.is_empty() {
+            None
+        } else {
+            Some(digits.parse().unwrap_or(u32::MAX))
         }
     }
 

@@ -10,11 +10,12 @@ const MAX_LINES: usize = 1000;
 /// # Errors
 /// The grammar is too large.
 pub fn check_size(grammar: &str) -> Result<(), String> {
-    match grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
-        true => Err(format!(
+    if grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
+        Err(format!(
             "a grammar may have at most {MAX_SOURCE} bytes and {MAX_LINES} lines"
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

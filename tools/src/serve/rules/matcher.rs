@@ -45,9 +45,10 @@ impl Constraint for ByteMatcher {
     fn prepare(&mut self) -> Result<(), String> {
         let allowed = self.matcher.compute_mask_or_eos();
         self.allowed = allowed.map_err(|e| explain(&e))?;
-        match self.allowed.is_zero() {
-            true => Err("the grammar allows no token here".to_owned()),
-            false => Ok(()),
+        if self.allowed.is_zero() {
+            Err("the grammar allows no token here".to_owned())
+        } else {
+            Ok(())
         }
     }
 
@@ -81,8 +82,9 @@ impl Constraint for ByteMatcher {
 pub fn explain(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    match line.starts_with("panic") {
-        true => "it is not supported".to_owned(),
-        false => line.chars().take(300).collect(),
+    if line.starts_with("panic") {
+        "it is not supported".to_owned()
+    } else {
+        line.chars().take(300).collect()
     }
 }

@@ -166,15 +166,14 @@ fn one_of(map: &mut Map<String, Value>, schemas: &Schemas<'_>, place: &str) -> R
         }
     };
     map.shift_remove("oneOf");
-    match map.contains_key("anyOf") {
-        false => map.insert("anyOf".to_owned(), json!(exclusive)),
-        true => {
-            let mut all = map.shift_remove("allOf").unwrap_or_else(|| json!([]));
-            if let Value::Array(all) = &mut all {
-                all.push(json!({ "anyOf": exclusive }));
-            }
-            map.insert("allOf".to_owned(), all)
+    if map.contains_key("anyOf") {
+        let mut all = map.shift_remove("allOf").unwrap_or_else(|| json!([]));
+        if let Value::Array(all) = &mut all {
+            all.push(json!({ "anyOf": exclusive }));
         }
+        map.insert("allOf".to_owned(), all)
+    } else {
+        map.insert("anyOf".to_owned(), json!(exclusive))
     };
     Ok(())
 }

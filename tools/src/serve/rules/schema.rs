@@ -70,11 +70,14 @@ struct Count {
 
 impl Count {
     fn check(&mut self) -> Result<(), String> {
-        let most = |what: &str, found: u64, most: u64| match found <= most {
-            true => Ok(()),
-            false => Err(format!(
-                "the schema has {found} {what}; at most {most} are supported"
-            )),
+        let most = |what: &str, found: u64, most: u64| {
+            if found <= most {
+                Ok(())
+            } else {
+                Err(format!(
+                    "the schema has {found} {what}; at most {most} are supported"
+                ))
+            }
         };
         most("values", self.values as u64, MAX_VALUES as u64)?;
         most("bytes", self.bytes as u64, MAX_SOURCE as u64)?;

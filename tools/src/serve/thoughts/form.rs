@@ -133,26 +133,26 @@ impl Opening {
         let text = "TEXT: /(?s:.)*/\n";
         match self.form {
             ReasoningFormat::Tags(signs) => {
-                let begin = match self.opened {
-                    true => "start: before BREAK? @text\n".to_owned(),
-                    false => {
-                        let (token, rest) = signs.open.split_at(signs.token().len());
-                        let rest = match rest {
-                            "" => String::new(),
-                            rest => quoted(rest),
-                        };
-                        let open = sign(token);
-                        format!("start: ({open} {rest} before BREAK?)? @text\n")
-                    }
+                let begin = if self.opened {
+                    "start: before BREAK? @text\n".to_owned()
+                } else {
+                    let (token, rest) = signs.open.split_at(signs.token().len());
+                    let rest = match rest {
+                        "" => String::new(),
+                        rest => quoted(rest),
+                    };
+                    let open = sign(token);
+                    format!("start: ({open} {rest} before BREAK?)? @text\n")
                 };
                 let before = before(signs.close);
                 format!("{begin}{before}BREAK: /\\s{{1,2}}/\n{text}")
             }
             ReasoningFormat::Harmony => {
                 let [start, channel, constrain, message, _] = HARMONY.map(sign);
-                let answer = match called {
-                    true => String::new(),
-                    false => format!("{channel} \"final\" (\" \" {constrain} \"json\")? {message}"),
+                let answer = if called {
+                    String::new()
+                } else {
+                    format!("{channel} \"final\" (\" \" {constrain} \"json\")? {message}")
                 };
                 let before = before("<|end|>");
                 format!(

@@ -116,14 +116,13 @@ impl Harmony {
             (Some(to), _) if to != "assistant" && to != "user" => {
                 let name = to.strip_prefix("functions.").unwrap_or(to);
                 let known = self.names.as_ref();
-                match known.is_some_and(|names| names.iter().any(|known| known == name)) {
-                    true => {
-                        parts.push(Part::Call(name.to_owned()));
-                        self.calls += 1;
-                        Body::Call
-                    }
+                if known.is_some_and(|names| names.iter().any(|known| known == name)) {
+                    parts.push(Part::Call(name.to_owned()));
+                    self.calls += 1;
+                    Body::Call
+                } else {
                     // A tool that gpt-oss was trained with, but that the request does not have.
-                    false => Body::Thought,
+                    Body::Thought
                 }
             }
             (_, "analysis") => Body::Thought,

@@ -32,9 +32,10 @@ impl Tags {
     pub fn new(signs: &'static Signs, opened: bool) -> Self {
         Self {
             signs,
-            state: match opened {
-                true => TagState::Opened,
-                false => TagState::Before,
+            state: if opened {
+                TagState::Opened
+            } else {
+                TagState::Before
             },
             held: String::new(),
         }
