@@ -38,7 +38,7 @@ pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsErro
 pub struct RouteCounts {
     /// Tokens counted.
     pub tokens: u64,
-    /// Visits per layer and expert; empty or zero for dense layers.
+    /// Visits per layer and expert; zeros for dense layers.
     pub visits: Vec<Vec<u64>>,
 }
 

@@ -40,7 +40,7 @@ pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<()
         )));
     }
     has_folder(path)?;
-    is_not_read(path, reads)?;
+    check_not_read(path, reads)?;
     may_replace(path, force)?;
     can_write(path, folder_of(path))
 }
@@ -52,7 +52,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Fails if `path`, or a temporary file of its writer, is one of `reads`.
-fn is_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
+fn check_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
     for written in GROWING.map(|ending| beside(path, ending)) {
         let Some(written_to) = identity(&written) else {
             continue;
@@ -140,7 +140,7 @@ pub fn may_write_each<'a>(
 /// # Errors
 /// As [`may_write`].
 pub fn may_write_below(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
-    is_not_read(path, reads)?;
+    check_not_read(path, reads)?;
     may_replace(path, force)?;
     // Find the outermost folder that has to be created.
     let mut first = path;
@@ -393,7 +393,7 @@ mod tests {
         ] {
             let both = [&Some(at(a)), &Some(at(b))];
             let message = may_write_each(both, true, &[]).unwrap_err().to_string();
-            assert!(message.contains("are one file"), "{message}");
+            assert!(message.contains("are the same file"), "{message}");
         }
         let null = Some(PathBuf::from("/dev/null"));
         may_write_each([&null, &null], true, &[]).unwrap();

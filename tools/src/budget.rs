@@ -14,7 +14,7 @@ use crate::{Failure, size};
 /// # Errors
 /// A usage error.
 pub fn may_take(args: &EngineArgs, force: bool) -> Result<(), Failure> {
-    match beyond(args.memory, &Mem::system()) {
+    match exceeds_limit(args.memory, &Mem::system()) {
         Some(why) if force => {
             tell(format_args!(
                 "emberflow: {why}; the system may swap or end this program"
@@ -29,7 +29,7 @@ pub fn may_take(args: &EngineArgs, force: bool) -> Result<(), Failure> {
 }
 
 /// Why the budget exceeds the machine or the control group; `None` if it does not.
-pub fn beyond(budget: Budget, mem: &Mem) -> Option<String> {
+pub fn exceeds_limit(budget: Budget, mem: &Mem) -> Option<String> {
     let Budget::Bytes(bytes) = budget else {
         return None;
     };
@@ -53,8 +53,8 @@ pub fn beyond(budget: Budget, mem: &Mem) -> Option<String> {
 ///
 /// # Errors
 /// A usage error.
-pub fn may_hold(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Failure> {
-    match crowded(budget, plan.held(), &Mem::system()) {
+pub fn check_free_memory(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Failure> {
+    match exceeds_free(budget, plan.held(), &Mem::system()) {
         Some(why) if force => {
             tell(format_args!(
                 "emberflow: {why}; the system may swap or end this program"
@@ -69,7 +69,7 @@ pub fn may_hold(budget: Budget, plan: &MemoryPlan, force: bool) -> Result<(), Fa
 }
 
 /// Why a plan of `bytes` does not fit in the memory that is free now; `None` if it does.
-pub fn crowded(budget: Budget, bytes: u64, mem: &Mem) -> Option<String> {
+pub fn exceeds_free(budget: Budget, bytes: u64, mem: &Mem) -> Option<String> {
     let asked = match budget {
         // `auto` follows what is free.
         Budget::Auto => return None,
@@ -122,19 +122,20 @@ mod tests {
 
     #[test]
     fn more_than_the_machine_or_its_group_has_is_refused() {
-        let why = |bytes: u64, group| beyond(Budget::Bytes(bytes), &machine(group).1);
+        let why = |bytes: u64, group| exceeds_limit(Budget::Bytes(bytes), &machine(group).1);
         assert_eq!(why(1 << 30, None), None);
         let machine = why(99_999 << 30, None).unwrap();
         assert!(
-            machine.contains("1.0 GiB of memory that this machine"),
+            machine.contains("1.0 GiB of memory in this machine"),
             "{machine}"
         );
         // The tighter limit counts, even on an ancestor.
         assert_eq!(why(393 << 20, Some(393 << 20)), None);
         let group = why(450 << 20, Some(393 << 20)).unwrap();
         assert!(
-            group
-                .contains("450.0 MiB is more than the 393.0 MiB that this process's control group"),
+            group.contains(
+                "450.0 MiB is more than the 393.0 MiB limit of this process's control group"
+            ),
             "{group}"
         );
         assert!(why(2 << 30, Some(4 << 30)).unwrap().contains("machine"));
@@ -145,33 +146,35 @@ mod tests {
     #[test]
     fn what_is_chosen_here_and_what_nobody_knows_pass() {
         let (_dir, mem) = machine(Some(1 << 20));
-        assert_eq!(beyond(Budget::Auto, &mem), None);
-        assert_eq!(beyond(Budget::FfnShare(1.0), &mem), None);
+        assert_eq!(exceeds_limit(Budget::Auto, &mem), None);
+        assert_eq!(exceeds_limit(Budget::FfnShare(1.0), &mem), None);
         let nothing = Mem::at("/does/not/exist");
-        assert_eq!(beyond(Budget::Bytes(u64::MAX), &nothing), None);
-        assert_eq!(crowded(Budget::Auto, u64::MAX, &mem), None);
-        assert_eq!(crowded(Budget::FfnShare(1.0), u64::MAX, &nothing), None);
+        assert_eq!(exceeds_limit(Budget::Bytes(u64::MAX), &nothing), None);
+        assert_eq!(exceeds_free(Budget::Auto, u64::MAX, &mem), None);
+        assert_eq!(
+            exceeds_free(Budget::FfnShare(1.0), u64::MAX, &nothing),
+            None
+        );
     }
 
     #[test]
     fn what_is_not_free_now_is_refused_by_both_names_of_a_budget() {
         let (_dir, mem) = machine(None);
-        let why = |budget, mib: u64, mem: &Mem| crowded(budget, mib << 20, mem);
+        let why = |budget, mib: u64, mem: &Mem| exceeds_free(budget, mib << 20, mem);
         let bytes = Budget::Bytes(999 << 20);
         // A shortfall of a few MiB is tolerated.
         assert_eq!(why(bytes, 104, &mem), None);
         let told = why(bytes, 105, &mem).unwrap();
         assert!(
-            told.contains("--memory 999.0 MiB holds 105.0 MiB, which is more than the 100.0 MiB"),
+            told.contains("--memory 999.0 MiB needs 105.0 MiB, more than the 100.0 MiB"),
             "{told}"
         );
         assert!(told.contains("this machine has free"), "{told}");
         let (_dir, mem) = machine(Some(50 << 20));
         let told = why(Budget::FfnShare(0.5), 60, &mem).unwrap();
         assert!(
-            told.contains(
-                "--ffn-resident 0.5 holds 60.0 MiB, which is more than the 50.0 MiB that"
-            ) && told.contains("control group"),
+            told.contains("--ffn-resident 0.5 needs 60.0 MiB, more than the 50.0 MiB that")
+                && told.contains("control group"),
             "{told}"
         );
     }

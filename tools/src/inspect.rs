@@ -21,7 +21,7 @@ use crate::{Failure, atomic, print_json, size};
 /// Output of `inspect --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
 pub struct Inspection {
-    /// The container.
+    /// Path of the container.
     pub file: String,
     /// File size in bytes.
     pub bytes: u64,

@@ -24,7 +24,7 @@ fn state() -> MutexGuard<'static, HandlerState> {
 }
 
 /// The first Ctrl-C sets `flag`, so that the command can end cleanly; the second one exits.
-pub fn sets(flag: &Arc<AtomicBool>) {
+pub fn on_ctrl_c(flag: &Arc<AtomicBool>) {
     state().flag = Some(flag.clone());
     listen();
 }
@@ -42,16 +42,16 @@ impl Unfinished {
     }
 
     /// Registers `path`, which this process is about to create; does nothing if it already exists.
-    pub fn to_be(path: &Path) -> Self {
+    pub fn planned(path: &Path) -> Self {
         match path.symlink_metadata() {
             Ok(_) => Self(None),
             Err(_) => Self::at(path),
         }
     }
 
-    /// As [`to_be`](Self::to_be), for the `.partial` file that a writer of `path` fills.
+    /// As [`planned`](Self::planned), for the `.partial` file that a writer of `path` fills.
     pub fn partial(path: &Path) -> Self {
-        Self::to_be(&beside(path, ".partial"))
+        Self::planned(&beside(path, ".partial"))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{Failure, print_json, progress};
 /// Not enough memory.
 pub fn measure_for_plans() -> Result<Rates, Failure> {
     let rates = measure_here()?;
-    keep(&rates);
+    save(&rates);
     Ok(rates)
 }
 
@@ -28,7 +28,7 @@ pub fn command() -> Result<(), Failure> {
 }
 
 /// Saves the rates for the planner. If that fails, prints why and continues.
-fn keep(rates: &Rates) {
+fn save(rates: &Rates) {
     let Some(path) = Rates::default_path() else {
         return tell(
             "emberflow: cannot save the measurement: neither XDG_CACHE_HOME nor HOME is set",
@@ -44,12 +44,12 @@ fn keep(rates: &Rates) {
 ///
 /// # Errors
 /// Not enough memory.
-pub fn know() -> Result<(), Failure> {
+pub fn load_or_measure() -> Result<(), Failure> {
     if Rates::saved().is_some() {
         return Ok(());
     }
     tell("emberflow: measuring this machine, once; this takes a few seconds");
-    let rates = match measured_apart() {
+    let rates = match measure_in_child() {
         Ok(rates) => rates,
         Err(reason) => {
             tracing::info!(
@@ -62,7 +62,7 @@ pub fn know() -> Result<(), Failure> {
     Ok(())
 }
 
-fn measured_apart() -> Result<Rates, Box<dyn std::error::Error>> {
+fn measure_in_child() -> Result<Rates, Box<dyn std::error::Error>> {
     let mut bench = Command::new(std::env::current_exe()?);
     bench.arg("measure-machine");
     bench.stdin(Stdio::null()).stderr(Stdio::inherit());

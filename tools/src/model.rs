@@ -69,7 +69,7 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     let mut bar = None;
     let budget = options.budget;
     let planned = |plan: &MemoryPlan| {
-        budget::may_hold(budget, plan, force)?;
+        budget::check_free_memory(budget, plan, force)?;
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
     };

@@ -30,7 +30,7 @@ struct PlanReport {
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
-    machine::know()?;
+    machine::load_or_measure()?;
     let model = open_model(&args.model)?;
     // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
@@ -62,8 +62,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let mem = Mem::system();
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
-        let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
-        if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
+        let crowded = || budget::exceeds_free(wanted, plan.memory.held(), &mem);
+        if let Some(why) = budget::exceeds_limit(wanted, &mem).or_else(crowded) {
             tell(format_args!("emberflow: {why}; run needs --force for it"));
         }
     }

@@ -81,10 +81,10 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
     let mut sequence = engine.new_sequence()?;
     if !args.json {
-        say(&text)?;
+        print_now(&text)?;
     }
     if args.best_of.is_some() {
         best_of(&mut engine, sequence, &prompt, asked, &stop)?;
@@ -112,7 +112,7 @@ fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
 }
 
 /// Writes text to standard output and flushes it.
-fn say(text: &str) -> Result<(), Failure> {
+fn print_now(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -120,7 +120,7 @@ fn say(text: &str) -> Result<(), Failure> {
 }
 
 /// Sampling options from the command line.
-fn chosen(args: &RunArgs) -> SamplingDefaults {
+fn cli_sampling(args: &RunArgs) -> SamplingDefaults {
     SamplingDefaults {
         temperature: args.temp,
         top_k: args.top_k,
@@ -135,7 +135,7 @@ fn chosen(args: &RunArgs) -> SamplingDefaults {
 fn sampling(args: &RunArgs, text: &Text) -> Sampling {
     Sampling {
         seed: args.seed,
-        ..text.sampling(chosen(args))
+        ..text.sampling(cli_sampling(args))
     }
 }
 
@@ -148,7 +148,11 @@ fn checked_sampling(args: &RunArgs, text: &Text) -> Result<Sampling, Failure> {
 
 /// The sampling parameters and where each comes from.
 fn sampling_report(args: &RunArgs, text: &Text) -> SamplingReport {
-    SamplingReport::new(sampling(args, text), chosen(args), text.meta().sampling)
+    SamplingReport::new(
+        sampling(args, text),
+        cli_sampling(args),
+        text.meta().sampling,
+    )
 }
 
 /// The engine's request.
@@ -163,7 +167,7 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
 }
 
 /// Breaks if Ctrl-C has set `stop`.
-fn unless(stop: &AtomicBool) -> ControlFlow<()> {
+fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
     if stop.load(Ordering::Relaxed) {
         ControlFlow::Break(())
     } else {
@@ -182,7 +186,7 @@ fn best_of(
     let args = asked.args;
     let request = request(engine, args);
     let samples = args.best_of.map_or(1, usize::from);
-    let mut on_pass = || unless(stop);
+    let mut on_pass = || continue_unless(stop);
     let batch = engine.generate_batch(sequence, prompt, &request, samples, &mut on_pass)?;
     let tokenizer = engine.text().tokenizer();
     let texts = batch.samples.iter().map(|sample| {
@@ -213,8 +217,8 @@ fn best_of(
     if args.json {
         return print_json(&report);
     }
-    say(&report.text)?;
-    say("\n")?;
+    print_now(&report.text)?;
+    print_now("\n")?;
     let winner = &batch.samples[batch.best()];
     tell_end(winner.stop, winner.tokens.len(), asked);
     tell(format_args!("\n{}", report.summary()));
@@ -243,13 +247,13 @@ fn generate(
     let quiet = args.json;
     let mut generation = engine.generate(sequence, prompt, &request, &mut |progress| {
         let Progress::Token(token) = progress else {
-            return unless(stop);
+            return continue_unless(stop);
         };
         let passed = stops.push_token(&mut stream, token);
         let piece = passed.text;
         if !quiet
             && !piece.is_empty()
-            && let Err(e) = say(&piece)
+            && let Err(e) = print_now(&piece)
         {
             failure = Some(e);
             return ControlFlow::Break(());
@@ -259,7 +263,7 @@ fn generate(
         if stopped {
             ControlFlow::Break(())
         } else {
-            unless(stop)
+            continue_unless(stop)
         }
     })?;
     if let Some(f) = failure {
@@ -272,7 +276,7 @@ fn generate(
     let rest = stops.finish() + &stream.finish().unwrap_or_default();
     if !rest.is_empty() {
         if !quiet {
-            say(&rest)?;
+            print_now(&rest)?;
         }
         text.push_str(&rest);
     }
@@ -295,7 +299,7 @@ fn finish(
     if args.json {
         return print_json(&report);
     }
-    say("\n")?;
+    print_now("\n")?;
     tell_end(generation.stop, generation.tokens.len(), asked);
     if args.chat && !tracing::enabled!(tracing::Level::INFO) {
         tell(format_args!(
@@ -333,7 +337,7 @@ fn tell_end(stop: Stop, tokens: usize, asked: RunContext<'_>) {
 }
 
 /// A conversation with an optional system message.
-fn begun(system: Option<&str>) -> Conversation {
+fn start_conversation(system: Option<&str>) -> Conversation {
     let system = system.map(|text| Message::new("system", text));
     Conversation {
         messages: system.into_iter().collect(),
@@ -357,9 +361,9 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
     let asked = RunContext { args, context, max };
-    let mut said = begun(args.system.as_deref());
+    let mut said = start_conversation(args.system.as_deref());
     let first_turn = said.messages.len();
     let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;
@@ -370,7 +374,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         context,
     };
     if interactive {
-        greet(args, engine.text());
+        print_greeting(args, engine.text());
     }
     loop {
         if interactive {
@@ -391,7 +395,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         said.messages.push(Message::new("user", &line));
         let ids = loop {
             let ids = rendered(&template, &said, &text)?;
-            if !forget(&mut said.messages, first_turn, ids.len(), context) {
+            if !drop_oldest(&mut said.messages, first_turn, ids.len(), context) {
                 break ids;
             }
         };
@@ -426,7 +430,7 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     let missing = "this model has no chat template; use -p TEXT or -f FILE";
     let template = template.ok_or_else(|| Failure::usage(missing))?;
     if let Some(system) = &args.system {
-        let mut probe = begun(Some(system));
+        let mut probe = start_conversation(Some(system));
         probe.messages.push(Message::new("user", "u"));
         if !template.render(&probe)?.contains(system.trim()) {
             tell(
@@ -438,7 +442,7 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
 }
 
 /// Prints the model's name, the sampling parameters and the keys of the chat.
-fn greet(args: &RunArgs, text: &Text) {
+fn print_greeting(args: &RunArgs, text: &Text) {
     tell(format_args!(
         "{}, sampling {}\nCtrl-C stops an answer; Ctrl-D or /exit quits.",
         text.config().name,
@@ -448,7 +452,12 @@ fn greet(args: &RunArgs, text: &Text) {
 
 /// If `tokens` leave less than a quarter of the context for the answer, drops the oldest exchange after `first_turn`.
 /// Returns false if nothing was dropped.
-fn forget(messages: &mut Vec<Message>, first_turn: usize, tokens: usize, context: usize) -> bool {
+fn drop_oldest(
+    messages: &mut Vec<Message>,
+    first_turn: usize,
+    tokens: usize,
+    context: usize,
+) -> bool {
     if tokens < context - context / 4 || messages.len() <= first_turn + 1 {
         return false;
     }

@@ -60,7 +60,7 @@ pub fn near_file(path: &Path) -> String {
 }
 
 /// Options of other programs (llama.cpp, Ollama, vLLM) and their equivalents.
-const ELSEWHERE: [(&[&str], &str); 19] = [
+const FOREIGN_OPTIONS: [(&[&str], &str); 19] = [
     (
         &["-m", "--model"],
         "the model is a positional argument: 'emberflow run MODEL'",
@@ -140,7 +140,7 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
 ];
 
 /// Commands of other programs and their equivalents.
-const VERBS: [(&[&str], &str); 6] = [
+const FOREIGN_COMMANDS: [(&[&str], &str); 6] = [
     (
         &["pull"],
         "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",
@@ -162,7 +162,7 @@ const VERBS: [(&[&str], &str); 6] = [
 ];
 
 /// The equivalent of a command of another program, of the laboratory, or of one merged into another.
-fn moved(command: &clap::Command, word: &str) -> Option<String> {
+fn foreign_command(command: &clap::Command, word: &str) -> Option<String> {
     const LAB: [&str; 12] = [
         "synth",
         "trace",
@@ -177,7 +177,9 @@ fn moved(command: &clap::Command, word: &str) -> Option<String> {
         "serve",
         "split",
     ];
-    let verb = VERBS.iter().find(|(verbs, _)| verbs.contains(&word));
+    let verb = FOREIGN_COMMANDS
+        .iter()
+        .find(|(verbs, _)| verbs.contains(&word));
     match (command.get_name(), word) {
         ("emberflow", _) if verb.is_some() => verb.map(|(_, tip)| (*tip).to_owned()),
         ("bench", "device") => Some("use 'emberflow bench io'".to_owned()),
@@ -189,7 +191,7 @@ fn moved(command: &clap::Command, word: &str) -> Option<String> {
 }
 
 /// The equivalent of the first of `words` that is an option of another program.
-fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static str> {
+fn foreign_option(words: &[String], command: &clap::Command) -> Option<&'static str> {
     let ours = |flag: &str| {
         command.get_arguments().any(|a| {
             let short = a.get_short().map(|c| format!("-{c}"));
@@ -201,7 +203,9 @@ fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static 
         let flag = word.split('=').next().unwrap_or_default();
         // `-c2048`
         let flag = flag.trim_end_matches(|c: char| c.is_ascii_digit());
-        let known = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag));
+        let known = FOREIGN_OPTIONS
+            .iter()
+            .find(|(flags, _)| flags.contains(&flag));
         known.filter(|_| !ours(flag)).map(|(_, told)| *told)
     };
     words.iter().filter(|w| w.starts_with('-')).find_map(told)
@@ -240,12 +244,12 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         None => true,
     });
     let tip = |text: String| ContextValue::StyledStrs(vec![text.into()]);
-    if let Some(told) = from_elsewhere(&words, command) {
+    if let Some(told) = foreign_option(&words, command) {
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, tip(told.to_owned()));
         return error;
     }
-    if let Some(told) = unknown.and_then(|word| moved(command, word)) {
+    if let Some(told) = unknown.and_then(|word| foreign_command(command, word)) {
         error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, tip(told));
         return error;

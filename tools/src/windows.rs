@@ -181,9 +181,6 @@ mod tests {
         let zeros = Source::open(Path::new("/dev/zero"))
             .unwrap_err()
             .to_string();
-        assert!(
-            zeros.contains("more than 64.0 MiB come through a pipe"),
-            "{zeros}"
-        );
+        assert!(zeros.contains("more than 64.0 MiB from a pipe"), "{zeros}");
     }
 }

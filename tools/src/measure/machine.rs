@@ -206,7 +206,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Fills the memory with quantised rows of `n` numbers.
+    /// Fills the memory with quantized rows of `n` numbers.
     fn fill(&mut self, n: usize) {
         let mut row = vec![0; self.dtype.row_bytes(n)];
         let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));

@@ -1,6 +1,6 @@
 //! `emberflow pack`: converts a checkpoint to a container.
 //!
-//! Everything streams: rows are read, quantised and written in batches; only one transposed Down matrix is held at a
+//! Everything streams: rows are read, quantized and written in batches; only one transposed Down matrix is held at a
 //! time. The output depends on the checkpoint, the options and the sector size alone. Without `--sector` the sector
 //! size is what direct I/O needs on the output's file system (`sector.rs`). An interrupted pack can be resumed.
 

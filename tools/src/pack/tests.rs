@@ -278,7 +278,7 @@ const BITS: [(&str, f64); 16] = [
     ("F32", 32.0),
 ];
 
-/// `--quant auto`, the default: no matrix of a quantised source loses bits (q4k has 4.5, q8 8.5).
+/// `--quant auto`, the default: no matrix of a quantized source loses bits (q4k has 4.5, q8 8.5).
 #[test]
 fn no_matrix_gets_fewer_bits_than_the_source_has() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Writes a container: rows are read, quantised and written in batches.
+//! Writes a container: rows are read, quantized and written in batches.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::options::PackOptions;
 use crate::pack::calibrate::rounded::Rounded;
 use crate::{Failure, q4_k};
 
-/// Rows read and quantised at once.
+/// Rows read and quantized at once.
 const BATCH: usize = 64;
 
 /// Output of `pack --json`. Keys are a contract.
@@ -279,7 +279,7 @@ impl Work<'_> {
                 dtype.name()
             ))),
             Err(_) => Err(Failure::Fault(
-                "a worker thread panicked while quantising".into(),
+                "a worker thread panicked while quantizing".into(),
             )),
         }
     }

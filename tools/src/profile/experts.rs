@@ -153,7 +153,7 @@ fn record(
     stop_after: Option<u64>,
 ) -> Result<Vec<Vec<u64>>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
     let bar = progress::steps("profiling", cut.ids.len() as u64);
     let mut sequence = engine.new_sequence()?;
     let mut fired: Vec<Vec<u64>> = Vec::new();

@@ -181,7 +181,7 @@ fn record(
 ) -> Result<(), Failure> {
     // Ctrl-C stops after the current window.
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
 
     let windows: Vec<&[u32]> = cut.ids.chunks(cut.window as usize).collect();
     let bar = progress::steps("profiling", cut.ids.len() as u64);

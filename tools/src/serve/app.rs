@@ -42,7 +42,7 @@ pub struct App {
     pub compiler: Option<Arc<Compiler>>,
     /// Limits the number of running and waiting requests.
     pub permits: Arc<Semaphore>,
-    /// Limits the number of requests being parsed and tokenised: parsed JSON takes many times its bytes.
+    /// Limits the number of requests being parsed and tokenized: parsed JSON takes many times its bytes.
     pub readers: Arc<Semaphore>,
     /// Maximum bytes of a body.
     pub body_limit: usize,
@@ -67,7 +67,7 @@ pub struct App {
 pub struct RequestPermits {
     /// One of all running and waiting requests.
     pub permit: OwnedSemaphorePermit,
-    /// One of those being parsed; released after tokenisation.
+    /// One of those being parsed; released after tokenization.
     pub reader: OwnedSemaphorePermit,
 }
 

@@ -41,10 +41,10 @@ impl TokenLimits {
         Ok(ends)
     }
 
-    /// What bounds a text of at most `most` tokens.
+    /// The restrictions of a text of at most `most` tokens.
     ///
     /// # Errors
-    /// Fields that are malformed or too large.
+    /// Invalid or too large fields.
     pub fn bounds(&self, text: &Text, ignore_eos: bool, most: usize) -> Result<Bounds, ApiError> {
         let vocab = text.config().vocab;
         let least = self.min_tokens.unwrap_or(0);

@@ -39,7 +39,7 @@ const BUFFER: usize = 16 << 10;
 pub const MEMORY: u64 = 2 * BUFFER as u64;
 
 /// Routers and limits of the connections.
-pub struct Doors {
+pub struct Routers {
     /// Serves accepted connections.
     pub router: Router,
     /// Maximum number of these.
@@ -50,7 +50,7 @@ pub struct Doors {
 
 /// Serves until `stop`, then lets running connections finish. Connections beyond the limit, or when file descriptors
 /// are scarce, get one response within [`CROWDED_TIME`].
-pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output = ()>) {
+pub async fn serve(listener: TcpListener, doors: Routers, stop: impl Future<Output = ()>) {
     let mut stop = pin!(stop);
     let places = Arc::new(Semaphore::new(doors.most));
     let spare = Arc::new(Semaphore::new(SPARE));

@@ -83,7 +83,7 @@ impl Costs {
 
     /// The number of sequences, among powers of two, with the highest throughput. Unknown numbers are tried, up to
     /// four times the best: two sequences may be no faster although four are.
-    pub fn together(&self, now: Duration) -> usize {
+    pub fn best_batch(&self, now: Duration) -> usize {
         let (mut best, mut least) = (1, f64::INFINITY);
         let mut texts = 1;
         while texts <= MOST.min(4 * best) {
@@ -100,7 +100,7 @@ impl Costs {
 
     /// How many background sequences, at most `most`, may run along with `texts` interactive ones without slowing
     /// them down by more than [`SLOWER`]. Unknown numbers are tried.
-    pub fn beside(&self, now: Duration, texts: usize, most: usize) -> usize {
+    pub fn background_limit(&self, now: Duration, texts: usize, most: usize) -> usize {
         let Some(alone) = self.token(now, texts).map(|token| token * texts as f64) else {
             return 0;
         };
@@ -132,37 +132,48 @@ mod tests {
     #[test]
     fn as_many_run_together_as_are_faster() {
         let free = costs(8, |_| 10);
-        assert_eq!(free.together(NOW), 16, "to be tried");
-        assert_eq!(costs(8, |n| 10 * n as u64).together(NOW), 1, "no gain");
+        assert_eq!(free.best_batch(NOW), 16, "to be tried");
+        assert_eq!(costs(8, |n| 10 * n as u64).best_batch(NOW), 1, "no gain");
         let eight = |n: usize| [10, 20, 0, 24, 0, 0, 0, 60][n - 1];
         assert_eq!(
-            costs(8, eight).together(NOW),
+            costs(8, eight).best_batch(NOW),
             16,
             "two gain nothing, four do"
         );
         let all = costs(16, |n| if n > 8 { 120 } else { eight(n) });
-        assert_eq!(all.together(NOW), 4);
-        assert_eq!(Costs::new().together(NOW), 1, "one is measured first");
-        assert_eq!(costs(1, |_| 10).together(NOW), 2, "then two");
+        assert_eq!(all.best_batch(NOW), 4);
+        assert_eq!(Costs::new().best_batch(NOW), 1, "one is measured first");
+        assert_eq!(costs(1, |_| 10).best_batch(NOW), 2, "then two");
     }
 
     #[test]
     fn background_work_slows_interactive_texts_by_a_fifth_at_most() {
-        assert_eq!(costs(8, |_| 10).beside(NOW, 1, 2), 2, "free");
-        assert_eq!(costs(8, |n| 10 * n as u64).beside(NOW, 1, 2), 0, "not free");
-        assert_eq!(costs(8, |n| 10 + n as u64).beside(NOW, 1, 2), 2);
-        assert_eq!(costs(8, |n| 10 + 2 * n as u64).beside(NOW, 1, 2), 1);
-        assert_eq!(costs(1, |_| 10).beside(NOW, 1, 2), 2, "tried");
-        assert_eq!(Costs::new().beside(NOW, 1, 2), 0, "alone is measured first");
+        assert_eq!(costs(8, |_| 10).background_limit(NOW, 1, 2), 2, "free");
+        assert_eq!(
+            costs(8, |n| 10 * n as u64).background_limit(NOW, 1, 2),
+            0,
+            "not free"
+        );
+        assert_eq!(costs(8, |n| 10 + n as u64).background_limit(NOW, 1, 2), 2);
+        assert_eq!(
+            costs(8, |n| 10 + 2 * n as u64).background_limit(NOW, 1, 2),
+            1
+        );
+        assert_eq!(costs(1, |_| 10).background_limit(NOW, 1, 2), 2, "tried");
+        assert_eq!(
+            Costs::new().background_limit(NOW, 1, 2),
+            0,
+            "alone is measured first"
+        );
     }
 
     #[test]
     fn a_mean_follows_what_changes() {
         let mut costs = costs(4, |n| 10 * n as u64);
-        assert_eq!(costs.together(NOW), 1);
+        assert_eq!(costs.best_batch(NOW), 1);
         for _ in 0..100 {
             costs.add(NOW, 2, 2, Duration::from_millis(11));
         }
-        assert_eq!(costs.together(NOW), 8, "to be tried");
+        assert_eq!(costs.best_batch(NOW), 8, "to be tried");
     }
 }

@@ -24,7 +24,7 @@ use super::error::{ApiError, Plain};
 use super::fields::on;
 use super::http::{proactive, read_fields};
 use super::ollama::plain_name;
-use super::peer::patient;
+use super::peer::json_with_probes;
 use super::submit::{RESULT_BYTES, check_prompts};
 use super::worker::{Job, Out};
 
@@ -124,7 +124,7 @@ async fn openai(
     drop(reader);
     let answer = async move {
         let mut found = embed(&app, prompts, background, permit).await?;
-        found.normalise(dimensions)?;
+        found.normalize(dimensions)?;
         let model = json!(app.model);
         let tokens = found.tokens;
         let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
@@ -140,7 +140,7 @@ async fn openai(
             format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{values}}}")
         }))
     };
-    patient(answer, ApiError::into_response).await
+    json_with_probes(answer, ApiError::into_response).await
 }
 
 async fn ollama(
@@ -167,7 +167,7 @@ async fn ollama(
     let dimensions = request.dimensions;
     let answer = async move {
         let mut found = embed(&app, prompts, background, permit).await?;
-        found.normalise(dimensions)?;
+        found.normalize(dimensions)?;
         let head = format!("{{\"model\":{},\"embeddings\":[", json!(app.model));
         let tail = format!(
             "],\"total_duration\":{},\"load_duration\":0,\"prompt_eval_count\":{}}}",
@@ -178,7 +178,7 @@ async fn ollama(
             serde_json::to_string(values).unwrap_or_default()
         }))
     };
-    patient(answer, Plain::into_response).await
+    json_with_probes(answer, Plain::into_response).await
 }
 
 /// The older endpoint: one input; its mean is not normalized.
@@ -195,7 +195,7 @@ async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response,
         let values = found.all.first().map_or(&[][..], |values| values);
         Ok(Json(Single { embedding: values }).into_response())
     };
-    patient(answer, Plain::into_response).await
+    json_with_probes(answer, Plain::into_response).await
 }
 
 #[derive(Serialize)]
@@ -203,7 +203,7 @@ struct Single<'a> {
     embedding: &'a [f32],
 }
 
-/// Tokenises the inputs; truncates each to `most` tokens.
+/// Tokenizes the inputs; truncates each to `most` tokens.
 async fn encoded(
     app: &Arc<App>,
     texts: Vec<String>,
@@ -293,7 +293,7 @@ async fn mean(mut out: UnboundedReceiver<Out>) -> Result<Vec<f32>, ApiError> {
 
 impl Embedded {
     /// Truncates each embedding to `dimensions` and normalizes it to length 1.
-    fn normalise(&mut self, dimensions: Option<usize>) -> Result<(), ApiError> {
+    fn normalize(&mut self, dimensions: Option<usize>) -> Result<(), ApiError> {
         let width = self.all.first().map_or(0, Vec::len);
         if dimensions.is_some_and(|most| most == 0 || (width > 0 && most > width)) {
             let message = format!("must be between 1 and {width} for this model");

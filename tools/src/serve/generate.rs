@@ -14,7 +14,7 @@ use super::api::Kind;
 use super::app::App;
 use super::calls::Part;
 use super::error::{ApiError, Plain};
-use super::peer::{COMMENT, attentive, patient};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::reply::{Call, CallPiece, Choice};
 use super::submit::{GenerateRequest, PING, Pending, submit};
 use super::worker::Out;
@@ -45,11 +45,11 @@ pub async fn respond(
     // White space is ignored between lines of JSON.
     let probe = if ollama { b" " } else { COMMENT };
     if streams {
-        Ok(attentive(answer.await?, probe))
+        Ok(stream_with_probes(answer.await?, probe))
     } else if ollama {
-        patient(answer, |why| Plain::from(why).into_response()).await
+        json_with_probes(answer, |why| Plain::from(why).into_response()).await
     } else {
-        patient(answer, ApiError::into_response).await
+        json_with_probes(answer, ApiError::into_response).await
     }
 }
 

@@ -174,7 +174,7 @@ pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiEr
 }
 
 /// Reads the body of a request and checks its fields against the table (`fields::on`). The permit limits parsing;
-/// hold it until the request is tokenised.
+/// hold it until the request is tokenized.
 pub async fn read_fields<T: DeserializeOwned>(
     on: u16,
     app: &App,
@@ -248,7 +248,7 @@ pub async fn converse(
     respond(app, asked, held.permit).await
 }
 
-/// A parsed and tokenised chat.
+/// A parsed and tokenized chat.
 pub struct Prepared {
     /// Prompt tokens.
     pub prompt: Vec<u32>,
@@ -260,7 +260,7 @@ pub struct Prepared {
     common: Common,
 }
 
-/// Renders and tokenises a chat.
+/// Renders and tokenizes a chat.
 pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();

@@ -84,7 +84,7 @@ pub struct Infill<'a> {
     file: Option<u32>,
 }
 
-/// Tokenised parts of an infill prompt.
+/// Tokenized parts of an infill prompt.
 #[derive(Debug, Default)]
 pub struct Gap {
     /// Before the gap.

@@ -19,7 +19,7 @@ use super::error::{ApiError, Typed};
 use super::fields::{self, on};
 use super::http::{conversation, prepared, read_fields};
 use super::messages::respond;
-use super::peer::{COMMENT, attentive, patient};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::submit::submit;
 
 /// Routes.
@@ -70,9 +70,9 @@ async fn messages(
     let asked = conversation(&app, &headers, request, Kind::Message, reader).await?;
     let answer = respond(submit(&app, asked, permit)?, streams);
     if streams {
-        Ok(attentive(answer.await?, COMMENT))
+        Ok(stream_with_probes(answer.await?, COMMENT))
     } else {
-        patient(answer, Typed::into_response).await
+        json_with_probes(answer, Typed::into_response).await
     }
 }
 

@@ -64,7 +64,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
-use self::connections::Doors;
+use self::connections::Routers;
 use self::shared::Shared;
 use self::worker::Job;
 use crate::cli::ServeArgs;
@@ -77,15 +77,15 @@ const CONTEXT: usize = 2048;
 /// Maximum bytes of a body: a constant part, and a part per position of the context.
 const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
-/// Copies of a body in memory while it is read, parsed and tokenised.
+/// Copies of a body in memory while it is read, parsed and tokenized.
 const COPIES: u64 = 3;
-/// Bodies parsed and tokenised at once. Small values of parsed JSON take up to 80 times their bytes, which fits in
+/// Bodies parsed and tokenized at once. Small values of parsed JSON take up to 80 times their bytes, which fits in
 /// the memory reserved for the bodies of waiting requests.
 const READERS: usize = 1;
 /// Stack size of threads that parse and compile client input; unused pages take no memory.
 const STACK: usize = 16 << 20;
 /// Additional connections for health checks, metrics and the web UI.
-const LOOKERS: usize = 32;
+const EXTRA_CONNECTIONS: usize = 32;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
@@ -237,7 +237,7 @@ async fn listen(
         }
         shared.close();
     };
-    let doors = Doors {
+    let doors = Routers {
         most: connections(&app),
         crowded: http::crowded(app.clone()),
         router: http::router(app, routes()),
@@ -256,7 +256,7 @@ fn routes() -> axum::Router<Arc<App>> {
     (others.into_iter()).fold(ollama_api::routes(), axum::Router::merge)
 }
 
-/// Maximum connections: one per request, plus [`LOOKERS`].
+/// Maximum connections: one per request, plus [`EXTRA_CONNECTIONS`].
 fn connections(app: &App) -> usize {
-    app.parallel + app.queue + LOOKERS
+    app.parallel + app.queue + EXTRA_CONNECTIONS
 }

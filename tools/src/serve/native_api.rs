@@ -21,7 +21,7 @@ use super::fields::{self, on};
 use super::http::{continuation, read_fields};
 use super::infill::{self, File, Infill};
 use super::native::{NativeOptions, respond};
-use super::peer::{COMMENT, attentive, patient};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::submit::{check_prompts, submit};
 
 /// Routes.
@@ -84,7 +84,7 @@ async fn completion(
     let ours = app.clone();
     let prompts = app.compute(move || prompts(&ours.text, request.prompt));
     let prompts = prompts.await?;
-    go_on(app, headers, request.shared, prompts, Vec::new(), held).await
+    respond_completion(app, headers, request.shared, prompts, Vec::new(), held).await
 }
 
 async fn infill(
@@ -111,11 +111,11 @@ async fn infill(
     });
     let prompt = prompt.await?;
     let ends = infill::ends(&app.text);
-    go_on(app, headers, request.shared, vec![prompt], ends, held).await
+    respond_completion(app, headers, request.shared, vec![prompt], ends, held).await
 }
 
 /// Continues prompts; each text ends at one of `ends`.
-async fn go_on(
+async fn respond_completion(
     app: Arc<App>,
     headers: HeaderMap,
     shared: NativeCommon,
@@ -150,9 +150,9 @@ async fn go_on(
     let streams = asked.common.stream == Some(true);
     let answer = respond(submit(&app, asked, held.permit)?, wanted, streams);
     if streams {
-        Ok(attentive(answer.await?, COMMENT))
+        Ok(stream_with_probes(answer.await?, COMMENT))
     } else {
-        patient(answer, ApiError::into_response).await
+        json_with_probes(answer, ApiError::into_response).await
     }
 }
 

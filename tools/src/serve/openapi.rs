@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(described, wanted);
     }
 
-    /// Members that serde deserialises into a struct, from its source, without flattened ones.
+    /// Members that serde deserializes into a struct, from its source, without flattened ones.
     fn members(source: &str, name: &str) -> BTreeSet<String> {
         let (_, after) = source.split_once(&format!("struct {name} {{")).expect(name);
         let (body, _) = after.split_once("\n}").expect(name);

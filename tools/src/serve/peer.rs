@@ -65,7 +65,7 @@ impl Peer {
 
 /// Waits for a JSON response. If the client half-closes before it is complete, the response begins with white space,
 /// and errors have status 200 as well; `wrong` formats errors.
-pub async fn patient<E: Send + 'static>(
+pub async fn json_with_probes<E: Send + 'static>(
     answer: impl Future<Output = Result<Response, E>> + Send + 'static,
     wrong: fn(E) -> Response,
 ) -> Result<Response, E> {
@@ -96,7 +96,7 @@ pub async fn patient<E: Send + 'static>(
 }
 
 /// A streamed response that sends `probe` while its client has half-closed.
-pub fn attentive(response: Response, probe: &'static [u8]) -> Response {
+pub fn stream_with_probes(response: Response, probe: &'static [u8]) -> Response {
     let Ok(peer) = PEER.try_with(Peer::clone) else {
         return response;
     };

@@ -174,7 +174,7 @@ impl Head {
             choices,
             usage: usage.map(Usage::json),
         };
-        // Strings and numbers always serialise.
+        // Strings and numbers always serialize.
         serde_json::to_string(&response).unwrap_or_default()
     }
 

@@ -128,7 +128,7 @@ impl Schedule {
         if running.iter().any(|text| !text.proactive) {
             overdue(one.arrived, now) && !running.iter().any(|text| text.overdue(now))
         } else {
-            running.len() < self.costs.together(now)
+            running.len() < self.costs.best_batch(now)
         }
     }
 
@@ -145,7 +145,7 @@ impl Schedule {
         order.retain(|&at| running[at].proactive);
         let room = match count {
             // In order of arrival.
-            0 => self.costs.together(now),
+            0 => self.costs.best_batch(now),
             _ if prefill => 0,
             _ => {
                 // An overdue one first, then the shortest ones that decode.
@@ -158,7 +158,7 @@ impl Schedule {
                 let first = order.first();
                 let overdue = usize::from(first.is_some_and(|&at| running[at].overdue(now)));
                 let most = BATCH_CAP.saturating_sub(count);
-                let slack = self.costs.beside(now, count, most);
+                let slack = self.costs.background_limit(now, count, most);
                 slack.max(overdue).min(able)
             }
         };

@@ -24,7 +24,7 @@ pub struct Shared {
 
 impl Shared {
     /// Called once the engine is open; `yields` interrupts its pass.
-    pub fn is_ready(&self, yields: Arc<AtomicBool>) {
+    pub fn set_ready(&self, yields: Arc<AtomicBool>) {
         let _ = self.yields.set(yields);
     }
 
@@ -56,7 +56,7 @@ impl Shared {
     }
 
     /// Whether a snapshot was requested since the last call.
-    pub fn is_asked(&self) -> bool {
+    pub fn take_snapshot_request(&self) -> bool {
         self.asked.swap(false, Ordering::Relaxed)
     }
 

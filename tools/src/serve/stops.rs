@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(run(&["b", "a"], &["xab"]), ("x".into(), true));
         let mut filter = Stops::new(vec!["b".into(), "a".into()]);
         assert!(filter.push("xab").stopped);
-        assert_eq!(filter.finish(), "", "nothing behind the stop string");
+        assert_eq!(filter.finish(), "", "nothing after the stop string");
         assert_eq!(filter.found().as_deref(), Some("a"));
         let mut filter = Stops::new(vec!["b".into()]).and_quietly(&["a".into()]);
         assert!(filter.push("xab").stopped);

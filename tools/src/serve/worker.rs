@@ -217,7 +217,7 @@ pub fn work(
     let tokenizer = engine.text().tokenizer().clone();
     let most = engine.most_sequences();
     let stepper = Stepper::new(engine);
-    shared.is_ready(stepper.yield_flag());
+    shared.set_ready(stepper.yield_flag());
     started();
     let mut worker = Worker {
         stepper,
@@ -240,12 +240,12 @@ pub fn work(
             }
         }
         worker.waiting.extend(jobs.try_iter());
-        worker.drop_abandoned();
+        worker.cancel_abandoned();
         if shared.must_end() {
             worker.end_all("the server is shutting down");
         }
         worker.admit_waiting();
-        worker.balance();
+        worker.preempt_and_resume();
         worker.step()?;
         worker.report(shared);
     }
@@ -253,7 +253,7 @@ pub fn work(
 
 impl<'t> Worker<'_, 't> {
     /// Cancels texts whose client has gone.
-    fn drop_abandoned(&mut self) {
+    fn cancel_abandoned(&mut self) {
         self.waiting.retain(|job| !job.out.is_closed());
         let gone = self.live.iter().filter(|live| live.out.is_closed());
         let gone: Vec<_> = gone.map(|live| live.id).collect();
@@ -434,7 +434,7 @@ impl<'t> Worker<'_, 't> {
     }
 
     /// Preempts and resumes texts as the scheduler decides.
-    fn balance(&mut self) {
+    fn preempt_and_resume(&mut self) {
         let now = self.time_of(Instant::now());
         let aside = self.schedule.aside(now, &self.running());
         for (at, aside) in aside.into_iter().enumerate() {
@@ -590,7 +590,7 @@ impl<'t> Worker<'_, 't> {
             (class.running, class.waiting) = (running.count(), waiting.count());
         }
         shared.set(self.totals);
-        if shared.is_asked() || self.live.is_empty() {
+        if shared.take_snapshot_request() || self.live.is_empty() {
             shared.set_snapshot(self.snapshot());
         }
     }

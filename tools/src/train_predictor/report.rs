@@ -45,7 +45,7 @@ pub struct BankReport {
     pub active_share: f64,
     /// Share of neurons that are computed.
     pub looked_at_share: f64,
-    /// Threshold on |gate| of a magnitude predictor.
+    /// Threshold of a magnitude predictor: smallest magnitude of an activated gate that counts.
     pub cut: Option<f32>,
     /// Candidates, best last.
     pub candidates: Vec<Candidate>,

@@ -59,7 +59,11 @@ fn a_sweep_compares_shares_and_policies() {
     let read = |row: &Value| row["bound"]["read_bytes"].as_f64().unwrap();
     assert!(read(&rows[0]) > read(&rows[3]));
     let notes = report["notes"].to_string();
-    for part in ["within the budget", "full: ", "mmap: without a memory limit"] {
+    for part in [
+        "within the budget",
+        "full: ",
+        "mmap: without a memory limit",
+    ] {
         assert!(notes.contains(part), "{part}: {notes}");
     }
 }

@@ -56,7 +56,7 @@ impl Calibrator<'_> {
                 rows.put(id(role), self.rows(id(role), &rounder)?);
             }
             drop(rounder);
-            if takes(Role::Down, self.options.dtype_of(id(Role::Down))) {
+            if is_calibrated(Role::Down, self.options.dtype_of(id(Role::Down))) {
                 let hidden = self.hidden(bank, visits, &inputs, rows)?;
                 rows.put(id(Role::Down), self.down(id(Role::Down), hidden)?);
             }

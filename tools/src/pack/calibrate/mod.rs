@@ -55,7 +55,7 @@ pub struct Calibration<'a> {
 }
 
 /// Whether matrices of this role and format are calibrated.
-pub(crate) fn takes(role: Role, dtype: DType) -> bool {
+pub(crate) fn is_calibrated(role: Role, dtype: DType) -> bool {
     ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
 }
 
@@ -98,10 +98,10 @@ pub fn calibrate(
     how: Calibration<'_>,
 ) -> Result<Calibrated, Failure> {
     let c = source.config();
-    let rounds = |t: &TensorInfo| takes(t.id.role, options.dtype_of(t.id));
+    let rounds = |t: &TensorInfo| is_calibrated(t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
-            "--calibrate rounds to q4, q4k and q8; the formats that were asked for are floats",
+            "--calibrate needs q4, q4k or q8; the requested formats are floats",
         ));
     }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
@@ -143,7 +143,8 @@ pub fn calibrate(
         tokens: windows.iter().map(|w| w.len() as u64).sum(),
         hash: job.name.clone(),
     };
-    let stored = |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| takes(id.role, dtype));
+    let stored =
+        |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| is_calibrated(id.role, dtype));
     Ok(Calibrated {
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
@@ -181,7 +182,7 @@ impl Calibrator<'_> {
         let mut rows = LayerRows::default();
         let none = PassInputs::default();
         let experts = self.source.config().mixture_of(number).is_some();
-        let visited = self.takes_ffn(number);
+        let visited = self.calibrates_ffn(number);
         let steps = [
             PassInputs {
                 attention: true,
@@ -248,19 +249,19 @@ impl Calibrator<'_> {
         ];
         for (covariance, roles) in groups {
             let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
-            let takes = |&role: &Role| has(role) && takes(role, self.dtype(role, layer));
+            let takes = |&role: &Role| has(role) && is_calibrated(role, self.dtype(role, layer));
             let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;
             };
             let size = covariance.size();
             let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
-            for &role in roles.iter().filter(|role| takes(role)) {
+            for &role in roles.iter().filter(|role| is_calibrated(role)) {
                 let id = TensorId::layer(role, layer);
                 rows.put(id, self.rows(id, &rounder)?);
             }
         }
-        if !seen.hidden.is_empty() && takes(Role::Down, self.dtype(Role::Down, layer)) {
+        if !seen.hidden.is_empty() && is_calibrated(Role::Down, self.dtype(Role::Down, layer)) {
             let id = TensorId::layer(Role::Down, layer);
             rows.put(id, self.down(id, seen.hidden)?);
         }
@@ -271,8 +272,8 @@ impl Calibrator<'_> {
     }
 
     /// Whether the FFN of a layer is calibrated.
-    fn takes_ffn(&self, layer: u32) -> bool {
-        takes(Role::Gate, self.dtype(Role::Gate, layer))
+    fn calibrates_ffn(&self, layer: u32) -> bool {
+        is_calibrated(Role::Gate, self.dtype(Role::Gate, layer))
     }
 
     fn dtype(&self, role: Role, layer: u32) -> DType {

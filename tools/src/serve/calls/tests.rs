@@ -132,8 +132,8 @@ fn tools_are_checked() {
         let found = forced(tools, choice).unwrap_err();
         assert!(found.contains(why), "{found}");
     };
-    refused(json!([]), json!("required"), "no `tools`");
-    refused(json!([tool("a")]), tool("b"), "no tool `b`");
+    refused(json!([]), json!("required"), "`tools` is missing");
+    refused(json!([tool("a")]), tool("b"), "no tool has the name `b`");
     refused(json!([tool("a")]), json!("sometimes"), "`none`");
     refused(json!([tool("a"), tool("a")]), json!("auto"), "two tools");
     refused(json!([tool("a b")]), json!("auto"), "name");

@@ -357,7 +357,7 @@ fn members(object: &[u8]) -> Result<BTreeMap<String, &str>, serde_json::Error> {
     }
 }
 
-/// Deserialises the object that [`take`] returned.
+/// Deserializes the object that [`take`] returned.
 ///
 /// # Errors
 /// A missing field, or one of the wrong type, with its path.
@@ -385,7 +385,7 @@ pub fn read<T: DeserializeOwned>(on: u16, taken: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// Deserialises fields that one part of the server writes for another.
+/// Deserializes fields that one part of the server writes for another.
 ///
 /// # Errors
 /// As [`read`].

@@ -44,11 +44,11 @@ impl<'a> Schemas<'a> {
     pub fn overlap(&self, options: &[Value]) -> Option<(usize, usize)> {
         let pairs = (0..options.len()).flat_map(|a| (a + 1..options.len()).map(move |b| (a, b)));
         let mut pairs = pairs;
-        pairs.find(|&(a, b)| !self.apart(&options[a], &options[b], 0))
+        pairs.find(|&(a, b)| !self.disjoint(&options[a], &options[b], 0))
     }
 
     /// Whether it is certain that no value is valid against both.
-    fn apart(&self, a: &Value, b: &Value, depth: usize) -> bool {
+    fn disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
         self.steps.set(self.steps.get() + 1);
         if self.steps.get() > MAX_STEPS || depth > MAX_DEPTH {
             return false;
@@ -69,9 +69,9 @@ impl<'a> Schemas<'a> {
             || (only(16) && limits("minLength", "maxLength"))
             || (only(32) && limits("minItems", "maxItems"))
             || (only(64) && limits("minProperties", "maxProperties"))
-            || (only(64) && self.properties_apart(&a_parts, &b_parts, depth))
-            || self.options_apart(&a_parts, b, depth)
-            || self.options_apart(&b_parts, a, depth)
+            || (only(64) && self.properties_disjoint(&a_parts, &b_parts, depth))
+            || self.options_disjoint(&a_parts, b, depth)
+            || self.options_disjoint(&b_parts, a, depth)
     }
 
     /// All schemas that apply to the same value: `schema` itself, its `$ref`, and `allOf`.
@@ -103,7 +103,7 @@ impl<'a> Schemas<'a> {
     }
 
     /// Whether every alternative of `parts` excludes `other`.
-    fn options_apart(&self, parts: &[&Map<String, Value>], other: &Value, depth: usize) -> bool {
+    fn options_disjoint(&self, parts: &[&Map<String, Value>], other: &Value, depth: usize) -> bool {
         let lists = parts
             .iter()
             .flat_map(|part| ["anyOf", "oneOf"].map(|name| part.get(name)));
@@ -111,12 +111,12 @@ impl<'a> Schemas<'a> {
         lists.any(|options| {
             options
                 .iter()
-                .all(|option| self.apart(option, other, depth + 1))
+                .all(|option| self.disjoint(option, other, depth + 1))
         })
     }
 
     /// Whether the schemas of a property that one of them requires exclude each other.
-    fn properties_apart(
+    fn properties_disjoint(
         &self,
         a: &[&Map<String, Value>],
         b: &[&Map<String, Value>],
@@ -130,7 +130,7 @@ impl<'a> Schemas<'a> {
             };
             let (a, b) = (properties(a, name), properties(b, name));
             a.iter()
-                .any(|a| b.iter().any(|b| self.apart(a, b, depth + 1)))
+                .any(|a| b.iter().any(|b| self.disjoint(a, b, depth + 1)))
         })
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! llguidance limits most costs. These limits concern constructs whose cost grows faster than the schema: combined
 //! alternatives, patterns that must match together, counted properties, common multiples.
-//! properties, common multiples.
 
 use serde_json::{Map, Value};
 
@@ -21,7 +20,7 @@ const MAX_REFS: usize = 400;
 const MAX_COUNTED: usize = 32;
 /// Maximum sum of all string length limits.
 const MAX_LENGTHS: u64 = 4000;
-/// Maximum product of the distinct digits of `multipleOf`.
+/// Maximum product of all distinct `multipleOf` values, each as an integer without its zeros at either end.
 const MAX_MULTIPLE: u64 = 2000;
 /// Maximum patterns that one string must match.
 const MAX_TOGETHER: usize = 4;

@@ -166,7 +166,7 @@ fn grammars_of_llama_cpp_hold_texts_too() {
     let wrong = Rules::Grammar("root ::= (\"a\"".to_owned());
     let refused = compiler.compile(&wrong, room(&compiler)).unwrap_err();
     let message = refused.body()["error"]["message"].to_string();
-    assert!(message.contains("no `)`"), "{message}");
+    assert!(message.contains("missing `)`"), "{message}");
 }
 
 /// A SentencePiece-like tokenizer: pieces with a visible space, and bytes as `<0xHH>`.
@@ -560,7 +560,7 @@ fn counts_are_counts_and_formats_may_be_annotations() {
     let refused = |schema: Value| checked(&compiler, &schema).unwrap_err();
     let why = refused(json!({"properties": {"a": {"type": "string", "minLength": -1}}}));
     assert!(
-        why.contains("`minLength` at #/properties/a is -1; it must be an integer of 0 or more"),
+        why.contains("`minLength` at #/properties/a is -1; it must be a non-negative integer"),
         "{why}"
     );
     assert!(refused(json!({"type": "array", "maxItems": 1.5})).contains("`maxItems` at # is 1.5"));
