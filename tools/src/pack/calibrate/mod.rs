@@ -27,6 +27,7 @@ use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_predictor::rounding::{Covariance, Rounder};
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::experts::ExpertCalibrator;
 use self::one_layer::{LayerPlace, OneLayer};
 use self::pass::{DOWN_BLOCK, Gathered, PassInputs, run};
 pub use self::rounded::Rounded;
@@ -256,7 +257,7 @@ impl Calibrator<'_> {
             };
             let size = covariance.size();
             let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
-            for &role in roles.iter().filter(|role| is_calibrated(role)) {
+            for &role in roles.iter().filter(|role| takes(role)) {
                 let id = TensorId::layer(role, layer);
                 rows.put(id, self.rows(id, &rounder)?);
             }
@@ -266,7 +267,7 @@ impl Calibrator<'_> {
             rows.put(id, self.down(id, seen.hidden)?);
         }
         if let Some(visits) = seen.visits {
-            self.experts(layer, &visits, rows)?;
+            ExpertCalibrator { calibrator: self }.round(layer, &visits, rows)?;
         }
         Ok(())
     }
