@@ -462,16 +462,16 @@ mod tests {
         let rows = rows(&points, &all, &device);
         for row in &rows[..2] {
             let note = row.note.as_deref();
-            assert_eq!(note, Some("refused: the smallest budget holds 100.0 %"));
+            assert_eq!(note, Some("skipped: the smallest budget holds 100.0 %"));
         }
         assert_eq!(rows[2].note, None);
         let killed = Series {
-            refused: Some("killed for memory".into()),
+            refused: Some("killed: out of memory".into()),
             runs: Vec::new(),
             ..all[0].clone()
         };
         let table = table(&super::rows(&points[..1], &[killed], &device));
-        assert_eq!(table.rows[0][2], "killed for memory");
+        assert_eq!(table.rows[0][2], "killed: out of memory");
     }
 
     fn row(share: f64, speed: f64, within: bool) -> SweepRow {
@@ -495,7 +495,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         let good = remarks(&[row(0.5, 2.0, true), row(0.1, 1.0, true)]);
-        assert!(good[0].contains("all 2 points") && good[1].contains("monotone, more"));
+        assert!(good[0].contains("all 2 points") && good[1].contains("monotone, never"));
         let bad = remarks(&[row(0.1, 2.0, true), row(0.5, 1.0, false)]);
         assert!(
             bad[0].contains("ABOVE the budget at full at 50.0 %"),

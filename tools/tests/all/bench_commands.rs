@@ -74,7 +74,7 @@ fn decoding_says_where_the_time_goes() {
     let dir = tempfile::tempdir().unwrap();
     let report = part(dir.path(), "decode", &["--contexts", "0,64"]);
     let svg = files_of(dir.path(), &report, "contexts", "context,sparsity,");
-    for part in ["64 positions, FFN", "bytes / memory, bound", ">waiting<"] {
+    for part in ["64 positions, FFN", "bytes / memory, bound", ">I/O wait<"] {
         assert!(svg.contains(part), "{part}: {svg}");
     }
     for context in report["contexts"].as_array().unwrap() {
