@@ -340,7 +340,14 @@ fn csv(report: &DecodeReport) -> Table {
 
 /// Time per token by stage, with the bound.
 fn chart(model: &str, facts: &str, report: &DecodeReport) -> String {
-    let names = ["attention", "FFN", "predictors", "I/O wait", "head", "bound"];
+    let names = [
+        "attention",
+        "FFN",
+        "predictors",
+        "I/O wait",
+        "head",
+        "bound",
+    ];
     let mut groups = Vec::new();
     for r in &report.contexts {
         groups.push((format!("{} positions", r.context), r.parts().to_vec()));

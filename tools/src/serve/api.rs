@@ -282,7 +282,7 @@ impl Common {
         if top <= MAX_TOP {
             Ok(Some(top))
         } else {
-            let message = format!("at most {MAX_TOP} are allowed");
+            let message = format!("`top_logprobs` or `logprobs` may be at most {MAX_TOP}");
             Err(ApiError::param("logprobs", message))
         }
     }
@@ -360,7 +360,7 @@ impl ChatRequest {
             .map(|message| message.message(developer));
         let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
-            return Err(ApiError::param("messages", "must not be empty"));
+            return Err(ApiError::param("messages", "`messages` must not be empty"));
         }
         let turn = Turn::of(
             self.continue_final_message.as_ref(),

@@ -296,7 +296,7 @@ impl Embedded {
     fn normalize(&mut self, dimensions: Option<usize>) -> Result<(), ApiError> {
         let width = self.all.first().map_or(0, Vec::len);
         if dimensions.is_some_and(|most| most == 0 || (width > 0 && most > width)) {
-            let message = format!("must be between 1 and {width} for this model");
+            let message = format!("`dimensions` must be between 1 and {width} for this model");
             return Err(ApiError::param("dimensions", message));
         }
         for values in &mut self.all {

@@ -147,7 +147,7 @@ impl ToolOptions {
         }
         Err(ApiError::param(
             "tool_choice",
-            "expected `none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
+            "`tool_choice` must be `none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
         ))
     }
 }
