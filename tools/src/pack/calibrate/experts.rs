@@ -10,9 +10,9 @@ use emberflow_models::config::Bank;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
 
+use super::matrices::{Calibrator, is_calibrated};
 use super::pass::{DOWN_BLOCK, Visits};
 use super::rounded::{LayerRows, StoredRows};
-use super::{Calibrator, is_calibrated};
 use crate::Failure;
 
 /// Minimum number of inputs, as a multiple of the input width.

@@ -10,6 +10,7 @@
 //! with several residual streams pass all of them on.
 
 mod experts;
+mod matrices;
 mod one_layer;
 mod pass;
 pub(crate) mod rounded;
@@ -20,18 +21,20 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::meta;
-use emberflow_kernels::{Compute, DType};
+use emberflow_kernels::Compute;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_predictor::rounding::{Covariance, Rounder};
+use emberflow_predictor::rounding::Rounder;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::experts::ExpertCalibrator;
+use self::matrices::Calibrator;
+pub(crate) use self::matrices::is_calibrated;
 use self::one_layer::{LayerPlace, OneLayer};
-use self::pass::{DOWN_BLOCK, Gathered, PassInputs, run};
+use self::pass::{Gathered, PassInputs, run};
 pub use self::rounded::Rounded;
-use self::rounded::{LayerRows, ROLES, StoredRows};
+use self::rounded::{LayerRows, ROLES};
 use self::stream::Stream;
 use crate::pack::layout::state_of;
 use crate::pack::options::PackOptions;
@@ -40,9 +43,6 @@ use crate::{Failure, interrupt, progress};
 
 /// Bump it when the same input gives different bytes.
 const VERSION: u32 = 1;
-
-/// Rows read and rounded at once.
-const BATCH: usize = 1024;
 
 /// Calibration text and its use.
 #[derive(Debug, Clone, Copy)]
@@ -55,11 +55,6 @@ pub struct Calibration<'a> {
     pub threads: usize,
 }
 
-/// Whether matrices of this role and format are calibrated.
-pub(crate) fn is_calibrated(role: Role, dtype: DType) -> bool {
-    ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
-}
-
 /// Result of a calibration.
 #[derive(Debug)]
 pub struct Calibrated {
@@ -67,18 +62,6 @@ pub struct Calibrated {
     pub rounded: Rounded,
     /// Layers resumed from an interrupted run.
     pub resumed: u32,
-}
-
-/// A running calibration.
-struct Calibrator<'a> {
-    source: &'a dyn Checkpoint,
-    options: &'a PackOptions,
-    on: Compute,
-    /// Tokens for which the layers have inputs.
-    vocabulary: Vec<u32>,
-    folder: PathBuf,
-    /// Prefix of the names of this run's files.
-    name: String,
 }
 
 /// The folder next to `output` that holds rounded layers.
@@ -275,68 +258,5 @@ impl Calibrator<'_> {
     /// Whether the FFN of a layer is calibrated.
     fn calibrates_ffn(&self, layer: u32) -> bool {
         is_calibrated(Role::Gate, self.dtype(Role::Gate, layer))
-    }
-
-    fn dtype(&self, role: Role, layer: u32) -> DType {
-        self.options.dtype_of(TensorId::layer(role, layer))
-    }
-
-    /// Rounds the rows of a matrix with `rounder`.
-    fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype_of(id);
-        let (count, cols) = self.shape(id);
-        let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
-        let mut values = Vec::new();
-        for first in (0..count).step_by(BATCH) {
-            let these = BATCH.min(count - first);
-            values.resize(these * cols, 0.0);
-            self.source.read_rows(id, first, these, &mut values)?;
-            let stored = rounder.rows(dtype, &values);
-            bytes.extend(self.stored(id, dtype, stored)?);
-        }
-        Ok(StoredRows { dtype, cols, bytes })
-    }
-
-    /// Rounds Down, whose stored rows are neurons, that is, columns of the matrix.
-    fn down(&self, id: TensorId, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype_of(id);
-        let (_, cols) = self.shape(id);
-        let mut bytes = Vec::new();
-        let mut values = Vec::new();
-        for (block, covariance) in hidden.into_iter().enumerate() {
-            let size = covariance.size();
-            values.resize(size * cols, 0.0);
-            (self.source).read_rows(id, block * DOWN_BLOCK, size, &mut values)?;
-            let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
-            let stored = rounder.columns(dtype, cols, &values);
-            bytes.extend(self.stored(id, dtype, stored)?);
-        }
-        Ok(StoredRows { dtype, cols, bytes })
-    }
-
-    /// Rows and columns of a matrix.
-    fn shape(&self, id: TensorId) -> (usize, usize) {
-        let mut tensors = self.source.tensors().iter();
-        let found = tensors.find(|t| t.id == id);
-        found.map_or((0, 0), |t| (t.rows, t.cols))
-    }
-
-    /// The stored rows, or a failed check that names the weight.
-    fn stored(
-        &self,
-        id: TensorId,
-        dtype: DType,
-        rows: Result<Option<Vec<u8>>, emberflow_kernels::QuantizeError>,
-    ) -> Result<Vec<u8>, Failure> {
-        let why = match rows {
-            Ok(Some(rows)) => return Ok(rows),
-            Ok(None) => "the format has no scales".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        Err(Failure::Fault(format!(
-            "{}: tensor {id} cannot be rounded to {}: {why}",
-            self.source.path().display(),
-            dtype.name()
-        )))
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::{Budget, Engine, FfnSeen, Lab, Logits, Model, Options};
+use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 
 use super::*;
