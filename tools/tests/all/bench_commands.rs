@@ -130,7 +130,7 @@ fn a_table_is_printed_and_wrong_points_are_refused() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{said}");
     assert!(said.contains("| FFN in memory | policy |"), "{said}");
-    assert!(said.contains("logits: the same in all 2 runs"), "{said}");
+    assert!(said.contains("logits: identical in all 2 runs"), "{said}");
     let progress = String::from_utf8(output.stderr).unwrap();
     assert!(progress.contains("[  2/2, "), "{progress}");
     for bad in [
