@@ -510,7 +510,7 @@ fn an_answer_goes_on_to_its_end_or_says_why_not() {
     assert!(whole["generated_tokens"].as_u64() > Some(128), "{whole}");
     assert_eq!(report(&["-n", "4"])["stop"], "length");
     let (_, told) = chat(&["-n", "4"], "What is a vector?\n");
-    assert!(told.contains("cut after 4 tokens, as -n says"), "{told}");
+    assert!(told.contains("cut after 4 tokens by -n"), "{told}");
     assert!(
         told.contains("(4 tokens, ") && !told.contains("kernels"),
         "{told}"
