@@ -98,11 +98,11 @@ try {
   const { page, asks, text, all, until, press, answered } = await open(url, true);
 
   // It wants the key, and then shows what the engine does.
-  await until(() => document.getElementById("state").textContent === "needs a key");
+  await until(() => document.getElementById("state").textContent === "API key required");
   await page.type("#key", "secret");
   await until(() => document.getElementById("model").textContent === "demo");
   await until(() => document.querySelectorAll("#memory i").length > 2);
-  assert.match(await text("#peak"), /MiB at most of .*MiB/);
+  assert.match(await text("#peak"), /peak .*MiB of .*MiB/);
   assert.equal(await page.$$eval("#layers rect", (all) => all.length), 24, "8 layers: all, hot, cold");
   const colours = await page.$$eval("#memorykey i", (all) => all.map((i) => getComputedStyle(i).backgroundColor));
   assert.equal(new Set(colours).size, colours.length, "parts of the memory share a colour");

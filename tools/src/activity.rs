@@ -1,4 +1,4 @@
-//! The activation statistics that a container holds.
+//! Activation and routing statistics stored in a container.
 
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_predictor::stats::{ActivationStats, StatsError};
@@ -6,10 +6,10 @@ use emberflow_storage::container::Container;
 
 use crate::Failure;
 
-/// The statistics, of a container of the model `c`; `None` where it has none.
+/// Reads the activation statistics of a container of the model `c`; `None` if it has none.
 ///
 /// # Errors
-/// Where they are damaged or of a model of other sizes.
+/// Damaged statistics, or statistics whose shape does not match the model.
 pub fn activity(
     container: &Container,
     c: &ModelConfig,
@@ -22,10 +22,10 @@ pub fn activity(
     Ok(Some(stats))
 }
 
-/// Parses statistics of the model `c`.
+/// Parses activation statistics of the model `c`.
 ///
 /// # Errors
-/// Where they are damaged or of a model of other sizes.
+/// Damaged statistics, or statistics whose shape does not match the model.
 pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsError> {
     let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
     match c.mixture {
@@ -34,19 +34,19 @@ pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsErro
     }
 }
 
-/// How a container's routing statistics say that experts are visited.
-pub struct Visits {
-    /// Tokens that were counted.
+/// How often the router chose each expert.
+pub struct RouteCounts {
+    /// Tokens counted.
     pub tokens: u64,
-    /// Visits of each layer's experts; zeros in a layer without.
+    /// Visits per layer and expert; zeros for dense layers.
     pub visits: Vec<Vec<u64>>,
 }
 
-/// The routing statistics of a container of the model `c`; `None` where it has none.
+/// Reads the routing statistics of a container of the model `c`; `None` if it has none.
 ///
 /// # Errors
 /// As [`activity`].
-pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<Visits>, Failure> {
+pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<RouteCounts>, Failure> {
     let stats = activity(container, c)?;
     let routing = stats.and_then(|s| Some((s.tokens, s.profile?.routing?)));
     Ok(routing.map(|(tokens, routing)| {
@@ -55,15 +55,15 @@ pub fn visits(container: &Container, c: &ModelConfig) -> Result<Option<Visits>, 
             visits.resize(c.experts as usize, 0);
             visits
         };
-        Visits {
+        RouteCounts {
             tokens,
             visits: all.map(each).collect(),
         }
     }))
 }
 
-/// Original ids of the neurons by bank, where the container has them in another order; the packer
-/// keeps them in the statistics. Empty: the original order.
+/// Original neuron numbers per bank, read from the statistics of a container whose neurons were reordered. Empty if
+/// the container has the original order.
 ///
 /// # Errors
 /// As [`activity`].

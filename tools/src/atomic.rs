@@ -1,9 +1,8 @@
-//! Files that are replaced whole or not at all, and never unasked.
+//! Output files: checks before any work, atomic replacement after it.
 //!
-//! Every file that a command line names obeys one rule: where it exists, the command ends before any
-//! work with exit code 2, unless `--force` is given; where it cannot be written, which is tried, with
-//! exit code 1. Devices and pipes are written to, not replaced. What the command reads is never
-//! written to, whatever names and links lead there.
+//! All output options follow one rule. If the file exists, the command stops with exit code 2 unless `--force` is
+//! given. If it cannot be written (a probe file is created to find out), the command stops with exit code 1. Devices
+//! and pipes are written in place. A command never writes to a file that it reads, even through links.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -16,7 +15,7 @@ use emberflow_storage::durable;
 use crate::Failure;
 use crate::interrupt::{Unfinished, beside};
 
-/// What every command reads, and what to call it.
+/// Files that every command reads, with the name used in messages.
 const ALWAYS_READ: [(&str, &str); 4] = [
     ("/proc/self/exe", "this program"),
     ("/proc/self/fd/0", "standard input"),
@@ -24,15 +23,15 @@ const ALWAYS_READ: [(&str, &str); 4] = [
     ("/proc/self/fd/2", "standard error"),
 ];
 
-/// Endings of the siblings in which a file grows until it is whole.
+/// Suffixes of the temporary files that a writer of `path` may create.
 const GROWING: [&str; 4] = ["", ".partial", ".partial.journal", ".checkpoint"];
 
-/// Refuses, before any work, a file that could not be written or must not be replaced. `reads` are the
-/// files and checkpoints that the command reads, as far as they are given.
+/// Checks that `path` can be written and may be replaced. `reads` lists the files and checkpoints that the command
+/// reads.
 ///
 /// # Errors
-/// Wrong usage: a folder, no folder to put it in, a file that is read, or one that exists without
-/// `force`. The system's, where nothing can be written there.
+/// A usage error for a folder, a missing parent folder, a file that is also read, or an existing file without
+/// `force`; an I/O error if the probe file cannot be created.
 pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::usage(format!(
@@ -41,19 +40,19 @@ pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<()
         )));
     }
     has_folder(path)?;
-    is_not_read(path, reads)?;
+    check_not_read(path, reads)?;
     may_replace(path, force)?;
     can_write(path, folder_of(path))
 }
 
-/// Device and number of a regular file, which no two files share.
+/// Device and inode of a regular file, which identify it whatever its path.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let meta = path.metadata().ok().filter(std::fs::Metadata::is_file)?;
     Some((meta.dev(), meta.ino()))
 }
 
-/// Refuses a file that is one of `reads`, or that grows in one of them.
-fn is_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
+/// Fails if `path`, or a temporary file of its writer, is one of `reads`.
+fn check_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
     for written in GROWING.map(|ending| beside(path, ending)) {
         let Some(written_to) = identity(&written) else {
             continue;
@@ -70,15 +69,15 @@ fn is_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
         if let Some(read) = read {
             let written = written.display();
             return Err(Failure::usage(format!(
-                "{written} would be written, and it is the same file as {read}, which this command \
-                 uses; name another file to write"
+                "{written} is the same file as {read}, which this command reads; name another \
+                 output file"
             )));
         }
     }
     Ok(())
 }
 
-/// The folder that `path` is to be in.
+/// Parent folder of `path`.
 fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -86,14 +85,17 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes a file under the name of `path`, and a little more, in `folder`, and removes it: whether that
-/// works depends on more than what can be asked for.
+/// Checks that files can be created in `folder` by creating and removing one whose name is a little longer than that
+/// of `path`. Permissions alone do not tell: quotas and read-only mounts matter too.
 fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
     if is_stream(path) {
         return Ok(());
     }
     let Some(name) = path.file_name() else {
-        return Err(Failure::usage(format!("{} names no file", path.display())));
+        return Err(Failure::usage(format!(
+            "{} is not a file name",
+            path.display()
+        )));
     };
     let probe = beside(&folder.join(name), &format!(".try{}", std::process::id()));
     File::create_new(&probe)
@@ -101,10 +103,10 @@ fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
         .map_err(Failure::file(path))
 }
 
-/// As [`may_write`], for those options that were given.
+/// Calls [`may_write`] for each option that was given.
 ///
 /// # Errors
-/// As [`may_write`], and for two options that name one file.
+/// As [`may_write`], and a usage error if two options name the same file.
 pub fn may_write_each<'a>(
     paths: impl IntoIterator<Item = &'a Option<PathBuf>>,
     force: bool,
@@ -126,21 +128,21 @@ pub fn may_write_each<'a>(
         if let Some(other) = given[..i].iter().find(same) {
             let [path, other] = [path.display(), other.display()];
             return Err(Failure::usage(format!(
-                "{path} and {other} are one file, and two results are to be written; name two files"
+                "{path} and {other} are the same file; name two different output files"
             )));
         }
     }
     Ok(())
 }
 
-/// As [`may_write`], where the folders above the file are made when they are missing.
+/// As [`may_write`], but missing parent folders are allowed, since they will be created.
 ///
 /// # Errors
 /// As [`may_write`].
 pub fn may_write_below(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
-    is_not_read(path, reads)?;
+    check_not_read(path, reads)?;
     may_replace(path, force)?;
-    // what is to be made first, and where
+    // Find the outermost folder that has to be created.
     let mut first = path;
     for above in path.ancestors().skip(1) {
         if above.as_os_str().is_empty() || above.exists() {
@@ -151,22 +153,22 @@ pub fn may_write_below(path: &Path, force: bool, reads: &[Option<&Path>]) -> Res
     can_write(first, folder_of(first))
 }
 
-/// Refuses a file that exists, unless it may be replaced.
+/// Fails if `path` exists and must not be replaced.
 fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
-    // a link that leads nowhere is there, too
+    // A dangling link counts as existing.
     if path.symlink_metadata().is_ok() && !is_stream(path) && !force {
         return Err(Failure::usage(format!(
-            "{} exists; give --force to replace it",
+            "{} already exists; use --force to replace it",
             path.display()
         )));
     }
     Ok(())
 }
 
-/// As [`may_write`], for a file that is made elsewhere and takes the name `path` at the end.
+/// As [`may_write`], for a file that is written elsewhere and renamed to `path` at the end.
 ///
 /// # Errors
-/// As [`may_write`], and for a device or pipe, which such a file would displace.
+/// As [`may_write`], and a usage error for a device or pipe, which the rename would replace.
 pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
     if is_stream(path) {
         return Err(Failure::usage(format!(
@@ -177,14 +179,14 @@ pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(
     may_write(path, force, reads)
 }
 
-/// As [`may_create`], for a folder. Nothing replaces one: whatever else is in it would be lost.
+/// As [`may_create`], for a folder. Existing folders are never replaced, so that nothing in them is lost.
 ///
 /// # Errors
 /// As [`may_create`].
 pub fn may_create_folder(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(Failure::usage(format!(
-            "{} exists; give another name or delete it first",
+            "{} already exists; choose another name or delete it first",
             path.display()
         )));
     }
@@ -202,36 +204,36 @@ fn has_folder(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A device or a pipe, such as `/dev/stdout`.
+/// Whether `path` is a device or a pipe, such as `/dev/stdout`.
 fn is_stream(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// Writes `bytes` to a sibling, flushes it to disk and gives it the name `path`.
+/// Writes `bytes` to a temporary file beside `path`, flushes it to disk and renames it to `path`.
 ///
 /// # Errors
-/// The system's; what was there is there still.
+/// I/O errors; an existing file is then unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let file = Partial::create(path)?;
     file.get().write_all(bytes).map_err(Failure::file(path))?;
     file.publish()
 }
 
-/// A file that gets its name when it is whole. What is left of it otherwise, be it by Ctrl-C, is
-/// removed: it is of no use.
+/// A file that gets its name once it is complete. If it is dropped before, or on Ctrl-C, the temporary file is
+/// removed.
 pub struct Partial {
     path: PathBuf,
-    /// The sibling; `None` for a device or pipe, which is written to as it is.
+    /// The temporary file; `None` for a device or pipe, which is written in place.
     partial: Option<PathBuf>,
     file: File,
     _unfinished: Option<Unfinished>,
 }
 
 impl Partial {
-    /// Begins the file that will be `path`.
+    /// Creates the temporary file for `path`.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn create(path: &Path) -> Result<Self, Failure> {
         if is_stream(path) {
             return Ok(Self {
@@ -241,7 +243,7 @@ impl Partial {
                 _unfinished: None,
             });
         }
-        // A file or link of that name is somebody else's.
+        // The process id avoids overwriting another process's temporary file.
         let own = format!(".partial{}", std::process::id());
         let named = |ending: &str| {
             let partial = beside(path, ending);
@@ -260,15 +262,15 @@ impl Partial {
         })
     }
 
-    /// What to write to.
+    /// The file to write to.
     pub fn get(&self) -> &File {
         &self.file
     }
 
-    /// Flushes it to disk and gives it its name.
+    /// Flushes the file to disk and renames it to its final name.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn publish(mut self) -> Result<(), Failure> {
         let Some(partial) = &self.partial else {
             return Ok(());
@@ -285,7 +287,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // the error that brought us here is the one to tell
+            // Keep the error that led here.
             let _ = std::fs::remove_file(partial);
         }
     }
@@ -295,7 +297,7 @@ impl Drop for Partial {
 mod tests {
     use super::*;
 
-    /// What has the name of the unfinished file is left alone, and a link not followed.
+    /// An existing file with the temporary name is left alone, and links are not followed.
     #[test]
     fn unfinished_files_of_others_stay() {
         let dir = tempfile::tempdir().unwrap();
@@ -321,7 +323,7 @@ mod tests {
             assert!(may_write(&at(name), false, &[]).is_err(), "{name}");
             assert!(may_write(&at(name), true, &[]).is_ok(), "{name}");
         }
-        // neither of these gets better by force
+        // --force does not help with these.
         for path in [dir.path().to_owned(), at("no/file"), at("file/file")] {
             assert!(may_write(&path, true, &[]).is_err(), "{}", path.display());
         }
@@ -391,13 +393,13 @@ mod tests {
         ] {
             let both = [&Some(at(a)), &Some(at(b))];
             let message = may_write_each(both, true, &[]).unwrap_err().to_string();
-            assert!(message.contains("are one file"), "{message}");
+            assert!(message.contains("are the same file"), "{message}");
         }
         let null = Some(PathBuf::from("/dev/null"));
         may_write_each([&null, &null], true, &[]).unwrap();
     }
 
-    /// Nobody may write everywhere, not even root.
+    /// Not even root can write to these folders.
     #[test]
     fn what_cannot_be_written_is_refused_before_any_work() {
         let dir = tempfile::tempdir().unwrap();

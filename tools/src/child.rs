@@ -1,5 +1,5 @@
-//! Work that may cost anything, in a process of its own: this program, started again within limits that
-//! the kernel keeps.
+//! Runs untrusted work (chat templates, grammars) in a child process: this program again, with kernel limits on
+//! memory and CPU time.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::Failure;
 
-/// What a child may take.
+/// Resource limits of a child.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Bytes of memory.
@@ -17,21 +17,21 @@ pub struct Limits {
     pub seconds: u64,
 }
 
-/// What came of a child.
+/// How a child ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
-    /// What it wrote.
+    /// Its standard output.
     pub output: Vec<u8>,
 }
 
-/// Starts a command of this program, sends the input, then takes at most `most` bytes of output.
+/// Starts a hidden command of this program, sends it `input` and reads at most `most` bytes of its output.
 ///
 /// # Errors
-/// A child that cannot be started, or spoken to.
+/// The child cannot be started, or a pipe fails.
 pub fn ask(command: &str, input: &[u8], most: u64) -> std::io::Result<Ended> {
-    // Also after the file was replaced by a newer version.
+    // Works even if the executable was replaced on disk.
     let mut child = Command::new("/proc/self/exe")
         .arg(command)
         .stdin(Stdio::piped())
@@ -44,17 +44,17 @@ pub fn ask(command: &str, input: &[u8], most: u64) -> std::io::Result<Ended> {
         from.take(most).read_to_end(&mut output)?;
     }
     let status = child.wait()?;
-    // A child that ended early says why.
+    // A write to a child that has already ended fails; its status says why.
     match sent {
         Some(Err(e)) if status.success() => Err(e),
         _ => Ok(Ended { status, output }),
     }
 }
 
-/// In the child: reads the input, then keeps to the limits for it.
+/// Called in the child: reads standard input, then sets the limits computed from its length.
 ///
 /// # Errors
-/// Standard input that fails, limits that cannot be set.
+/// Standard input cannot be read, or the limits cannot be set.
 pub fn begin(limits: impl FnOnce(u64) -> Limits) -> Result<Vec<u8>, Failure> {
     let mut input = Vec::new();
     std::io::stdin().read_to_end(&mut input).map_err(failure)?;
@@ -73,7 +73,7 @@ pub fn begin(limits: impl FnOnce(u64) -> Limits) -> Result<Vec<u8>, Failure> {
     Ok(input)
 }
 
-/// Standard input that says something else than expected.
+/// A usage error for malformed standard input.
 pub fn failure(e: std::io::Error) -> Failure {
     Failure::usage(format!("standard input: {e}"))
 }

@@ -1,4 +1,4 @@
-//! `--trace FILE`: what every thread and the device did, for Chrome's about:tracing and Perfetto.
+//! Chrome trace (about:tracing, Perfetto) of what every thread and the device did.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde_json::{Map, Value, json};
 use crate::Failure;
 use crate::atomic::Partial;
 
-/// Spans that a lane keeps: some hundred tokens of a small model, some ten of a 7B one.
+/// Spans recorded per lane: a few hundred tokens of a small model, a few tens of a 7B model.
 pub const ROOM: usize = 1 << 15;
 
-/// Writes a trace in Chrome's JSON array format, one event in a line.
+/// Writes a trace in Chrome's JSON array format, one event per line.
 pub fn write(trace: &Trace, path: &Path) -> Result<(), Failure> {
     let file = Partial::create(path)?;
     let mut out = BufWriter::new(file.get());
     let lanes = trace.lanes();
     let lost: u64 = lanes.iter().map(|lane| lane.lost).sum();
     if lost > 0 {
-        tracing::warn!(lost, "the trace holds the last part of the run only");
+        tracing::warn!(lost, "the trace holds only the last part of the run");
     }
     chrome(&lanes, &mut out)
         .and_then(|()| out.flush())
@@ -45,7 +45,7 @@ fn chrome(lanes: &[Lane], out: &mut impl Write) -> std::io::Result<()> {
                 json!({"pid": 1, "tid": tid, "name": label(span), "cat": span.kind.name});
             event["ts"] = us(span.start).into();
             event["args"] = args(span);
-            // Spans of the device overlap, which only asynchronous events may.
+            // Device spans overlap, which only asynchronous events may do.
             if *span.kind == READ {
                 event["ph"] = "b".into();
                 event["id"] = id.into();
@@ -63,7 +63,7 @@ fn chrome(lanes: &[Lane], out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "\n]")
 }
 
-/// Name of a span; of a cluster with its layer and number.
+/// Name of a span; for a cluster with its layer and number.
 pub fn label(span: &Span) -> String {
     let [a, b] = span.values;
     match span.kind.keys {

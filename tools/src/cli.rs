@@ -1,4 +1,4 @@
-//! The command line: names and flags are a contract (add, do not rename).
+//! The command line. Commands and options are a contract: add, do not rename.
 
 mod bench;
 mod containers;
@@ -36,7 +36,7 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// More detail on stderr: -v what was chosen and why, -vv everything.
+    /// More detail on stderr: -v for decisions and their reasons, -vv for everything.
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 }
@@ -48,66 +48,66 @@ Examples:
   emberflow run relullama.ember -p \"Once\" --memory 4GiB
   emberflow run --help
 
-Every MODEL defaults to the dense model bundled in the program; demo-moe is the other one, with experts.
-Every command that reports takes --json.
-No command replaces a file that it is to write, unless --force is given.
+MODEL defaults to the bundled dense model; demo-moe is a bundled mixture of experts.
+Commands that print results accept --json.
+Existing files are only replaced with --force.
 
-Exit codes: 0 done; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 a
-fault found (a damaged container, not the given source, weights that the chosen format cannot hold);
-130 stopped by Ctrl-C.";
+Exit codes: 0 success; 1 error (see stderr); 2 wrong usage, or an output file exists; 3 a check
+failed (damaged container, wrong source, weights that the chosen format cannot represent);
+130 interrupted by Ctrl-C.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Generate text.
     Run(RunArgs),
-    /// Answer requests over HTTP, as OpenAI's interface has them.
+    /// Serve a model over HTTP (OpenAI, Anthropic, Ollama and llama.cpp APIs).
     Serve(ServeArgs),
-    /// Turn a checkpoint (Hugging Face folder, .safetensors, .gguf) into a container.
+    /// Convert a checkpoint (Hugging Face folder, .safetensors, .gguf) to a container; quantizes.
     Pack(PackArgs),
-    /// Explain a container: configuration, sections, sizes, padding, temperature.
+    /// Show what is in a container: configuration, sections, sizes, activation statistics.
     Inspect(InspectArgs),
-    /// Re-read a container against its checksums, and against its checkpoint.
+    /// Check a container against its checksums, and optionally against its checkpoint.
     Verify(VerifyArgs),
-    /// Perplexity of a model over a text file.
+    /// Compute the perplexity of a model on a text file.
     Perplexity(PerplexityArgs),
-    /// Count how a text makes a model's neurons fire; merge and draw such statistics.
+    /// Record how often each neuron is active on a text; merge and plot such statistics.
     Profile(ProfileArgs),
-    /// Copy a container and add predictors of which neurons fire, made from a text.
+    /// Copy a container and add predictors of active neurons, trained on a text.
     TrainPredictor(TrainPredictorArgs),
-    /// Write a container's weights as an ordinary Hugging Face folder or GGUF file.
+    /// Write a container's weights as a Hugging Face folder or GGUF file.
     Export(ExportArgs),
-    /// Measure.
+    /// Run a benchmark.
     #[command(
         subcommand,
         after_help = "\
 Examples:
-  emberflow bench io                            the machine and its disk; saved for plans
+  emberflow bench io                            CPU, memory and disk; saved for the planner
   emberflow bench decode model.ember
   emberflow bench sweep model.ember --out       into benches/results/MACHINE
 
-Exit codes: 0 measured; 1 an error, told on stderr; 2 wrong usage, or a file to write that exists; 3 two
-variants differ in a bit of the logits, which none may; 130 stopped by Ctrl-C."
+Exit codes: 0 success; 1 error (see stderr); 2 wrong usage, or an output file exists; 3 two variants
+gave different logits; 130 interrupted by Ctrl-C."
     )]
     Bench(BenchCommand),
-    /// Say how a model would be run under a budget, and how fast.
+    /// Show how a memory budget is divided and the expected speed.
     Plan(PlanArgs),
-    /// Say what this machine offers and what to change.
+    /// Check this machine and suggest changes.
     Doctor(DoctorArgs),
-    /// Print a script that lets a shell complete commands, options and values.
+    /// Print a completion script for a shell.
     Completions(CompletionsArgs),
     /// Print the manual page, or write the pages of all commands.
     Man(ManArgs),
-    /// Render a chat template, for this program itself.
+    /// Internal: render a chat template.
     #[command(hide = true)]
     RenderTemplate,
-    /// Compile a grammar, for this program itself.
+    /// Internal: compile a grammar.
     #[command(hide = true)]
     CheckGrammar,
-    /// One run of a benchmark, for this program itself.
+    /// Internal: one run of a benchmark.
     #[command(hide = true)]
     Point(Box<PointArgs>),
-    /// Measure the processor and the memory, for this program itself.
+    /// Internal: measure the processor and the memory.
     #[command(hide = true)]
     MeasureMachine,
 }
@@ -120,32 +120,32 @@ Examples:
   emberflow plan model.ember --memory 1GiB,2GiB,4GiB
   emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
 
-Measure the storage device first (emberflow bench io MODEL); the machine is measured by this command
-when it was not yet.")]
+Measure the storage device first (emberflow bench io MODEL). CPU and memory are measured
+automatically on first use.")]
 pub struct PlanArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// One budget for the whole process or several, such as 1GiB,2GiB, or `auto`; default: eight
-    /// from the smallest that works to the whole model.
+    /// Memory budgets for the whole process, such as 1GiB,2GiB, or `auto`; default: eight steps from the smallest
+    /// that works to the whole model.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
     pub memory: Vec<Budget>,
     /// Context length in tokens.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub context: u32,
-    /// CPU threads; default: one per core, or fewer where that is faster.
+    /// CPU threads; default: one per core, or fewer if that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Which neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:NAME simulates a storage device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = parse_io())]
     pub io: IoChoice,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Write expected speed over budget as SVG.
+    /// Write expected speed over memory budget as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Replace an existing file.
@@ -161,11 +161,11 @@ Examples:
   emberflow doctor /mnt/fast/model.ember --json
   emberflow doctor --retry-devices")]
 pub struct DoctorArgs {
-    /// A model or folder whose file system is looked at; default: the current folder.
+    /// A file or folder on the file system to check; default: the current folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Forget what is known of OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and try them anew,
-    /// also those that computed wrong results.
+    /// Discard the stored results for OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and test all devices
+    /// again, including those that failed.
     #[arg(long)]
     pub retry_devices: bool,
     /// Print one JSON object.
@@ -181,7 +181,7 @@ Examples:
   emberflow completions zsh > ~/.zfunc/_emberflow
   emberflow completions fish > ~/.config/fish/completions/emberflow.fish")]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// Shell.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
@@ -193,10 +193,10 @@ Examples:
   emberflow man | man -l -
   emberflow man --out ~/.local/share/man/man1")]
 pub struct ManArgs {
-    /// Write a page for each command into this folder.
+    /// Write one page per command into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Replace pages that are there.
+    /// Replace existing pages.
     #[arg(long, requires = "out")]
     pub force: bool,
 }

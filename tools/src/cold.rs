@@ -1,23 +1,23 @@
-//! The engine's cold region without bytes: its own cache over slots that hold nothing.
+//! The engine's cache of cold neurons, run without weights: it counts hits and misses only.
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{Eviction, Key, SlotCache};
 
 use crate::Failure;
 
-/// Which neurons the cold region would hold.
+/// A cold region without weights.
 pub struct Cold {
     cache: SlotCache,
-    /// Needed neurons of the present layer that are to be read.
+    /// Neurons that the current layer needs and that are not cached.
     missing: Vec<Key>,
-    /// Those that are there.
+    /// Cached neurons that the current layer uses.
     pinned: Vec<Key>,
 }
 
-/// A cache of `slots` units without bytes.
+/// A cache of `slots` neurons or experts without their bytes; `banks` holds the number of units per bank.
 pub fn cache_of(slots: u64, banks: &[u32], eviction: Eviction) -> Result<SlotCache, Failure> {
     let too_large = || Failure::usage("more neurons than a cache can number");
-    // an empty region, as the hot one without statistics, still wants an arena
+    // The cache needs at least one slot, even for an empty region.
     let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
     let arena =
         Arena::new(slots, 1, 1, ArenaOptions::default()).map_err(emberflow_storage::Error::from)?;
@@ -25,7 +25,7 @@ pub fn cache_of(slots: u64, banks: &[u32], eviction: Eviction) -> Result<SlotCac
 }
 
 impl Cold {
-    /// An empty region of `slots` neurons, of banks of so many each.
+    /// An empty region of `slots` neurons; `banks` holds the number of neurons per bank.
     pub fn new(slots: u64, banks: &[u32]) -> Result<Self, Failure> {
         Ok(Self {
             cache: cache_of(slots, banks, Eviction::Lrfu)?,
@@ -34,8 +34,8 @@ impl Cold {
         })
     }
 
-    /// An empty region of `slots` experts, filled with the most popular: `visits` of each layer's
-    /// experts over `tokens` tokens. A layer is a bank, an expert its neuron.
+    /// A region of `slots` experts, filled with the most popular ones. `visits` counts visits per layer and expert
+    /// over `tokens` tokens. A layer is a bank and an expert is its neuron.
     pub fn of_experts(slots: u64, visits: &[Vec<u64>], tokens: u64) -> Result<Self, Failure> {
         let sizes: Vec<u32> = visits.iter().map(|layer| layer.len() as u32).collect();
         let mut cold = Self::new(slots, &sizes)?;
@@ -52,12 +52,12 @@ impl Cold {
         Ok(cold)
     }
 
-    /// Starts a neuron as if it had been used so many times per token.
+    /// Sets a neuron's prior: `rate` expected uses per token.
     pub fn set_prior(&mut self, key: Key, rate: f64) {
         self.cache.set_prior(key, rate);
     }
 
-    /// Loads a neuron while there is a free slot, as a region is filled.
+    /// Loads a neuron if a slot is free. Used to fill the region at the start.
     pub fn fill(&mut self, key: Key) {
         if let Some(slot) = self.cache.reserve_if_free(key) {
             self.cache.admit(key, slot);
@@ -65,7 +65,7 @@ impl Cold {
         }
     }
 
-    /// A layer of one bank begins; with the first one, a token.
+    /// Begins the layer of this bank. The first layer begins a new token.
     pub fn begin_layer(&mut self, bank: u32) {
         if bank == 0 {
             self.cache.begin_pass();
@@ -73,22 +73,23 @@ impl Cold {
         self.cache.begin_layer(bank);
     }
 
-    /// Whether a needed neuron is there.
+    /// Whether a needed neuron is cached. Pins it if so, records a miss otherwise.
     pub fn find(&mut self, key: Key) -> bool {
         let found = self.cache.get_pin(key).is_some();
-        match found {
-            true => self.pinned.push(key),
-            false => self.missing.push(key),
+        if found {
+            self.pinned.push(key)
+        } else {
+            self.missing.push(key)
         }
         found
     }
 
-    /// Reads what is missing as far as slots go, then lets go of the layer.
+    /// Loads the missing neurons while slots can be freed, then unpins the layer's neurons.
     pub fn end_layer(&mut self) {
         for key in self.missing.drain(..) {
             let mut slot = self.cache.reserve(key);
             if slot.is_none() {
-                // everything is pinned: clusters before this one are done
+                // Every slot is pinned. The earlier clusters are done, so unpin them.
                 self.pinned.drain(..).for_each(|key| self.cache.unpin(key));
                 slot = self.cache.reserve(key);
             }

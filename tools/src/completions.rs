@@ -1,4 +1,4 @@
-//! `emberflow completions`: what a shell completes.
+//! `emberflow completions`: shell completion scripts.
 
 use std::io::Write;
 

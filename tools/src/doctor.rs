@@ -1,6 +1,6 @@
-//! `emberflow doctor`: what this machine offers, and what to change.
+//! `emberflow doctor`: checks this machine and suggests changes.
 //!
-//! Every check stands alone: one that cannot be made says so and the rest goes on.
+//! Checks are independent: one that cannot run reports why and the others continue.
 
 mod check;
 mod devices;

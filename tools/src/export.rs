@@ -1,4 +1,4 @@
-//! `emberflow export`: a container's weights as a Hugging Face folder, or as a GGUF file.
+//! `emberflow export`: writes a container's weights as a Hugging Face folder or a GGUF file.
 
 mod gguf;
 
@@ -58,24 +58,23 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was written. Keys are a contract.
+/// Output of `export --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Exported {
     /// The folder or file.
     output: String,
     /// Bytes of the weights.
     bytes: u64,
-    /// How long it took.
+    /// Duration.
     seconds: f64,
 }
 
-/// Writes `container`'s weights, as f32, into the new folder `dir`. An imported
-/// predictor goes along, without its threshold, which the format does not have.
-/// `tell` hears of bytes done and in all; the latter come back.
+/// Writes the weights of `container` as f32 into the new folder `dir` and returns their total bytes. An imported
+/// predictor is written too, but not its threshold, which the format lacks. `tell` receives bytes done and total
+/// bytes.
 ///
 /// # Errors
-/// Where the container is damaged, the folder cannot be written, or the format
-/// cannot express the model; nothing is left under `dir` then.
+/// A damaged container, an I/O error, or a model that the format cannot represent. Nothing is left in `dir` then.
 pub fn export(
     container: &Container,
     dir: &Path,
@@ -121,7 +120,7 @@ pub fn export(
     Ok(total)
 }
 
-/// Predictor matrices, with the shapes that the container gives them.
+/// Matrices of imported predictors, with their shapes in the container.
 fn predictors(container: &Container) -> impl Iterator<Item = Required> {
     container.tensors().iter().filter_map(|entry| {
         let id: TensorId = entry.name.parse().ok()?;
@@ -136,7 +135,7 @@ fn predictors(container: &Container) -> impl Iterator<Item = Required> {
     })
 }
 
-/// Hands over a bank's three matrices, which are read once.
+/// Reads a bank once and passes on its three matrices.
 fn neurons(
     packed: &Packed<'_>,
     container: &Container,

@@ -1,75 +1,75 @@
-//! How a command can fail, and the exit code that tells it.
+//! Errors of commands and their exit codes.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// How a command can fail.
+/// An error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The engine.
+    /// From the engine.
     #[error(transparent)]
     Engine(#[from] emberflow_engine::Error),
-    /// A container.
+    /// From reading or writing a container.
     #[error(transparent)]
     Storage(#[from] emberflow_storage::Error),
-    /// A checkpoint.
+    /// From reading a checkpoint.
     #[error(transparent)]
     Model(#[from] emberflow_models::Error),
-    /// Statistics, and the file that they are in.
+    /// Invalid statistics.
     #[error("{}: {source}", path.display())]
     Stats {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         source: emberflow_predictor::stats::StatsError,
     },
-    /// A device profile.
+    /// From a device profile.
     #[error(transparent)]
     Device(#[from] emberflow_storage::profile::ProfileError),
-    /// A file of the command line.
+    /// I/O error on a file named on the command line.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// I/O error.
         source: std::io::Error,
     },
-    /// Standard output.
+    /// I/O error on standard output.
     #[error("standard output: {0}")]
     Output(#[from] std::io::Error),
-    /// A check found a fault.
+    /// A check failed.
     #[error("{0}")]
     Fault(String),
-    /// Arguments that do not make sense together.
+    /// Invalid arguments.
     #[error("{0}")]
     Usage(String),
-    /// A run of this program that a benchmark started.
+    /// A run started by a benchmark failed.
     #[error("{0}")]
     Child(String),
-    /// Stopped by Ctrl-C.
+    /// Interrupted by Ctrl-C.
     #[error("stopped")]
     Interrupted,
 }
 
 impl Failure {
-    /// A usage error from any message.
+    /// A usage error with this message.
     pub fn usage(message: impl ToString) -> Self {
         Self::Usage(message.to_string())
     }
 
-    /// Wraps an I/O error with the file it belongs to.
+    /// Adds the file's path to an I/O error.
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::File { path, source }
     }
 
-    /// Wraps what is wrong with statistics with the file that they are in.
+    /// Adds the file's path to a statistics error.
     pub fn stats(path: &Path) -> impl FnOnce(emberflow_predictor::stats::StatsError) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Stats { path, source }
     }
 
-    /// The file that was not there, where that is the failure.
+    /// The file that does not exist, if that is the error.
     pub fn missing_file(&self) -> Option<&Path> {
         use emberflow_engine::Error as Engine;
         use emberflow_models::Error as Model;
@@ -87,7 +87,7 @@ impl Failure {
         (source.kind() == std::io::ErrorKind::NotFound).then_some(path)
     }
 
-    /// Whether stored data are not what their checksum says.
+    /// Whether stored data do not match their checksum.
     fn is_damage(&self) -> bool {
         use emberflow_engine::Error as Engine;
         use emberflow_storage::Error as Storage;
@@ -105,7 +105,7 @@ impl Failure {
         )
     }
 
-    /// The process's exit code (listed in `emberflow --help`).
+    /// The process's exit code, as listed in `emberflow --help`.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),

@@ -1,4 +1,4 @@
-//! `emberflow inspect`: what is in a container.
+//! `emberflow inspect`: shows what is in a container.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,97 +18,96 @@ use crate::model::open_container;
 use crate::profile::show_experts::{self, ShownExperts};
 use crate::{Failure, atomic, print_json, size};
 
-/// What `inspect --json` prints. Keys are a contract.
+/// Output of `inspect --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
 pub struct Inspection {
-    /// The container.
+    /// Path of the container.
     pub file: String,
-    /// Its length.
+    /// File size in bytes.
     pub bytes: u64,
-    /// Metadata without the tokenizer's text.
+    /// Metadata without the tokenizer.
     pub meta: serde_json::Value,
     /// Bundle geometry.
     pub bundle: Bundle,
     /// Sections with payload and padding.
     pub sections: Vec<SectionReport>,
-    /// Activity per layer, when the container has statistics of neurons.
+    /// Activity per layer; `None` without activation statistics.
     pub temperature: Option<Vec<LayerTemperature>>,
-    /// How experts are chosen, when the container has statistics of routing.
+    /// How often experts are chosen; `None` without routing statistics.
     pub experts: Option<ShownExperts>,
-    /// Predictors of which neurons fire, when the container has some.
+    /// Predictors of active neurons; `None` without any.
     pub predictors: Option<Predictors>,
-    /// What the statistics of neurons hold beside counts.
+    /// What the activation statistics contain besides counts.
     pub statistics: Option<Statistics>,
     /// Tensors, with `--tensors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensors: Option<Vec<TensorReport>>,
 }
 
-/// Bytes of one neuron.
+/// Layout of one neuron's bundle in bytes.
 #[derive(Debug, Serialize)]
 pub struct Bundle {
-    /// Direct-I/O unit.
+    /// Alignment for direct I/O.
     pub sector: u32,
-    /// `inline` or `resident`.
+    /// Where scales are stored: `inline` or `resident`.
     pub scales: &'static str,
-    /// Payload of the Gate part.
+    /// Gate part without padding.
     pub gate_bytes: u32,
-    /// Payload of Up and Down.
+    /// Up and Down without padding.
     pub rest_bytes: u32,
-    /// Whether the Gate part fills sectors of its own.
+    /// Whether the Gate part fills whole sectors and can be read alone.
     pub split: bool,
-    /// Bytes on flash.
+    /// Total on flash.
     pub stride: u32,
-    /// Share of the stride that is padding.
+    /// Padding as a share of the stride.
     pub padding_share: f64,
 }
 
 /// One section.
 #[derive(Debug, Serialize)]
 pub struct SectionReport {
-    /// Name.
+    /// Section name.
     pub name: &'static str,
-    /// Bytes that mean something.
+    /// Bytes without padding.
     pub payload: u64,
-    /// Alignment and bundle padding.
+    /// Bytes of padding, for alignment and in bundles.
     pub padding: u64,
 }
 
-/// Statistics beyond counts.
+/// What the statistics contain besides counts.
 #[derive(Debug, Serialize)]
 pub struct Statistics {
     /// Tokens profiled.
     pub tokens: u64,
-    /// Batches seen, by size 1, 2, 4, 8, 16, 32.
+    /// Batches recorded, by size 1, 2, 4, 8, 16, 32.
     pub steps: Vec<u64>,
-    /// Chance that a neuron that fires for a token fires for the next one too, by layer.
+    /// Per layer, the probability that a neuron active for a token is also active for the next.
     pub persistence: Vec<f64>,
 }
 
-/// One layer's activity.
+/// Activity of one layer.
 #[derive(Debug, Serialize)]
 pub struct LayerTemperature {
-    /// Layer.
+    /// Layer number.
     pub layer: u32,
-    /// Mean share of neurons that fire per token.
+    /// Mean share of active neurons per token.
     pub active_share: f64,
-    /// Share of neurons that gives 80 % of all activations.
+    /// Smallest share of neurons that accounts for 80 % of all activations.
     pub hot_share_80: f64,
-    /// Share of tokens for which the neuron at each tenth of the order fires,
-    /// hottest first.
+    /// Share of tokens for which a neuron is active, for the neurons at 0, 10 … 100 % of the order, hottest first.
     pub deciles: Vec<f64>,
 }
 
 /// One tensor.
 #[derive(Debug, Serialize)]
 pub struct TensorReport {
-    /// Container name.
+    /// Name in the container.
     pub name: String,
     /// Block format.
     pub dtype: String,
     /// `[rows, cols]`.
     pub shape: Vec<u64>,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -121,7 +120,7 @@ pub fn command(args: &InspectArgs) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         let Some(stats) = &stats else {
             return Err(Failure::usage(
-                "this container has no activation statistics to draw; pack it with --stats",
+                "this container has no activation statistics to plot; pack it with --stats",
             ));
         };
         let picture = match experts(&container, stats) {
@@ -198,14 +197,14 @@ impl TensorReport {
     }
 }
 
-/// How experts are chosen, where the statistics of `container` say so.
+/// How often experts are chosen, if the statistics contain it.
 fn experts(container: &Container, stats: &ActivationStats) -> Option<ShownExperts> {
     let profile = stats.profile.as_deref()?;
     let file = container.path().display().to_string();
     Some(show_experts::shown(file, stats, profile, stats.routing()?))
 }
 
-/// How often each neuron of a layer fires, hottest first.
+/// Activation counts of a layer's neurons, descending.
 fn sorted_counts(layer: &LayerStats) -> Vec<u64> {
     let experts = layer.experts.iter();
     let mut counts: Vec<u64> = experts.flat_map(|e| e.counts.iter().copied()).collect();
@@ -228,7 +227,7 @@ fn temperature(stats: &ActivationStats) -> Vec<LayerTemperature> {
         .collect()
 }
 
-/// What a profile says beyond counts, where the statistics have one.
+/// What the statistics contain besides counts; `None` without a profile.
 fn statistics(stats: &ActivationStats) -> Option<Statistics> {
     let profile = stats.profile.as_ref()?;
     let sum = |list: &[u64]| list.iter().map(|&c| c as f64).sum::<f64>();
@@ -256,7 +255,7 @@ fn deciles(sorted: &[u64], tokens: u64) -> Vec<f64> {
 
 fn text(i: &Inspection, meta: &ContainerMeta) -> String {
     let mut out = String::new();
-    // writing to a String cannot fail
+    // Writing to a String cannot fail.
     let _ = write_model(&mut out, i, meta)
         .and_then(|()| write_sections(&mut out, i))
         .and_then(|()| write_activity(&mut out, i))
@@ -264,7 +263,7 @@ fn text(i: &Inspection, meta: &ContainerMeta) -> String {
     out
 }
 
-/// The experts of a layer, in words.
+/// Describes the experts of a layer.
 fn experts_text(c: &ModelConfig, mixture: &Mixture) -> String {
     let mut text = format!(
         "{} of {} experts of {} neurons",
@@ -284,7 +283,7 @@ fn experts_text(c: &ModelConfig, mixture: &Mixture) -> String {
     text
 }
 
-/// The file, its model, formats, bundle and source.
+/// Writes file, model, formats, bundle and source.
 fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::fmt::Result {
     let c = &meta.config;
     let b = &i.bundle;
@@ -351,18 +350,18 @@ fn write_sections(out: &mut String, i: &Inspection) -> std::fmt::Result {
     Ok(())
 }
 
-/// Temperature, predictors and persistence.
+/// Writes temperature, predictors and persistence.
 fn write_activity(out: &mut String, i: &Inspection) -> std::fmt::Result {
     if let Some(layers) = &i.temperature {
         writeln!(
             out,
-            "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order fires"
+            "temperature: share of tokens for which the neuron at 0, 10 … 100 % of the order is active"
         )?;
         for l in layers {
             let curve: Vec<String> = l.deciles.iter().map(|d| format!("{:.2}", d)).collect();
             writeln!(
                 out,
-                "  layer {:>2}: {:>5.1} % active, {:>4.1} % of neurons give 80 %: {}",
+                "  layer {:>2}: {:>5.1} % active, 80 % of activations in {:>4.1} % of neurons: {}",
                 l.layer,
                 100.0 * l.active_share,
                 100.0 * l.hot_share_80,
@@ -380,7 +379,7 @@ fn write_activity(out: &mut String, i: &Inspection) -> std::fmt::Result {
         let list: Vec<String> = s.persistence.iter().map(|p| format!("{p:.2}")).collect();
         writeln!(
             out,
-            "persistence by layer: {} ({} tokens; batches to 32 counted)",
+            "persistence by layer: {} ({} tokens; batches up to 32)",
             list.join(" "),
             s.tokens
         )?;
@@ -402,7 +401,7 @@ fn write_tensors(out: &mut String, i: &Inspection) -> std::fmt::Result {
     Ok(())
 }
 
-/// One curve per layer: firing frequency over the temperature order.
+/// One curve per layer: activation frequency over the neurons, hottest first.
 fn temperature_svg(meta: &ContainerMeta, stats: &ActivationStats) -> String {
     let tokens = stats.tokens.max(1) as f64;
     let curves = stats

@@ -1,4 +1,4 @@
-//! What `inspect` says of a container's predictors.
+//! The predictors shown by `inspect`.
 
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_predictor::section::{Directory, Kind};
@@ -12,11 +12,11 @@ use crate::{Failure, size};
 pub struct Predictors {
     /// Bytes of all of them.
     pub bytes: u64,
-    /// Tokens they were made from.
+    /// Tokens of the training text.
     pub trained_on: u64,
-    /// Tokens of other text they were measured on.
+    /// Tokens of the held-out text on which recall and precision were measured.
     pub measured_on: u64,
-    /// Recall they were calibrated to.
+    /// Target recall of the calibration.
     pub target: f32,
     /// By layer, or by layer and expert.
     pub layers: Vec<BankPredictor>,
@@ -27,27 +27,27 @@ pub struct Predictors {
 pub struct BankPredictor {
     /// Layer.
     pub layer: usize,
-    /// Expert; absent in models without.
+    /// Expert; absent in dense models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert: Option<u32>,
     /// Neurons.
     #[serde(skip)]
     pub neurons: usize,
-    /// `exact` (none), `sign`, `low-rank`, `coarse` or `magnitude`.
+    /// `exact` (no predictor), `sign`, `low-rank`, `coarse` or `magnitude`.
     pub kind: &'static str,
     /// Bytes.
     pub bytes: u64,
-    /// Share of the neurons that fire which it names.
+    /// Share of active neurons that are predicted.
     pub recall: f64,
-    /// Share of the neurons it names that fire.
+    /// Share of predicted neurons that are active.
     pub precision: f64,
-    /// Share of all neurons that fire.
+    /// Share of all neurons that are active.
     pub active_share: f64,
-    /// Share of all neurons that it names.
+    /// Share of all neurons that are predicted.
     pub predicted_share: f64,
 }
 
-/// Reads and checks the section, and the directory at its head; `None` where it is empty.
+/// Reads and checks the predictor section and its directory; `None` if the section is empty.
 pub fn section(
     container: &Container,
     c: &ModelConfig,
@@ -64,7 +64,7 @@ pub fn section(
     Ok(Some((section, directory)))
 }
 
-/// What the section says of itself; `None` where it is empty.
+/// Summary of the predictor section; `None` if it is empty.
 pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predictors>, Failure> {
     let Some((section, directory)) = section(container, c)? else {
         return Ok(None);
@@ -100,10 +100,10 @@ pub fn predictors(container: &Container, c: &ModelConfig) -> Result<Option<Predi
 }
 
 impl Predictors {
-    /// As lines for people.
+    /// Formats the predictors as lines of text.
     pub fn lines(&self) -> Vec<String> {
         let head = format!(
-            "predictors: {}, made from {} tokens for a recall of {:.1} %, measured on {} others",
+            "predictors: {}, trained on {} tokens for a recall of {:.1} %, measured on {} held-out tokens",
             size::show(self.bytes),
             self.trained_on,
             100.0 * self.target,
@@ -115,7 +115,7 @@ impl Predictors {
         }
         let layers = self.layers.iter().map(|l| {
             format!(
-                "  layer {:>2}: {:<9} {:>10}, recall {:.1} %, precision {:.1} %, names {:.1} % where {:.1} % fire",
+                "  layer {:>2}: {:<9} {:>10}, recall {:.1} %, precision {:.1} %, predicts {:.1} %, {:.1} % are active",
                 l.layer,
                 l.kind,
                 size::show(l.bytes),
@@ -129,15 +129,15 @@ impl Predictors {
     }
 }
 
-/// The predictors of a layer's experts in one line.
+/// Formats the predictors of a layer's experts as one line.
 fn experts(banks: &[BankPredictor]) -> String {
     let with: Vec<&BankPredictor> = banks.iter().filter(|b| b.kind != "exact").collect();
     let mean = |of: fn(&BankPredictor) -> f64| {
         100.0 * with.iter().map(|b| of(b)).sum::<f64>() / with.len().max(1) as f64
     };
     format!(
-        "  layer {:>2}: {} of {} experts, {:>10}, recall {:.1} %, precision {:.1} %, names {:.1} % where \
-         {:.1} % fire",
+        "  layer {:>2}: {} of {} experts, {:>10}, recall {:.1} %, precision {:.1} %, predicts {:.1} %, \
+         {:.1} % are active",
         banks[0].layer,
         with.len(),
         banks.len(),

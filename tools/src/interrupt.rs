@@ -1,4 +1,4 @@
-//! Ctrl-C: who is at work is asked to stop, and what would be of no use is removed.
+//! Ctrl-C: sets the stop flag of the running command, or removes unfinished files and exits.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,56 +6,56 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use crate::tell::tell;
 
-/// What the handler looks at.
-struct State {
-    /// Who stops by itself.
+/// What the signal handler uses.
+struct HandlerState {
+    /// Stop flag of the running command, if it can stop cleanly.
     flag: Option<Arc<AtomicBool>>,
-    /// Files and folders that are not whole yet and cannot be gone on with.
+    /// Unfinished files and folders that cannot be resumed.
     unfinished: Vec<PathBuf>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
+static STATE: Mutex<HandlerState> = Mutex::new(HandlerState {
     flag: None,
     unfinished: Vec::new(),
 });
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, HandlerState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets `flag` at the first Ctrl-C, so that the work can end well; a second one ends the program.
-pub fn sets(flag: &Arc<AtomicBool>) {
+/// The first Ctrl-C sets `flag`, so that the command can end cleanly; the second one exits.
+pub fn on_ctrl_c(flag: &Arc<AtomicBool>) {
     state().flag = Some(flag.clone());
     listen();
 }
 
-/// A file or folder that Ctrl-C removes as long as this lives.
+/// A file or folder that Ctrl-C removes while this value lives.
 #[derive(Debug)]
 pub struct Unfinished(Option<PathBuf>);
 
 impl Unfinished {
-    /// What this process writes at `path`.
+    /// Registers `path`, which this process is writing.
     pub fn at(path: &Path) -> Self {
         state().unfinished.push(path.to_owned());
         listen();
         Self(Some(path.to_owned()))
     }
 
-    /// What this process is about to make at `path`; what is there already is somebody else's.
-    pub fn to_be(path: &Path) -> Self {
+    /// Registers `path`, which this process is about to create; does nothing if it already exists.
+    pub fn planned(path: &Path) -> Self {
         match path.symlink_metadata() {
             Ok(_) => Self(None),
             Err(_) => Self::at(path),
         }
     }
 
-    /// [`to_be`](Self::to_be) of the sibling that a writer of `path` fills until it is whole.
+    /// As [`planned`](Self::planned), for the `.partial` file that a writer of `path` fills.
     pub fn partial(path: &Path) -> Self {
-        Self::to_be(&beside(path, ".partial"))
+        Self::planned(&beside(path, ".partial"))
     }
 }
 
-/// `path` with something appended to its name.
+/// `path` with `ending` appended to its name.
 pub fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
@@ -72,7 +72,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Has the handler in place, once.
+/// Installs the handler once.
 fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -82,7 +82,7 @@ fn listen() {
     });
 }
 
-/// Runs on a thread of its own.
+/// Waits for Ctrl-C on its own thread.
 fn stop() {
     let state = state();
     if let Some(flag) = &state.flag
@@ -91,7 +91,7 @@ fn stop() {
         return;
     }
     for path in &state.unfinished {
-        // whoever writes there may be a step behind
+        // The writer may still be creating files.
         let gone = || match path.symlink_metadata() {
             Ok(m) if m.is_dir() => std::fs::remove_dir_all(path).is_ok(),
             Ok(_) => std::fs::remove_file(path).is_ok(),
@@ -99,12 +99,12 @@ fn stop() {
         };
         if !gone() && !gone() {
             tell(format_args!(
-                "emberflow: {} is left unfinished; delete it",
+                "emberflow: {} is incomplete; delete it",
                 path.display()
             ));
         }
     }
-    // as where a command ends by itself
+    // The same message as when a command stops by itself.
     tell("emberflow: stopped");
     std::process::exit(130);
 }

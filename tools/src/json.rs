@@ -1,4 +1,4 @@
-//! Results for programs.
+//! JSON output.
 
 use crate::Failure;
 

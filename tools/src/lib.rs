@@ -4,7 +4,7 @@
 //! through the library crates and writes its result to standard output.
 //! Progress and warnings go to standard error.
 #![forbid(unsafe_code)]
-// these panic when whoever reads our output has gone
+// These macros panic when the reader of the output has gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod activity;

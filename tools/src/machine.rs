@@ -1,4 +1,4 @@
-//! How fast this machine computes, measured once and saved for plans.
+//! Measures how fast this machine computes, once, and saves the rates for the planner.
 
 use std::process::{Command, Stdio};
 
@@ -12,50 +12,49 @@ use crate::cli::ModelArg;
 use crate::model::open_model;
 use crate::{Failure, print_json, progress};
 
-/// Measures this machine and keeps the rates where plans look for them.
+/// Measures this machine and saves the rates for the planner.
 ///
 /// # Errors
-/// No memory to measure with.
+/// Not enough memory.
 pub fn measure_for_plans() -> Result<Rates, Failure> {
     let rates = measure_here()?;
-    keep(&rates);
+    save(&rates);
     Ok(rates)
 }
 
-/// The hidden command: measures, keeps, and prints the rates as JSON.
+/// The hidden command: measures, saves, and prints the rates as JSON.
 pub fn command() -> Result<(), Failure> {
     print_json(&measure_for_plans()?)
 }
 
-/// Saves rates where plans look for them. Where that cannot be, it says why: they are of use all the
-/// same.
-fn keep(rates: &Rates) {
+/// Saves the rates for the planner. If that fails, prints why and continues.
+fn save(rates: &Rates) {
     let Some(path) = Rates::default_path() else {
         return tell(
-            "emberflow: the measurement cannot be kept, as neither XDG_CACHE_HOME nor HOME is set",
+            "emberflow: cannot save the measurement: neither XDG_CACHE_HOME nor HOME is set",
         );
     };
     if let Err(e) = rates.save(&path) {
-        tell(format_args!(
-            "emberflow: the measurement cannot be kept: {e}"
-        ));
+        tell(format_args!("emberflow: cannot save the measurement: {e}"));
     }
 }
 
-/// Has this process know the rates of this machine. Where nobody has measured them, a process of its
-/// own does: what measuring takes is no part of the memory of a run, which a plan begins with.
+/// Loads the rates of this machine, or measures them in a child process, so that the memory used for measuring does
+/// not count towards the peak of this run.
 ///
 /// # Errors
-/// No memory to measure with.
-pub fn know() -> Result<(), Failure> {
+/// Not enough memory.
+pub fn load_or_measure() -> Result<(), Failure> {
     if Rates::saved().is_some() {
         return Ok(());
     }
-    tell("emberflow: this machine was not measured yet; that takes a few seconds, once");
-    let rates = match measured_apart() {
+    tell("emberflow: measuring this machine, once; this takes a few seconds");
+    let rates = match measure_in_child() {
         Ok(rates) => rates,
         Err(reason) => {
-            tracing::info!("measuring in this process, whose memory that counts to: {reason}");
+            tracing::info!(
+                "measuring in this process, which counts towards its peak memory: {reason}"
+            );
             measure_for_plans()?
         }
     };
@@ -63,13 +62,13 @@ pub fn know() -> Result<(), Failure> {
     Ok(())
 }
 
-fn measured_apart() -> Result<Rates, Box<dyn std::error::Error>> {
+fn measure_in_child() -> Result<Rates, Box<dyn std::error::Error>> {
     let mut bench = Command::new(std::env::current_exe()?);
     bench.arg("measure-machine");
     bench.stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = bench.output()?;
     if !output.status.success() {
-        return Err(format!("measuring ended with {}", output.status).into());
+        return Err(format!("the measurement ended with {}", output.status).into());
     }
     Ok(serde_json::from_slice(&output.stdout)?)
 }
@@ -84,11 +83,11 @@ fn measure_here() -> Result<Rates, Failure> {
     Ok(rates)
 }
 
-/// The rates for people.
+/// Formats the rates as a table.
 pub fn table(rates: &Rates) -> String {
     let mut out = format!(
-        "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per neuron looked up, {:.0} replaced, \
-         {:.1} µs to wake a thread and {:.1} to tell it\n\n",
+        "{}, {}, {} cores; checksums {:.1} GB/s, {:.0} ns per cache lookup, {:.0} per eviction, \
+         {:.1} µs to wake a thread, {:.1} to signal it\n\n",
         rates.machine.cpu,
         rates.isa,
         rates.machine.cores,

@@ -1,6 +1,6 @@
 //! The `emberflow` program.
 #![forbid(unsafe_code)]
-// these panic when whoever reads our output has gone
+// These macros panic when the reader of the output has gone.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;

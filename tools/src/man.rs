@@ -1,4 +1,4 @@
-//! `emberflow man`: the manual, made from the help texts.
+//! `emberflow man`: manual pages generated from the help texts.
 
 use std::io::Write;
 
@@ -14,13 +14,13 @@ pub fn command(args: &ManArgs) -> Result<(), Failure> {
     let Some(folder) = &args.out else {
         return Ok(clap_mangen::Man::new(Cli::command()).render(&mut out)?);
     };
-    // the first of the pages stands for all
+    // The first page stands for all of them.
     atomic::may_write_below(&folder.join("emberflow.1"), args.force, &[])?;
     std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
     clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::file(folder))?;
     Ok(writeln!(
         out,
-        "wrote the pages of all commands to {}",
+        "wrote the manual pages of all commands to {}",
         folder.display()
     )?)
 }

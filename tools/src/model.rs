@@ -1,4 +1,4 @@
-//! From command-line arguments to an open engine.
+//! Opens models and engines from command-line arguments.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget};
 
-/// Opens the container that `arg` names, or the bundled one.
+/// Opens the container that `arg` names, or a bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match arg.named() {
         Named::File(path) => {
@@ -25,7 +25,7 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
                 )));
             }
             if !path.exists() {
-                let why = "it does not exist; models are files: pack a GGUF or a Hugging Face folder first \
+                let why = "it does not exist; models are local files: pack a GGUF file or Hugging Face folder first \
                            (emberflow pack --help), or name a bundled one (demo, demo-moe)";
                 return Err(Failure::File {
                     path: path.to_owned(),
@@ -40,7 +40,7 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
 
 fn looks_like_checkpoint(path: &Path) -> bool {
     let mut magic = [0; 4];
-    // opening a pipe would wait for its writer
+    // Opening a pipe would block until something writes to it.
     let gguf = path.is_file()
         && std::fs::File::open(path)
             .and_then(|mut f| f.read_exact(&mut magic))
@@ -54,7 +54,7 @@ pub fn open_model(arg: &ModelArg) -> Result<Model, Failure> {
     Ok(Model::open(open_container(arg)?)?)
 }
 
-/// Opens an engine with room for `context` positions. With `force` it takes memory that is not free.
+/// Opens an engine with room for `context` positions. With `force`, a plan may exceed free memory.
 pub fn open_engine(
     model: Model,
     args: &EngineArgs,
@@ -64,12 +64,12 @@ pub fn open_engine(
     open(model, engine_options(args, context)?, force, false)
 }
 
-/// Opens an engine and shows how far it is, unless it is to be `quiet`.
+/// Opens an engine and shows a progress bar, unless `quiet`.
 fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engine, Failure> {
     let mut bar = None;
     let budget = options.budget;
     let planned = |plan: &MemoryPlan| {
-        budget::may_hold(budget, plan, force)?;
+        budget::check_free_memory(budget, plan, force)?;
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
     };
@@ -78,21 +78,21 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     engine
 }
 
-/// What an engine is opened for.
+/// What an engine has to make room for.
 pub struct Use {
-    /// Positions to make room for.
+    /// Positions of the context.
     pub context: usize,
-    /// Tokens of the longest prompt; 0 where nobody knows.
+    /// Tokens of the longest prompt; 0 if unknown.
     pub prompt: usize,
-    /// Sequences at once.
+    /// Concurrent sequences.
     pub batch: usize,
-    /// Spans of each thread in a trace.
+    /// Trace spans per thread.
     pub spans: usize,
-    /// Whether memory that is not free is taken all the same.
+    /// Whether the plan may exceed free memory.
     pub force: bool,
 }
 
-/// As [`open_engine`], for a known use. Nothing is shown where it is `quiet`.
+/// As [`open_engine`], for a given use. `quiet` hides the progress bar.
 pub fn open_for(
     model: Model,
     args: &EngineArgs,
@@ -108,7 +108,7 @@ pub fn open_for(
     open(model, options, wanted.force, quiet)
 }
 
-/// As [`open_for`], for a server that will hold `reserve` bytes and sets requests aside for others.
+/// As [`open_for`], for a server that allocates `reserve` bytes itself and preempts requests.
 pub fn open_serving(
     model: Model,
     args: &EngineArgs,
@@ -124,8 +124,7 @@ pub fn open_serving(
     open(model, options, wanted.force, false)
 }
 
-/// As [`open_engine`], for an engine whose FFNs are observed, by somebody who will
-/// hold `reserve` bytes.
+/// As [`open_engine`], with an observer on the FFNs that allocates `reserve` bytes.
 pub fn open_observed(
     model: Model,
     args: &EngineArgs,
@@ -141,8 +140,8 @@ pub fn open_observed(
     open(model, options, force, false)
 }
 
-/// As [`open_engine`], for an engine whose routers are observed, and of which neurons of experts are
-/// counted if they have exact zeros, by somebody who will hold `reserve` bytes.
+/// As [`open_engine`], with an observer on the routers that allocates `reserve` bytes. If the experts' activations
+/// have exact zeros, active neurons of experts are counted too.
 pub fn open_routed(
     model: Model,
     args: &EngineArgs,

@@ -1,8 +1,7 @@
-//! A container's weights as numbers again, under the checkpoint's names: for
-//! `verify --source` and `export`.
+//! Reads a container's weights as f32 under the checkpoint's names, for `verify --source` and `export`.
 //!
-//! Everything streams: a tensor by batches of rows, a bank neuron by neuron.
-//! Neurons come out in packed order; FFN outputs do not depend on it.
+//! Everything streams: a tensor in batches of rows, a bank neuron by neuron. Neurons come in packed order, on which
+//! FFN outputs do not depend.
 
 use std::os::unix::fs::FileExt;
 
@@ -16,16 +15,16 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::Failure;
 
-/// Bytes of a tensor that are read together, unless one row is longer.
+/// Bytes of a tensor read at once, or one row if that is longer.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Takes a row's number, the row as stored, and its values.
+/// Receives a row's index, its stored bytes and its values.
 pub type RowFn<'f> = dyn FnMut(usize, Row<'_>, &[f32]) -> Result<(), Failure> + 'f;
 
-/// An open container and how to read its numbers.
+/// An open container and its metadata.
 pub struct Packed<'a> {
     container: &'a Container,
-    /// Its metadata.
+    /// Metadata.
     pub meta: ContainerMeta,
     format: NeuronFormat,
     cpu: Cpu,
@@ -36,16 +35,16 @@ pub struct Packed<'a> {
 pub struct Neuron {
     /// Gate row.
     pub gate: Vec<f32>,
-    /// Up row; empty where the FFN has no gate.
+    /// Up row; empty if the FFN has no gate projection.
     pub up: Vec<f32>,
     /// Down column.
     pub down: Vec<f32>,
-    /// Gate and Up as stored, scales behind the quants.
+    /// Gate and Up as stored, quants followed by scales.
     pub stored: [Vec<u8>; 2],
 }
 
 impl Neuron {
-    /// Its vectors by the matrix that each is a row of.
+    /// The vectors with the matrix that each belongs to.
     pub fn vectors(&self) -> impl Iterator<Item = (Role, &[f32])> {
         let all = [
             (Role::Gate, &self.gate),
@@ -58,10 +57,10 @@ impl Neuron {
 }
 
 impl<'a> Packed<'a> {
-    /// Reads the metadata and checks that the banks are those of the model.
+    /// Reads the metadata and checks that the banks match the model.
     ///
     /// # Errors
-    /// Where the metadata does not parse or does not fit the container.
+    /// Metadata that do not parse or do not match the container.
     pub fn new(container: &'a Container) -> Result<Self, Failure> {
         let meta = ContainerMeta::parse(container.meta(), container.path())?;
         let format = NeuronFormat::of(container, &meta)?;
@@ -84,11 +83,11 @@ impl<'a> Packed<'a> {
         &self.meta.config
     }
 
-    /// Calls `f` with each row of the tensor `want`, which is not FFN.
+    /// Calls `f` with each row of the non-FFN tensor `want`.
     ///
     /// # Errors
-    /// A fault where the tensor is missing, has another shape than `want` or is
-    /// damaged (then after `f` has seen it), a read error, and what `f` gives.
+    /// A missing tensor, a wrong shape, a wrong checksum (detected after `f` has seen all rows), a read error, and
+    /// errors of `f`.
     pub fn rows(&self, want: Required, f: &mut RowFn<'_>) -> Result<(), Failure> {
         let Required { id, rows, cols } = want;
         let fail = |what: String| self.fault(id, &what);
@@ -104,10 +103,11 @@ impl<'a> Packed<'a> {
         }
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
-        // no format has more than 8 weights in a byte: bounds the row's size
-        let stride = match cols as u64 > entry.len.saturating_mul(8) {
-            true => 0,
-            false => dtype.row_bytes(cols),
+        // At most 8 weights fit in a byte, which bounds the row size.
+        let stride = if cols as u64 > entry.len.saturating_mul(8) {
+            0
+        } else {
+            dtype.row_bytes(cols)
         };
         if stride == 0 || (rows as u64).checked_mul(stride as u64) != Some(entry.len) {
             return Err(fail(format!(
@@ -146,7 +146,7 @@ impl<'a> Packed<'a> {
         }
         if hash.digest() != entry.xxh3 {
             return Err(Failure::Fault(format!(
-                "{}: tensor {} is damaged: its checksum is {:016x}, stored is {:016x}",
+                "{}: tensor {} is damaged: checksum {:016x}, expected {:016x}",
                 self.container.path().display(),
                 entry.name,
                 hash.digest(),
@@ -163,7 +163,7 @@ impl<'a> Packed<'a> {
         ))
     }
 
-    /// Reads from `offset` of the container on; `None` is past any file.
+    /// Reads `bytes` at `offset` of the container; `None` is an overflowed offset.
     fn read(&self, offset: Option<u64>, bytes: &mut [u8]) -> Result<(), Failure> {
         let path = self.container.path();
         let place = offset
@@ -180,7 +180,7 @@ impl<'a> Packed<'a> {
     /// Calls `f` with every neuron of a bank, in packed order.
     ///
     /// # Errors
-    /// Where a bundle cannot be read or is damaged, and what `f` gives.
+    /// A read error, a damaged bundle, and errors of `f`.
     pub fn neurons(
         &self,
         bank: usize,
@@ -199,9 +199,10 @@ impl<'a> Packed<'a> {
         let row = vec![0.0; self.format.d];
         let mut neuron = Neuron {
             gate: row.clone(),
-            up: match self.format.ungated {
-                true => Vec::new(),
-                false => row.clone(),
+            up: if self.format.ungated {
+                Vec::new()
+            } else {
+                row.clone()
             },
             down: row,
             stored: [Vec::new(), Vec::new()],
@@ -244,7 +245,7 @@ impl<'a> Packed<'a> {
         Ok(())
     }
 
-    /// The Down vectors of the neurons from `first` on whose blocks lie across them.
+    /// Down vectors of the neurons from `first` on, for formats whose blocks span neurons.
     fn downs_across(&self, bank: usize, first: usize, out: &mut Vec<f32>) -> Result<(), Failure> {
         let (g, count) = (self.container.geometry(), across::NEURONS);
         let (stride, span) = (g.stride as usize, g.gate_span as usize);
@@ -269,7 +270,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// One bank for each layer and expert, in order, with the model's neurons.
+/// Checks that there is one bank per layer and expert, in order, with the right number of neurons.
 fn check_banks(container: &Container, c: &ModelConfig) -> Result<(), Failure> {
     let fault = |what: String| Failure::Fault(format!("{}: {what}", container.path().display()));
     let banks = container.banks();

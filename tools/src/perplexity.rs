@@ -1,4 +1,4 @@
-//! `emberflow perplexity`: how well a model predicts a text.
+//! `emberflow perplexity`: perplexity of a model on a text.
 
 use std::io::Write;
 
@@ -11,30 +11,30 @@ use crate::model::{open_engine, open_model};
 use crate::text::{self, Tokens};
 use crate::{Failure, budget, print_json, progress};
 
-/// The result. Keys are a contract.
+/// Output of `perplexity --json`. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct Perplexity {
-    /// Name of the model.
+    /// Model name.
     pub model: String,
-    /// exp of the mean negative log-likelihood per scored token.
+    /// exp(mean negative log-likelihood per scored token).
     pub perplexity: f64,
-    /// The same in bits per byte of text.
+    /// Negative log-likelihood in bits per byte of text.
     pub bits_per_byte: f64,
-    /// Tokens that were scored.
+    /// Scored tokens.
     pub tokens: u64,
-    /// Bytes of the scored tokens' text.
+    /// Bytes of the scored tokens.
     pub bytes: u64,
     /// Tokens per window.
     pub window: u32,
-    /// Share of (neuron, token) pairs that fired.
+    /// Share of (neuron, token) pairs that are active.
     pub active_share: f64,
-    /// Highest resident set of the process (VmHWM).
+    /// Peak resident set of the process (VmHWM).
     pub peak_rss_bytes: Option<u64>,
-    /// The budget.
+    /// Memory budget.
     pub budget_bytes: u64,
 }
 
-/// Tokens per window when none is given.
+/// Default tokens per window.
 pub const WINDOW: u32 = 512;
 
 /// Runs the command.
@@ -59,15 +59,15 @@ pub fn command(args: &PerplexityArgs) -> Result<(), Failure> {
 }
 
 impl Perplexity {
-    /// One line for people.
+    /// Prints one line of text.
     ///
     /// # Errors
-    /// What `out` says.
+    /// I/O errors of `out`.
     pub fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(
             out,
             "perplexity {:.4} ({:.4} bits/byte) over {} tokens in windows of {}; \
-             {:.1} % of neurons fired",
+             {:.1} % of neurons active",
             self.perplexity,
             self.bits_per_byte,
             self.tokens,
@@ -77,15 +77,14 @@ impl Perplexity {
     }
 }
 
-/// The next tokens of a text, as many as are asked for, fewer at its end.
+/// Returns the next tokens of a text, at most as many as requested, fewer at its end.
 pub type NextTokens<'a> = dyn FnMut(usize) -> Result<Vec<u32>, Failure> + 'a;
 
-/// Scores a text in windows; every window but its first token (which has no
-/// context) counts. The model's start token opens each window where it has one.
-/// `see` observes the FFNs of an engine that was opened for that.
+/// Scores a text in windows. Each window starts with an empty context: with the model's BOS token if it has one;
+/// otherwise its first token is not scored. `see` observes the FFNs of an engine opened with an observer.
 ///
 /// # Errors
-/// A text that is too short, or what `next` or the engine says.
+/// A text with fewer than two tokens, and errors of `next` or the engine.
 pub fn measure(
     engine: &mut Engine,
     next: &mut NextTokens<'_>,

@@ -1,4 +1,4 @@
-//! `emberflow plan`: how a model would be run under a budget, and how fast.
+//! `emberflow plan`: how a memory budget is divided, and the expected speed.
 
 use std::io::Write;
 
@@ -13,14 +13,14 @@ use crate::model::open_model;
 use crate::tell::tell;
 use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
 
-/// Budgets of a plan that names none.
+/// Number of budgets if none is given.
 const STEPS: u64 = 8;
 
-/// What `--json` prints.
+/// Output of `plan --json`.
 #[derive(Serialize)]
-struct Report {
+struct PlanReport {
     model: String,
-    /// Positions that the budgets make room for.
+    /// Context length of the plans.
     context: usize,
     smallest_bytes: u64,
     full_bytes: u64,
@@ -30,9 +30,9 @@ struct Report {
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
-    machine::know()?;
+    machine::load_or_measure()?;
     let model = open_model(&args.model)?;
-    // As `run` does before it plans: what the tokenizer comes to hold is a part of the process.
+    // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
     let name = model.text().config().name.clone();
     let context = (args.context as usize).min(model.text().config().max_context as usize);
@@ -47,7 +47,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         ..Options::default()
     };
     let planner = Planner::open(model, options)?;
-    // what `run` will take, which is another start
+    // The smallest budget that a separate `run` process will accept.
     let smallest = planner.smallest_to_name();
     let full = planner.full_budget().max(smallest);
     let budgets: Vec<u64> = if args.memory.is_empty() {
@@ -62,18 +62,16 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let mem = Mem::system();
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
-        let crowded = || budget::crowded(wanted, plan.memory.held(), &mem);
-        if let Some(why) = budget::beyond(wanted, &mem).or_else(crowded) {
-            tell(format_args!(
-                "emberflow: {why}; run takes it with --force only"
-            ));
+        let crowded = || budget::exceeds_free(wanted, plan.memory.held(), &mem);
+        if let Some(why) = budget::exceeds_limit(wanted, &mem).or_else(crowded) {
+            tell(format_args!("emberflow: {why}; run needs --force for it"));
         }
     }
     if let Some(path) = &args.svg {
         atomic::write(path, chart(&name, &plans).as_bytes())?;
     }
     if args.json {
-        return print_json(&Report {
+        return print_json(&PlanReport {
             model: name,
             context,
             smallest_bytes: smallest,
@@ -84,8 +82,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{name}, with a context of {context} tokens: {} at least, {} for all of it and the longest \
-         chunks of prompts\n",
+        "{name}, context {context}: smallest budget {}, {} for the whole model and the longest \
+         prompt chunks\n",
         size::show(smallest),
         size::show(full)
     )?;
@@ -121,7 +119,7 @@ fn table(plans: &[Plan]) -> String {
     out
 }
 
-/// How Gate rows are served: from memory, from the disk, or a share from memory.
+/// How Gate rows are served: resident, streamed, or the resident share.
 fn gates(p: &Plan) -> String {
     match p.gates_resident_share {
         1.0 => "held".into(),
@@ -137,8 +135,8 @@ fn details(p: &Plan) -> String {
     }
     let d = &p.decode;
     out += &format!(
-        "a token     {:.2} ms: {:.2} computing, {:.2} waiting for reads ({:.2} of the device)\n\
-         reads       {:.0} per token, {} in all; {} each or {} in one piece, {} per neuron\n",
+        "a token     {:.2} ms: {:.2} compute, {:.2} I/O wait ({:.2} device time)\n\
+         reads       {:.0} per token, {} in total; {} each or {} sequential, {} per neuron\n",
         d.ms,
         d.compute_ms,
         d.wait_ms,
@@ -150,19 +148,17 @@ fn details(p: &Plan) -> String {
         p.reads_per_bundle
     );
     out += &format!(
-        "threads     {} compute; I/O {}\n\
-         prompts     {} tokens at once\n\
+        "threads     {} compute; I/O thread {}\n\
+         prompts     {} tokens per chunk\n\
          attention   {}\n\
          hot cut    ",
         p.compute_threads,
         p.io_core
-            .map_or("where the system puts it".into(), |c| format!(
-                "on core {c}"
-            )),
+            .map_or("not pinned".into(), |c| format!("on core {c}")),
         p.chunk,
         match p.prefetch_clusters {
-            0 => "nothing is read beside it".into(),
-            n => format!("up to {n} missing clusters of what comes next are read beside it"),
+            0 => "no FFN reads during attention".into(),
+            n => format!("up to {n} missing clusters of the next FFN are read during attention"),
         }
     );
     for cut in &p.hot_cut {
@@ -181,22 +177,21 @@ fn basis(p: &Plan) -> String {
     let b = &p.basis;
     let mut out = String::new();
     if !b.machine_measured {
-        out += "the machine was not measured: emberflow bench io\n";
+        out += "CPU and memory were not measured: run emberflow bench io\n";
     }
     if !b.device_measured {
         out += &format!(
-            "the storage device was not measured ({}): emberflow bench io MODEL --save\n",
+            "the storage device was not measured ({}): run emberflow bench io MODEL --save\n",
             b.device
         );
     }
     if b.device_doubtful {
-        out += "the storage device was measured under load: emberflow bench io again\n";
+        out += "the storage device was measured under load: run emberflow bench io again\n";
     }
     if !b.statistics {
-        out +=
-            "the model has no activation statistics, so hits are a guess: pack it with --stats\n";
+        out += "the model has no activation statistics, so hit rates are a guess: pack it with --stats\n";
     } else if b.neurons_assumed {
-        out += "how the neurons of an expert fire is assumed, as no statistics hold it\n";
+        out += "there are no statistics of neurons inside experts, so their activity is a guess\n";
     }
     out
 }

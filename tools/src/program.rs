@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use crate::tell::tell;
 use crate::{Failure, suggest};
 
-/// Runs `work` with messages on standard error, more of them the higher `verbose`; an error is told
-/// under the program's `name`.
+/// Runs `work` with a logger on standard error at level `verbose`, and prints its error prefixed by the program's
+/// `name`.
 pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
     let level = match verbose {
         0 => "warn",
@@ -22,12 +22,12 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
-        // it would tell of a full standard error by `eprintln`, which panics
+        // The default reports a full standard error with `eprintln`, which panics.
         .log_internal_errors(false)
         .init();
     match known_isa().and_then(|()| work()) {
         Ok(()) => ExitCode::SUCCESS,
-        // the reader of our output has gone away: nobody is left to tell
+        // The reader of our output has gone.
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let hint = failure.missing_file().map(suggest::near_file);
@@ -40,7 +40,7 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
     }
 }
 
-/// Refuses an instruction set that is asked for and that this machine does not have.
+/// Fails if EMBERFLOW_ISA names an instruction set that this machine does not have.
 fn known_isa() -> Result<(), Failure> {
     let Some(wanted) = emberflow_kernels::Cpu::ignored_override() else {
         return Ok(());
@@ -49,7 +49,7 @@ fn known_isa() -> Result<(), Failure> {
         .map(|c| c.name())
         .collect();
     Err(Failure::usage(format!(
-        "EMBERFLOW_ISA asks for {wanted:?}, which this machine does not have; unset it, or take one of: {}",
+        "EMBERFLOW_ISA={wanted:?} is not available on this machine; unset it, or use one of: {}",
         known.join(", ")
     )))
 }

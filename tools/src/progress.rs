@@ -1,4 +1,4 @@
-//! Progress bars on standard error: shown on a terminal, silent in a pipe.
+//! Progress bars on standard error; hidden if it is not a terminal.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use emberflow_storage::mem;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar over `total` bytes.
+/// A progress bar over `total` bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
     styled(
         total,
@@ -16,7 +16,7 @@ pub fn bytes(what: &str, total: u64) -> ProgressBar {
     )
 }
 
-/// A bar over `total` steps.
+/// A progress bar over `total` steps.
 pub fn steps(what: &str, total: u64) -> ProgressBar {
     styled(total, what, "{msg} [{bar:30}] {pos}/{len} eta {eta}")
 }
@@ -29,16 +29,15 @@ fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     bar
 }
 
-/// Follows how the resident set of this process grows, until it is dropped: what is read into memory
-/// shows there, whoever reads it.
+/// A progress bar that follows the resident set of this process until it is dropped.
 pub struct Loading {
-    /// Its end ends the thread.
+    /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Loading {
-    /// A bar over the `total` bytes by which memory is about to grow; nothing where nobody sees it.
+    /// A bar over the `total` bytes that are about to be loaded; hidden if standard error is not a terminal.
     pub fn start(what: &str, total: u64) -> Self {
         let bar = bytes(what, total);
         let Some(before) = mem::rss().filter(|_| !bar.is_hidden()) else {
@@ -68,7 +67,7 @@ impl Drop for Loading {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A bar that failed is no reason to fail.
+            // A failed progress bar must not fail the command.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,6 @@
-//! Where the text to continue comes from: `-p`, `-f`, standard input, or the default one.
+//! The prompt: from `-p`, `-f`, standard input, or a default.
 //!
-//! Text is tokenised as it comes, and no more of it is read than the context holds.
+//! Text is tokenized while it is read, and reading stops once the context is full.
 
 use std::fs::File;
 use std::io::{BufRead, ErrorKind, IsTerminal, Read};
@@ -17,43 +17,42 @@ use crate::cli::RunArgs;
 use crate::tell::tell;
 use crate::text::{BLOCK, Utf8};
 
-/// What the bundled model is asked to continue when no prompt is given.
+/// Default prompt of the bundled models.
 pub const DEFAULT: &str = "# Ownership\n\nOwnership is";
 
-/// How long a pipe may be silent before it is taken for one that nobody writes to: programs that
-/// start others often leave them one.
+/// How long to wait for a silent pipe before using the default prompt. Programs that start others often leave them a
+/// pipe that nobody writes to.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Blocks of a pipe that wait for the tokenizer.
+/// Blocks of a pipe buffered ahead of the tokenizer.
 const WAITING: usize = 2;
 
-/// A text to continue.
+/// A prompt.
 #[derive(Debug)]
 pub struct Prompt {
     /// The text.
     pub text: String,
-    /// Its tokens, with those that the model wants around a text.
+    /// Its tokens, including BOS and EOS if the model wants them.
     pub ids: Vec<u32>,
 }
 
-/// What a prompt is read for.
+/// Reads prompts.
 #[derive(Clone, Copy)]
-pub struct Reader<'a> {
-    /// The model's side of texts.
+pub struct PromptReader<'a> {
+    /// Tokenizer and chat template.
     pub text: &'a Text,
-    /// Tokens that the prompt may have.
+    /// Maximum tokens of a prompt.
     pub context: usize,
 }
 
-impl Reader<'_> {
-    /// The text to continue.
+impl PromptReader<'_> {
+    /// Reads the prompt.
     ///
-    /// `-p -` and `-f -` stand for standard input. Where neither is given, text that comes through a
-    /// pipe or from a file is the prompt; where nothing comes (a terminal, `/dev/null`, an empty or
-    /// silent pipe) a bundled model has a default.
+    /// `-p -` and `-f -` read standard input. If neither is given, a pipe or file on standard input is the prompt; if
+    /// it is a terminal, `/dev/null`, or an empty or silent pipe, bundled models use a default prompt.
     ///
     /// # Errors
-    /// A file that cannot be read, no prompt at all, or one of more tokens than the context holds.
+    /// A file that cannot be read, no prompt, or a prompt that exceeds the context.
     pub fn prompt(self, args: &RunArgs) -> Result<Prompt, Failure> {
         let stdin = Path::new("-");
         match (args.prompt.as_deref(), args.file.as_deref()) {
@@ -73,17 +72,17 @@ impl Reader<'_> {
                     (false, _) => Ok(piped),
                     (true, Some(default)) => self.given(default),
                     (true, None) => Err(Failure::usage(
-                        "no prompt: give one with -p TEXT, -f FILE, --chat or through a pipe",
+                        "no prompt: use -p TEXT, -f FILE, --chat or a pipe",
                     )),
                 }
             }
         }
     }
 
-    /// The next line of a chat, without its end; `None` behind the last.
+    /// Reads the next line of a chat, without its line ending; `None` at the end.
     ///
     /// # Errors
-    /// Input that cannot be read, or a line of more tokens than the context holds.
+    /// Input that cannot be read, or a line that exceeds the context.
     pub fn line(self, from: &mut impl BufRead) -> Result<Option<String>, Failure> {
         let mut taken = self.start(input());
         let mut any = false;
@@ -99,9 +98,10 @@ impl Reader<'_> {
             taken.take(&block[..used])?;
             from.consume(used);
             if used == 0 || end.is_some() {
-                return match any {
-                    true => Ok(Some(taken.finish(true)?.text)),
-                    false => Ok(None),
+                return if any {
+                    Ok(Some(taken.finish(true)?.text))
+                } else {
+                    Ok(None)
                 };
             }
         }
@@ -145,7 +145,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What standard input has to say unasked; nothing where it is a terminal.
+    /// Text from standard input without `-p` or `-f`; `None` for a terminal.
     fn piped<'a>(self, default: Option<&str>) -> Result<Taken<'a>, Failure>
     where
         Self: 'a,
@@ -154,7 +154,7 @@ impl Reader<'_> {
         if std::io::stdin().is_terminal() {
             return Ok(taken);
         }
-        // Only these can be silent for ever.
+        // Only pipes, sockets and devices can block.
         let may_block = std::fs::metadata("/proc/self/fd/0").map_or(true, |m| {
             m.file_type().is_fifo() || m.file_type().is_socket()
         });
@@ -168,13 +168,13 @@ impl Reader<'_> {
             (Err(RecvTimeoutError::Disconnected), _) => return Ok(taken),
             (Err(RecvTimeoutError::Timeout), Some(_)) => {
                 tell(
-                    "emberflow: nothing comes through standard input, so the default prompt is \
-                     taken; -p - waits for a text",
+                    "emberflow: no input on standard input; using the default prompt \
+                     (use -p - to wait for input)",
                 );
                 return Ok(taken);
             }
             (Err(RecvTimeoutError::Timeout), None) => {
-                tell("emberflow: waiting for the prompt on standard input");
+                tell("emberflow: waiting for a prompt on standard input");
             }
         }
         for piece in pieces {
@@ -184,17 +184,17 @@ impl Reader<'_> {
     }
 }
 
-/// What errors call standard input.
+/// Name of standard input in error messages.
 fn input() -> &'static Path {
     Path::new("standard input")
 }
 
-/// The text that came so far.
+/// A prompt being read.
 struct Taken<'a> {
-    reader: Reader<'a>,
+    reader: PromptReader<'a>,
     path: &'a Path,
     utf8: Utf8,
-    /// A line end that may be the last, or half of one.
+    /// A trailing line ending, or the first half of one.
     end: String,
     said: String,
     encoder: Encoder<'a>,
@@ -226,7 +226,7 @@ impl Taken<'_> {
         Ok(())
     }
 
-    /// The whole text; without its last line end where that is only how a shell ends what it pipes.
+    /// The whole text. For a pipe, the last line ending is dropped: shells add it.
     fn finish(mut self, piped: bool) -> Result<Prompt, Failure> {
         std::mem::take(&mut self.utf8)
             .finish()
@@ -245,7 +245,7 @@ impl Taken<'_> {
     }
 }
 
-/// Bytes of the line end with which a text ends, or of the half of one.
+/// Length in bytes of a trailing line ending, or of its first half.
 fn line_end(text: &str) -> usize {
     let ends = ["\r\n", "\n", "\r"];
     ends.iter()
@@ -253,7 +253,7 @@ fn line_end(text: &str) -> usize {
         .map_or(0, |end| end.len())
 }
 
-/// Reads standard input on a thread of its own, which a silent pipe may hold for ever.
+/// Reads standard input on a separate thread, which a silent pipe may block forever.
 fn listen() -> Receiver<std::io::Result<Vec<u8>>> {
     let (tell, pieces) = sync_channel(WAITING);
     std::thread::spawn(move || {
@@ -286,7 +286,7 @@ mod tests {
     fn one_line_end_is_the_shells_however_the_text_comes() {
         let model = Model::demo().unwrap();
         let text = model.text();
-        let reader = Reader { text, context: 8 };
+        let reader = PromptReader { text, context: 8 };
         for (piped, meant) in [
             ("a\n", "a"),
             ("a\r\n", "a"),
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn text_without_an_end_is_refused_with_both_numbers() {
         let model = Model::demo().unwrap();
-        let reader = Reader {
+        let reader = PromptReader {
             text: model.text(),
             context: 100,
         };
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Bytes that never end.
+    /// An endless reader.
     struct Endless<I>(I);
 
     impl<I: Iterator<Item = &'static u8>> Read for Endless<I> {

@@ -1,7 +1,7 @@
-//! Rows in ggml's Q4_K as q4k: the same numbers in another order.
+//! Lossless conversion between ggml's Q4_K and q4k rows: the same numbers in another layout.
 //!
-//! A block of 144 bytes holds 256 weights: d and dmin in f16, 12 bytes of six-bit scales and minimums,
-//! then 128 bytes of which each run of 32 holds two groups, low nibbles first.
+//! A Q4_K block of 144 bytes holds 256 weights: d and dmin in f16, 12 bytes of 6-bit scales and minimums, then 128
+//! bytes of nibbles, where each run of 32 bytes holds two groups, low nibbles first.
 
 use emberflow_kernels::{
     DType, GROUP, Row, SUPER_GROUPS, SuperBlock, nibble, store_q4k_row, super_blocks,
@@ -11,17 +11,17 @@ use emberflow_models::names::TensorId;
 
 use crate::Failure;
 
-/// Weights of a block.
+/// Weights per block.
 const WEIGHTS: usize = DType::Q4k.span();
-/// Its bytes.
+/// Bytes per block.
 const BYTES: usize = 144;
 const _: () = assert!(WEIGHTS == GROUP * SUPER_GROUPS);
 
-/// Reads a row of the checkpoint as the q4k row `out` with exactly the same numbers. False where the
-/// checkpoint does not store it in Q4_K, or where some are no numbers; `out` is then unspecified.
+/// Reads a row of the checkpoint as the q4k row `out`, losslessly. Returns false if the checkpoint does not store it
+/// in Q4_K, or if a scale is not finite; `out` is then unspecified.
 ///
 /// # Errors
-/// Where the checkpoint cannot be read.
+/// The checkpoint cannot be read.
 pub fn read(
     source: &dyn Checkpoint,
     id: TensorId,
@@ -44,7 +44,7 @@ pub fn read(
     Ok(blocks.iter().all(|b| finite(b.d) && finite(b.dmin)))
 }
 
-/// Appends a q4k row of whole super-blocks as blocks of Q4_K with exactly the same numbers.
+/// Appends a q4k row of whole super-blocks as Q4_K blocks, losslessly.
 pub fn write(row: Row<'_>, out: &mut Vec<u8>) {
     let blocks = super_blocks(row.scales(), row.len() / GROUP);
     for (numbers, quants) in blocks.zip(row.quants().chunks_exact(WEIGHTS / 2)) {
@@ -52,7 +52,7 @@ pub fn write(row: Row<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// A block of these numbers.
+/// Encodes one block.
 fn encode(numbers: &SuperBlock, quants: &[u8]) -> [u8; BYTES] {
     let mut block = [0; BYTES];
     block[..2].copy_from_slice(&numbers.d.to_le_bytes());
@@ -71,7 +71,7 @@ fn encode(numbers: &SuperBlock, quants: &[u8]) -> [u8; BYTES] {
     block
 }
 
-/// A block's numbers.
+/// Decodes one block.
 fn decode(block: &[u8; BYTES], nibbles: &mut [u8]) -> SuperBlock {
     let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     let (packed, quants) = (&block[4..16], &block[16..]);
@@ -80,8 +80,8 @@ fn decode(block: &[u8; BYTES], nibbles: &mut [u8]) -> SuperBlock {
         dmin: half(2),
         ..SuperBlock::default()
     };
-    // The first four groups lie in the low six bits of bytes 0 to 7; the others have four bits in
-    // bytes 8 to 11 and two in the top of those.
+    // Scales and minimums of the first four groups are the low six bits of bytes 0 to 7. The others have four bits in
+    // bytes 8 to 11 and two in the top bits of bytes 0 to 7.
     for g in 0..SUPER_GROUPS {
         (numbers.scales[g], numbers.mins[g]) = match g {
             0..4 => (packed[g] & 63, packed[g + 4] & 63),

@@ -1,4 +1,4 @@
-//! `emberflow run`: generate text.
+//! `emberflow run`: generates text.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -14,22 +14,22 @@ use emberflow_models::chat::{Conversation, Message};
 
 use crate::cli::RunArgs;
 use crate::model::{Use, open_for, open_model};
-use crate::prompt::{Prompt, Reader};
+use crate::prompt::{Prompt, PromptReader};
 use crate::serve::stops::Stops;
 use crate::tell::{tell, tell_part};
 use crate::template::Renderer;
 use crate::{Failure, atomic, budget, chrome, interrupt, print_json};
 
-/// What a run was asked for, and the positions that there are.
+/// The options of a run and its context length.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct RunContext<'a> {
     args: &'a RunArgs,
     context: usize,
-    /// Positions that the model was made for.
+    /// Maximum context length of the model.
     max: usize,
 }
 
-/// Context of a chat when none is given, and room behind a prompt for a text of no given length.
+/// Default context of a chat, and positions after the prompt if `-n` sets no limit.
 const ROOM: usize = 2048;
 
 /// Runs the command.
@@ -40,18 +40,18 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let reads = [args.model.file(), args.file.as_deref()];
     atomic::may_write_each([&args.record.trace], args.force, &reads)?;
-    // before the prompt: a model that is not there is what is wrong
+    // Open the model first: a missing model is the first error to report.
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
-    let reader = Reader {
+    let reader = PromptReader {
         text: model.text(),
         context: args.context.map_or(max, |c| c as usize),
     };
     let Prompt { text, ids: prompt } = reader.prompt(args)?;
     if prompt.is_empty() {
-        return Err(Failure::usage("the prompt is empty; give some text"));
+        return Err(Failure::usage("the prompt is empty"));
     }
-    // The context decides the memory plan: as long as needed, not as long as possible.
+    // The context length decides the memory plan: use what is needed, not the model's maximum.
     let needed = prompt
         .len()
         .saturating_add(args.most_tokens().unwrap_or(ROOM));
@@ -63,12 +63,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             limit: max,
         }));
     }
-    let asked = Asked { args, context, max };
+    let asked = RunContext { args, context, max };
     let sampling = checked_sampling(args, model.text())?;
     let batch = args.best_of.map_or(1, usize::from);
     if batch > 1 && sampling.temperature == 0.0 {
         return Err(Failure::usage(
-            "--best-of draws different texts only with a temperature above 0: give --temp",
+            "--best-of needs a temperature above 0: use --temp",
         ));
     }
     let spans = args.record.trace.as_ref().map_or(0, |_| chrome::ROOM);
@@ -81,10 +81,10 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
     let mut sequence = engine.new_sequence()?;
     if !args.json {
-        say(&text)?;
+        print_now(&text)?;
     }
     if args.best_of.is_some() {
         best_of(&mut engine, sequence, &prompt, asked, &stop)?;
@@ -111,16 +111,16 @@ fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// Writes text to standard output at once.
-fn say(text: &str) -> Result<(), Failure> {
+/// Writes text to standard output and flushes it.
+fn print_now(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
 }
 
-/// What the arguments say of sampling.
-fn chosen(args: &RunArgs) -> SamplingDefaults {
+/// Sampling options from the command line.
+fn cli_sampling(args: &RunArgs) -> SamplingDefaults {
     SamplingDefaults {
         temperature: args.temp,
         top_k: args.top_k,
@@ -131,27 +131,31 @@ fn chosen(args: &RunArgs) -> SamplingDefaults {
     }
 }
 
-/// What the arguments say, else what the checkpoint recommends, else greedy.
+/// Sampling: command line, else the checkpoint's recommendation, else greedy.
 fn sampling(args: &RunArgs, text: &Text) -> Sampling {
     Sampling {
         seed: args.seed,
-        ..text.sampling(chosen(args))
+        ..text.sampling(cli_sampling(args))
     }
 }
 
-/// The same, if it makes sense.
+/// As [`sampling`], checked.
 fn checked_sampling(args: &RunArgs, text: &Text) -> Result<Sampling, Failure> {
     let sampling = sampling(args, text);
     sampling.validate().map_err(Failure::usage)?;
     Ok(sampling)
 }
 
-/// The same, and who says so.
+/// The sampling parameters and where each comes from.
 fn sampling_report(args: &RunArgs, text: &Text) -> SamplingReport {
-    SamplingReport::new(sampling(args, text), chosen(args), text.meta().sampling)
+    SamplingReport::new(
+        sampling(args, text),
+        cli_sampling(args),
+        text.meta().sampling,
+    )
 }
 
-/// What to generate.
+/// The engine's request.
 fn request(engine: &Engine, args: &RunArgs) -> Request {
     Request {
         max_tokens: args.most_tokens().unwrap_or(usize::MAX),
@@ -162,11 +166,12 @@ fn request(engine: &Engine, args: &RunArgs) -> Request {
     }
 }
 
-/// Whether to go on: Ctrl-C sets `stop`.
-fn unless(stop: &AtomicBool) -> ControlFlow<()> {
-    match stop.load(Ordering::Relaxed) {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+/// Breaks if Ctrl-C has set `stop`.
+fn continue_unless(stop: &AtomicBool) -> ControlFlow<()> {
+    if stop.load(Ordering::Relaxed) {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
     }
 }
 
@@ -175,13 +180,13 @@ fn best_of(
     engine: &mut Engine,
     sequence: Sequence,
     prompt: &[u32],
-    asked: Asked<'_>,
+    asked: RunContext<'_>,
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let args = asked.args;
     let request = request(engine, args);
     let samples = args.best_of.map_or(1, usize::from);
-    let mut on_pass = || unless(stop);
+    let mut on_pass = || continue_unless(stop);
     let batch = engine.generate_batch(sequence, prompt, &request, samples, &mut on_pass)?;
     let tokenizer = engine.text().tokenizer();
     let texts = batch.samples.iter().map(|sample| {
@@ -212,8 +217,8 @@ fn best_of(
     if args.json {
         return print_json(&report);
     }
-    say(&report.text)?;
-    say("\n")?;
+    print_now(&report.text)?;
+    print_now("\n")?;
     let winner = &batch.samples[batch.best()];
     tell_end(winner.stop, winner.tokens.len(), asked);
     tell(format_args!("\n{}", report.summary()));
@@ -242,22 +247,23 @@ fn generate(
     let quiet = args.json;
     let mut generation = engine.generate(sequence, prompt, &request, &mut |progress| {
         let Progress::Token(token) = progress else {
-            return unless(stop);
+            return continue_unless(stop);
         };
         let passed = stops.push_token(&mut stream, token);
         let piece = passed.text;
         if !quiet
             && !piece.is_empty()
-            && let Err(e) = say(&piece)
+            && let Err(e) = print_now(&piece)
         {
             failure = Some(e);
             return ControlFlow::Break(());
         }
         text.push_str(&piece);
         stopped = passed.stopped;
-        match stopped {
-            true => ControlFlow::Break(()),
-            false => unless(stop),
+        if stopped {
+            ControlFlow::Break(())
+        } else {
+            continue_unless(stop)
         }
     })?;
     if let Some(f) = failure {
@@ -270,7 +276,7 @@ fn generate(
     let rest = stops.finish() + &stream.finish().unwrap_or_default();
     if !rest.is_empty() {
         if !quiet {
-            say(&rest)?;
+            print_now(&rest)?;
         }
         text.push_str(&rest);
     }
@@ -281,7 +287,7 @@ fn finish(
     engine: &mut Engine,
     generation: &Generation,
     text: String,
-    asked: Asked<'_>,
+    asked: RunContext<'_>,
 ) -> Result<(), Failure> {
     let args = asked.args;
     let mut report = Report::new(engine, generation, text)?;
@@ -293,44 +299,45 @@ fn finish(
     if args.json {
         return print_json(&report);
     }
-    say("\n")?;
+    print_now("\n")?;
     tell_end(generation.stop, generation.tokens.len(), asked);
-    match args.chat && !tracing::enabled!(tracing::Level::INFO) {
-        true => tell(format_args!(
+    if args.chat && !tracing::enabled!(tracing::Level::INFO) {
+        tell(format_args!(
             "({} tokens, {:.1} tokens/s)",
             report.generated_tokens, report.decode_tokens_per_s
-        )),
-        false => tell(format_args!("\n{}", report.summary())),
+        ))
+    } else {
+        tell(format_args!("\n{}", report.summary()))
     }
     Ok(())
 }
 
-/// Why there are fewer tokens than were asked for, or why an answer is not whole. In a chat the end of
-/// an answer is no surprise, nor is its length elsewhere.
-fn tell_end(stop: Stop, tokens: usize, asked: Asked<'_>) {
+/// Says why the text is shorter than requested, or why a chat answer was cut. In a chat, an answer that ends with EOS
+/// needs no message; otherwise neither does one of the requested length.
+fn tell_end(stop: Stop, tokens: usize, asked: RunContext<'_>) {
     let (chat, most) = (asked.args.chat, asked.args.most_tokens());
     match (stop, most) {
         (Stop::Eos, Some(most)) if !chat && tokens < most => tell(format_args!(
-            "\nthe model ended the text (end-of-text token) after {tokens} of {most} tokens; \
-             --ignore-eos goes on"
+            "\nthe model ended the text (EOS) after {tokens} of {most} tokens; \
+             --ignore-eos continues"
         )),
         (Stop::Length, Some(most)) if chat => tell(format_args!(
-            "(the answer is cut after {most} tokens, as -n says; without -n it goes on to its end)"
+            "(answer cut after {most} tokens by -n; without -n it runs to its end)"
         )),
         (Stop::Context, _) if asked.context < asked.max => tell(format_args!(
-            "\nthe context of {} tokens is full; --context makes more room, up to {}",
+            "\nthe context of {} tokens is full; use --context for more, up to {}",
             asked.context, asked.max
         )),
         (Stop::Context, _) => tell(format_args!(
-            "\nthe context of {} tokens is full, and this model was made for no more",
+            "\nthe context of {} tokens is full, which is the model's maximum",
             asked.context
         )),
         _ => {}
     }
 }
 
-/// A conversation that the assistant is to go on with.
-fn begun(system: Option<&str>) -> Conversation {
+/// A conversation with an optional system message.
+fn start_conversation(system: Option<&str>) -> Conversation {
     let system = system.map(|text| Message::new("system", text));
     Conversation {
         messages: system.into_iter().collect(),
@@ -354,20 +361,20 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
-    let asked = Asked { args, context, max };
-    let mut said = begun(args.system.as_deref());
+    interrupt::on_ctrl_c(&stop);
+    let asked = RunContext { args, context, max };
+    let mut said = start_conversation(args.system.as_deref());
     let first_turn = said.messages.len();
     let mut sequence = engine.new_sequence()?;
     let interactive = std::io::stdin().is_terminal() && !args.json;
     let mut input = std::io::stdin().lock();
     let text = engine.text().clone();
-    let reader = Reader {
+    let reader = PromptReader {
         text: &text,
         context,
     };
     if interactive {
-        greet(args, engine.text());
+        print_greeting(args, engine.text());
     }
     loop {
         if interactive {
@@ -376,7 +383,7 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         let Some(line) = reader.line(&mut input)? else {
             return Ok(());
         };
-        // Ctrl-C at the prompt, where nothing was running
+        // Ctrl-C while waiting for input.
         if stop.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);
         }
@@ -388,11 +395,11 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
         said.messages.push(Message::new("user", &line));
         let ids = loop {
             let ids = rendered(&template, &said, &text)?;
-            if !forget(&mut said.messages, first_turn, ids.len(), context) {
+            if !drop_oldest(&mut said.messages, first_turn, ids.len(), context) {
                 break ids;
             }
         };
-        // What the sequence already holds is kept as far as it agrees.
+        // Reuse the KV cache for the longest common prefix.
         let both = sequence.tokens().iter().zip(&ids);
         let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
         let common = sequence.truncate(common);
@@ -408,12 +415,13 @@ fn chat(args: &RunArgs) -> Result<(), Failure> {
     }
 }
 
-/// The tokens of a conversation. The template writes its own special tokens.
+/// Tokens of a conversation. The template writes its special tokens itself.
 fn rendered(template: &Renderer, said: &Conversation, text: &Text) -> Result<Vec<u32>, Failure> {
     let ids = text.tokens(&template.render(said)?)?;
-    match ids.is_empty() {
-        true => Err(Failure::usage("the chat template renders to no text")),
-        false => Ok(ids),
+    if ids.is_empty() {
+        Err(Failure::usage("the chat template renders an empty text"))
+    } else {
+        Ok(ids)
     }
 }
 
@@ -422,7 +430,7 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     let missing = "this model has no chat template; use -p TEXT or -f FILE";
     let template = template.ok_or_else(|| Failure::usage(missing))?;
     if let Some(system) = &args.system {
-        let mut probe = begun(Some(system));
+        let mut probe = start_conversation(Some(system));
         probe.messages.push(Message::new("user", "u"));
         if !template.render(&probe)?.contains(system.trim()) {
             tell(
@@ -433,22 +441,27 @@ fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
     Ok(template)
 }
 
-/// What people should know before they write.
-fn greet(args: &RunArgs, text: &Text) {
+/// Prints the model's name, the sampling parameters and the keys of the chat.
+fn print_greeting(args: &RunArgs, text: &Text) {
     tell(format_args!(
-        "{}, sampling {}\nCtrl-C stops an answer, Ctrl-D or /exit leaves.",
+        "{}, sampling {}\nCtrl-C stops an answer; Ctrl-D or /exit quits.",
         text.config().name,
         sampling_report(args, text).summary()
     ));
 }
 
-/// Drops the oldest exchange after `first_turn` where `tokens` leave an answer less than a quarter of
-/// the context; false where they do not, or where there is none to drop.
-fn forget(messages: &mut Vec<Message>, first_turn: usize, tokens: usize, context: usize) -> bool {
+/// If `tokens` leave less than a quarter of the context for the answer, drops the oldest exchange after `first_turn`.
+/// Returns false if nothing was dropped.
+fn drop_oldest(
+    messages: &mut Vec<Message>,
+    first_turn: usize,
+    tokens: usize,
+    context: usize,
+) -> bool {
     if tokens < context - context / 4 || messages.len() <= first_turn + 1 {
         return false;
     }
-    tell("(the context is nearly full: the oldest exchange is forgotten)");
+    tell("(the context is nearly full: dropping the oldest exchange)");
     messages.drain(first_turn..(first_turn + 2).min(messages.len() - 1));
     true
 }

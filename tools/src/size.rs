@@ -1,7 +1,7 @@
 //! Sizes as people type them: `2GiB`, `512MiB`, `700MB`, `1073741824`.
 
-/// Parses a size in bytes. Binary (`KiB`, `MiB`, `GiB`) and decimal (`KB`, `MB`,
-/// `GB`) units, fractions allowed; no unit = bytes.
+/// Parses a size in bytes: a number, which may have a fraction, and an optional binary (`KiB`, `MiB`, `GiB`) or
+/// decimal (`KB`, `MB`, `GB`) unit.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text
@@ -29,12 +29,12 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("{text:?} is not a size; for example 512MiB or 2GiB"))?;
     let bytes = value * factor as f64;
     if bytes >= u64::MAX as f64 {
-        return Err(format!("{text:?} is larger than any memory"));
+        return Err(format!("{text:?} is too large"));
     }
     Ok(bytes as u64)
 }
 
-/// Bytes for people, in binary units.
+/// Formats bytes in binary units.
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,20 +1,20 @@
-//! Medians and spreads of measurements.
+//! Medians and ranges of measurements.
 
 use serde::Serialize;
 
-/// The middle of some measurements.
+/// Median and quartiles.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Spread {
     /// Median.
     pub median: f64,
-    /// A quarter of the values are at most this.
+    /// First quartile.
     pub low: f64,
-    /// Three quarters of the values are at most this.
+    /// Third quartile.
     pub high: f64,
 }
 
 impl Spread {
-    /// Sorts the values and takes their middle; zeros without values.
+    /// Sorts the values and computes their quartiles; zeros if there are none.
     pub fn of(values: &mut [f64]) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -30,19 +30,20 @@ impl Spread {
     }
 }
 
-/// The median of some measurements, and the ends.
+/// Median, minimum and maximum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Range {
     /// Median.
     pub median: f64,
-    /// Smallest value.
+    /// Minimum.
     pub min: f64,
-    /// Greatest value.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Range {
-    /// Sorts the values and takes their middle, of two the mean; zeros without values.
+    /// Sorts the values and computes their median (the mean of the middle two for an even number) and range; zeros if
+    /// there are none.
     pub fn of(values: &mut [f64]) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |i: usize| values.get(i).copied().unwrap_or_default();
@@ -54,7 +55,7 @@ impl Range {
         }
     }
 
-    /// All three in another unit.
+    /// Applies `f` to all three.
     pub fn map(self, f: impl Fn(f64) -> f64) -> Self {
         Self {
             median: f(self.median),
@@ -63,7 +64,7 @@ impl Range {
         }
     }
 
-    /// As a table has it: the median, and the ends where there are any.
+    /// Formats the median, and the range if it is not empty.
     pub fn show(self, digits: usize) -> String {
         let Self { median, min, max } = self;
         if min == max {
@@ -74,7 +75,7 @@ impl Range {
     }
 }
 
-/// Nearest-rank percentile of ascending values; 0 without any.
+/// Nearest-rank percentile of ascending values; 0 if there are none.
 pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     let rank = (p * sorted.len() as f64).ceil() as usize;
     let value = sorted.get(rank.saturating_sub(1));

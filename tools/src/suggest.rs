@@ -1,15 +1,15 @@
-//! "Did you mean": the nearest of the names that exist.
+//! "Did you mean": suggestions for mistyped or foreign commands, options and files.
 //!
-//! The argument parser suggests options and values itself; here is what it does not: commands of
-//! few letters, values that it does not list, and files.
+//! clap suggests options and listed values itself. This module adds short commands, unlisted values, files, and the
+//! options of other programs.
 
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use strsim::damerau_levenshtein;
 
-/// The nearest of `names` to `word`, where it is as near as a slip of the hand: one letter of
-/// four, or the rest left out.
+/// The name nearest to `word`, if it is at most one edit per four letters (at least one) away, or `word` is a prefix
+/// of it.
 pub fn nearest<S: AsRef<str>>(word: &str, names: impl IntoIterator<Item = S>) -> Option<S> {
     let word = word.to_lowercase();
     let letters = word.chars().count();
@@ -26,7 +26,7 @@ pub fn nearest<S: AsRef<str>>(word: &str, names: impl IntoIterator<Item = S>) ->
         .map(|(_, name)| name)
 }
 
-/// What to add to a message that `word` is unknown; empty where no name is near.
+/// A suggestion to append to the message that `word` is unknown; empty if no name is near.
 pub fn did_you_mean<S: AsRef<str>>(word: &str, names: impl IntoIterator<Item = S>) -> String {
     match nearest(word, names) {
         Some(name) => format!("; did you mean {}?", name.as_ref()),
@@ -34,7 +34,7 @@ pub fn did_you_mean<S: AsRef<str>>(word: &str, names: impl IntoIterator<Item = S
     }
 }
 
-/// What to add to a message that the file `path` does not exist.
+/// A suggestion to append to the message that the file `path` does not exist.
 pub fn near_file(path: &Path) -> String {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -42,7 +42,7 @@ pub fn near_file(path: &Path) -> String {
     };
     // `run "A text"`
     if let Some(text) = path.to_str().filter(|t| t.contains(' ')) {
-        return format!("; a text to continue is given by -p {}", quoted(text));
+        return format!("; to pass a prompt, use -p {}", quoted(text));
     }
     if !folder.exists() {
         return format!("; the folder {} does not exist", folder.display());
@@ -59,11 +59,11 @@ pub fn near_file(path: &Path) -> String {
     }
 }
 
-/// Options of other programs (llama.cpp, Ollama, vLLM), and what says the same here.
-const ELSEWHERE: [(&[&str], &str); 19] = [
+/// Options of other programs (llama.cpp, Ollama, vLLM) and their equivalents.
+const FOREIGN_OPTIONS: [(&[&str], &str); 19] = [
     (
         &["-m", "--model"],
-        "the model stands by itself: 'emberflow run MODEL'",
+        "the model is a positional argument: 'emberflow run MODEL'",
     ),
     (
         &[
@@ -73,12 +73,12 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
             "--n-ctx",
             "--max-model-len",
         ],
-        "'--context N' sets the positions to make room for",
+        "'--context N' sets the context length",
     ),
     (&["-t"], "'--threads N' sets the number of compute threads"),
     (
         &["-i", "-cnv", "--interactive", "--conversation"],
-        "'--chat' talks to the model",
+        "'--chat' starts a chat",
     ),
     (
         &["-sys", "--system-prompt"],
@@ -86,25 +86,25 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
     ),
     (
         &["-ngl", "--n-gpu-layers", "--gpu-layers"],
-        "'--device opencl' uses a graphics processor (see 'emberflow doctor')",
+        "'--device opencl' uses a GPU (see 'emberflow doctor')",
     ),
     (
         &["--n-predict", "--predict", "--max-tokens", "--num-predict"],
-        "'-n N' sets the most tokens to generate; -1 goes on to the end",
+        "'-n N' sets the maximum number of tokens to generate; -1 for no limit",
     ),
     (&["-s"], "'--seed S' sets the seed"),
     (&["--temperature"], "'--temp T' sets the temperature"),
     (
         &["--repetition-penalty", "--repeat-last-n"],
-        "'--repeat-penalty R' weakens tokens that were used recently",
+        "'--repeat-penalty R' penalizes recent tokens",
     ),
     (
         &["-b", "-ub", "--batch-size", "--ubatch-size", "--chunk"],
-        "the prompt tokens computed at once follow the memory",
+        "the prefill batch size is chosen from the memory budget",
     ),
     (
         &["--device-memory"],
-        "'--device NAME=SIZE' bounds what the device holds",
+        "'--device NAME=SIZE' limits device memory",
     ),
     (
         &[
@@ -117,55 +117,52 @@ const ELSEWHERE: [(&[&str], &str); 19] = [
             "--judge",
             "--scheduling",
         ],
-        "it is the laboratory's: 'cargo run --release -p emberflow-benches -- --help' in the sources",
+        "moved to the laboratory: 'cargo run --release -p emberflow-benches -- --help' in the source tree",
     ),
-    (&["-np"], "'serve --parallel N' sets the texts at once"),
+    (
+        &["-np"],
+        "'serve --parallel N' sets the number of concurrent requests",
+    ),
     (
         &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"],
-        "'--kv f16' or '--kv f32' sets the format of keys and values",
+        "'--kv f16' or '--kv f32' sets the type of the KV cache",
     ),
-    (
-        &["--mlock"],
-        "'--lock' keeps neurons from being swapped out",
-    ),
-    (
-        &["--no-mmap", "--mmap"],
-        "'--memory SIZE' bounds what is held in memory",
-    ),
+    (&["--mlock"], "'--lock' locks the weights in memory"),
+    (&["--no-mmap", "--mmap"], "'--memory SIZE' limits memory"),
     (
         &["-hf", "-hfr", "--hf-repo"],
-        "nothing is downloaded here; 'emberflow pack FILE -o model.ember' takes a file that you have",
+        "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",
     ),
     (
         &["--chat-template", "--jinja"],
-        "the chat template is the checkpoint's own",
+        "the chat template always comes from the model",
     ),
 ];
 
-/// Commands of other programs, and what does the same here.
-const VERBS: [(&[&str], &str); 6] = [
+/// Commands of other programs and their equivalents.
+const FOREIGN_COMMANDS: [(&[&str], &str); 6] = [
     (
         &["pull"],
-        "nothing is downloaded here; 'emberflow pack FILE -o model.ember' takes a file that you have",
+        "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",
     ),
     (
         &["list", "ls", "ps"],
-        "models are files; a server tells its own at /v1/models",
+        "models are files; a server lists its model at /v1/models",
     ),
     (&["show"], "'emberflow inspect MODEL' shows a model"),
     (
         &["chat", "generate"],
-        "'emberflow run MODEL --chat' talks, 'emberflow run MODEL -p TEXT' goes on with a text",
+        "use 'emberflow run MODEL --chat' or 'emberflow run MODEL -p TEXT'",
     ),
     (
         &["quantize", "convert", "create"],
-        "'emberflow pack MODEL -o model.ember --quant FORMAT' does it",
+        "use 'emberflow pack MODEL -o model.ember --quant FORMAT'",
     ),
-    (&["version"], "'emberflow --version' tells it"),
+    (&["version"], "use 'emberflow --version'"),
 ];
 
-/// Commands of other programs, of the laboratory, and those that are a part of another one now.
-fn moved(command: &clap::Command, word: &str) -> Option<String> {
+/// The equivalent of a command of another program, of the laboratory, or of one merged into another.
+fn foreign_command(command: &clap::Command, word: &str) -> Option<String> {
     const LAB: [&str; 12] = [
         "synth",
         "trace",
@@ -180,19 +177,21 @@ fn moved(command: &clap::Command, word: &str) -> Option<String> {
         "serve",
         "split",
     ];
-    let verb = VERBS.iter().find(|(verbs, _)| verbs.contains(&word));
+    let verb = FOREIGN_COMMANDS
+        .iter()
+        .find(|(verbs, _)| verbs.contains(&word));
     match (command.get_name(), word) {
         ("emberflow", _) if verb.is_some() => verb.map(|(_, tip)| (*tip).to_owned()),
-        ("bench", "device") => Some("'emberflow bench io' measures the machine too".to_owned()),
+        ("bench", "device") => Some("use 'emberflow bench io'".to_owned()),
         ("emberflow" | "bench", word) if LAB.contains(&word) => Some(format!(
-            "it is the laboratory's: 'cargo run --release -p emberflow-benches -- {word}' in the sources"
+            "moved to the laboratory: 'cargo run --release -p emberflow-benches -- {word}' in the source tree"
         )),
         _ => None,
     }
 }
 
-/// What to write instead of an option of another program, if one of `words` is such.
-fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static str> {
+/// The equivalent of the first of `words` that is an option of another program.
+fn foreign_option(words: &[String], command: &clap::Command) -> Option<&'static str> {
     let ours = |flag: &str| {
         command.get_arguments().any(|a| {
             let short = a.get_short().map(|c| format!("-{c}"));
@@ -204,13 +203,15 @@ fn from_elsewhere(words: &[String], command: &clap::Command) -> Option<&'static 
         let flag = word.split('=').next().unwrap_or_default();
         // `-c2048`
         let flag = flag.trim_end_matches(|c: char| c.is_ascii_digit());
-        let known = ELSEWHERE.iter().find(|(flags, _)| flags.contains(&flag));
+        let known = FOREIGN_OPTIONS
+            .iter()
+            .find(|(flags, _)| flags.contains(&flag));
         known.filter(|_| !ours(flag)).map(|(_, told)| *told)
     };
     words.iter().filter(|w| w.starts_with('-')).find_map(told)
 }
 
-/// A text in quotation marks for a shell, shortened where it is long.
+/// A text in double quotes for a shell, shortened to 40 characters.
 fn quoted(text: &str) -> String {
     let mut short: String = text.chars().take(40).collect();
     if short.len() < text.len() {
@@ -219,8 +220,8 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", short.replace(['\n', '\r'], " "))
 }
 
-/// Adds to an error of the argument parser what it could not suggest: a command that was meant, be
-/// it that the word was taken for a model (`profile shw`), and what to do with a model.
+/// Adds to an error of clap the suggestions it could not make: a mistyped command, even where clap took the word for
+/// a model (`profile shw`), an equivalent of a foreign command or option, and what to do with a model or a prompt.
 pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
     let usage = [
         ErrorKind::InvalidSubcommand,
@@ -243,12 +244,12 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         None => true,
     });
     let tip = |text: String| ContextValue::StyledStrs(vec![text.into()]);
-    if let Some(told) = from_elsewhere(&words, command) {
+    if let Some(told) = foreign_option(&words, command) {
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, tip(told.to_owned()));
         return error;
     }
-    if let Some(told) = unknown.and_then(|word| moved(command, word)) {
+    if let Some(told) = unknown.and_then(|word| foreign_command(command, word)) {
         error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, tip(told));
         return error;
@@ -263,7 +264,7 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         && command.get_name() == "run"
         && !text.starts_with('-')
     {
-        let told = format!("a text to continue is given by '-p {}'", quoted(text));
+        let told = format!("to pass a prompt, use '-p {}'", quoted(text));
         error.insert(ContextKind::Suggested, tip(told));
         return error;
     }
@@ -275,12 +276,13 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         let value = ContextValue::Strings(vec![name]);
         error.insert(ContextKind::SuggestedSubcommand, value);
     } else if error.kind() == ErrorKind::InvalidSubcommand {
-        let told = match Path::new(unknown).exists() {
-            true => format!("a model is run by 'emberflow run {unknown}'"),
-            false => format!(
-                "a text is continued by 'emberflow run -p {}'",
+        let told = if Path::new(unknown).exists() {
+            format!("to run a model, use 'emberflow run {unknown}'")
+        } else {
+            format!(
+                "to pass a prompt, use 'emberflow run -p {}'",
                 quoted(unknown)
-            ),
+            )
         };
         if Path::new(unknown).exists() || unknown.contains(' ') {
             error.insert(ContextKind::Suggested, tip(told));

@@ -1,8 +1,7 @@
-//! Chat templates, rendered in a process of their own.
+//! Renders chat templates in a child process.
 //!
-//! A template is code from a file that somebody else wrote. Its steps are counted, but one step can
-//! double a string, so that sixty of them need more memory than there is. This program, started
-//! again, therefore renders it within limits of memory and processor time that the kernel keeps.
+//! A template is untrusted code. The interpreter bounds its steps, but one step can double a string, so sixty steps
+//! could exhaust memory. The child (this program again) has kernel limits on memory and CPU time.
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -14,26 +13,25 @@ use serde::{Deserialize, Serialize};
 use crate::Failure;
 use crate::child::{self, Limits};
 
-/// Most bytes of memory for a conversation of `input` bytes: eight copies of it, and what the program
-/// itself takes.
+/// Memory limit in bytes for a conversation of `input` bytes: eight copies of it plus the program.
 const fn memory(input: u64) -> u64 {
     (4 << 20) + 8 * input
 }
 
-/// Most processor time.
+/// CPU time limit.
 const SECONDS: u64 = 1;
 
-/// What the child reads.
+/// Input of the child.
 #[derive(Debug, Serialize, Deserialize)]
-struct Input {
+struct RenderInput {
     template: String,
     tool_template: Option<String>,
-    /// Names and texts.
+    /// Special tokens: names and texts.
     tokens: Vec<(String, String)>,
     conversation: Conversation,
 }
 
-/// Renders one conversation at a time.
+/// Renders conversations, one at a time.
 #[derive(Debug)]
 pub struct Renderer {
     template: ChatTemplate,
@@ -41,7 +39,7 @@ pub struct Renderer {
 }
 
 impl Renderer {
-    /// Renders by `template`.
+    /// A renderer for `template`.
     pub fn new(template: ChatTemplate) -> Self {
         Self {
             template,
@@ -49,12 +47,12 @@ impl Renderer {
         }
     }
 
-    /// The template's text; with tools, that of the template for them.
+    /// The template's source; with tools, that of the tool template.
     pub fn source(&self, with_tools: bool) -> &str {
         self.template.source(with_tools)
     }
 
-    /// Most bytes that the child takes for messages of `bytes` bytes.
+    /// Memory that the child may use for messages of `bytes` bytes.
     pub fn memory(&self, bytes: usize) -> u64 {
         let sources = [
             self.template.source(false),
@@ -63,14 +61,14 @@ impl Renderer {
         memory((bytes + sources.map(str::len).iter().sum::<usize>()) as u64)
     }
 
-    /// Renders the prompt for a conversation.
+    /// Renders the prompt of a conversation.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], and for a template that takes too much memory or time.
+    /// As [`ChatTemplate::render`], and a template that exceeds its memory or time limit.
     pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
         let failed = |reason: String| Error::ChatTemplate { reason };
         let template = &self.template;
-        let input = Input {
+        let input = RenderInput {
             template: template.source(false).to_owned(),
             tool_template: template.tool_source().map(str::to_owned),
             tokens: template
@@ -82,10 +80,10 @@ impl Renderer {
         let input = serde_json::to_vec(&input).map_err(|e| failed(e.to_string()))?;
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = child::ask("render-template", &input, memory(input.len() as u64));
-        let ended = ended.map_err(|e| failed(format!("it could not be rendered: {e}")))?;
+        let ended = ended.map_err(|e| failed(format!("rendering failed: {e}")))?;
         if !ended.status.success() {
             return Err(failed(format!(
-                "it takes more than {SECONDS} second or {} MiB for this conversation",
+                "it needs more than {SECONDS} second or {} MiB for this conversation",
                 memory(input.len() as u64) >> 20
             )));
         }
@@ -95,17 +93,17 @@ impl Renderer {
     }
 }
 
-/// The child: renders what standard input asks for, and writes the text or the reason why not.
+/// The child: reads the input from standard input, writes the text or the error.
 ///
 /// # Errors
-/// Standard input or output that fails.
+/// I/O errors on standard input or output.
 pub fn command() -> Result<(), Failure> {
     let input = child::begin(|input| Limits {
         memory: memory(input),
         seconds: SECONDS,
     })?;
     let standard = |e: serde_json::Error| child::failure(e.into());
-    let asked: Input = serde_json::from_slice(&input).map_err(standard)?;
+    let asked: RenderInput = serde_json::from_slice(&input).map_err(standard)?;
     let tokens = asked.tokens.iter().map(|(name, text)| (&**name, &**text));
     let tokens: Vec<(&str, &str)> = tokens.collect();
     let rendered = ChatTemplate::new(&asked.template, &tokens)

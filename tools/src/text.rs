@@ -1,4 +1,4 @@
-//! A text as tokens, read and tokenised piece by piece: what it takes does not grow with it.
+//! Reads and tokenizes a text block by block, in constant memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,35 +9,35 @@ use emberflow_models::tokenizer::Encoder;
 
 use crate::Failure;
 
-/// Bytes that are read at once.
+/// Bytes read at once.
 pub const BLOCK: usize = 64 << 10;
 
-/// Tokens of a window: `asked`, or `usual` where the model takes as many.
+/// Tokens per window: `asked`, else the smaller of `usual` and `most`.
 ///
 /// # Errors
-/// Wrong usage, where the model does not take 2 to `most` tokens of that.
+/// A usage error if `asked` is not between 2 and `most`.
 pub fn window(asked: Option<u32>, usual: u32, most: u32) -> Result<u32, Failure> {
     let window = asked.unwrap_or(usual.min(most));
     if window < 2 || window > most {
         return Err(Failure::usage(format!(
-            "--window {window}: this model takes 2 to {most}"
+            "--window {window}: this model allows 2 to {most}"
         )));
     }
     Ok(window)
 }
 
-/// Bytes that come in blocks, as text.
+/// Decodes UTF-8 that arrives in blocks.
 #[derive(Debug, Default)]
 pub struct Utf8 {
-    /// The begin of a character.
+    /// Start of an incomplete character.
     pending: Vec<u8>,
 }
 
 impl Utf8 {
-    /// The text that `bytes` complete.
+    /// Text completed by `bytes`.
     ///
     /// # Errors
-    /// Bytes that are not UTF-8.
+    /// Invalid UTF-8.
     pub fn push(&mut self, bytes: &[u8]) -> std::io::Result<String> {
         self.pending.extend_from_slice(bytes);
         let valid = match std::str::from_utf8(&self.pending) {
@@ -50,14 +50,15 @@ impl Utf8 {
         text.map_err(|_| not_utf8())
     }
 
-    /// Nothing more comes.
+    /// Ends the input.
     ///
     /// # Errors
-    /// Half a character at the end.
+    /// An incomplete character at the end.
     pub fn finish(self) -> std::io::Result<()> {
-        match self.pending.is_empty() {
-            true => Ok(()),
-            false => Err(not_utf8()),
+        if self.pending.is_empty() {
+            Ok(())
+        } else {
+            Err(not_utf8())
         }
     }
 }
@@ -67,29 +68,29 @@ fn not_utf8() -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, what)
 }
 
-/// The tokens of a file, as they are asked for, without those that a model wants around a text.
+/// Iterates over the tokens of a file, without BOS and EOS.
 pub struct Tokens<'a> {
     text: &'a Text,
     path: PathBuf,
     from: Box<dyn Read>,
-    /// Bytes of the file, 0 where nobody knows.
+    /// File size in bytes; 0 if unknown.
     bytes: u64,
     /// Bytes read.
     read: u64,
     utf8: Utf8,
-    /// None at the end of the file.
+    /// `None` at the end of the file.
     encoder: Option<Encoder<'a>>,
     ready: Vec<u32>,
-    /// Tokens still to give at the most.
+    /// Tokens that may still be returned.
     left: u64,
 }
 
 impl<'a> Tokens<'a> {
-    /// The first `limit` tokens of the file `path`, or all. The first block is tokenised at once, so that a
-    /// plan of memory that is made afterwards counts what the tokenizer takes.
+    /// The first `limit` tokens of the file `path`, or all. Tokenizes the first block at once, so that a memory plan
+    /// made afterwards counts the tokenizer's memory.
     ///
     /// # Errors
-    /// A file that cannot be opened, and those of [`Tokens::next`].
+    /// A file that cannot be opened, and errors of [`Tokens::next`].
     pub fn open(text: &'a Text, path: &Path, limit: Option<u64>) -> Result<Self, Failure> {
         let file = File::open(path).map_err(Failure::file(path))?;
         let mut tokens = Self {
@@ -107,10 +108,10 @@ impl<'a> Tokens<'a> {
         Ok(tokens)
     }
 
-    /// The next `most` tokens, fewer at the end, none behind it.
+    /// The next tokens, at most `most`; fewer only at the end of the text.
     ///
     /// # Errors
-    /// A file that cannot be read or is no text, or what the tokenizer refuses.
+    /// A read error, invalid UTF-8, or a tokenizer error.
     pub fn next(&mut self, most: usize) -> Result<Vec<u32>, Failure> {
         let most = most.min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let mut block = vec![0; BLOCK];
@@ -123,7 +124,7 @@ impl<'a> Tokens<'a> {
         Ok(next)
     }
 
-    /// All tokens that were not given yet.
+    /// All remaining tokens.
     ///
     /// # Errors
     /// As [`Tokens::next`].
@@ -133,7 +134,7 @@ impl<'a> Tokens<'a> {
         Ok(all)
     }
 
-    /// Bytes of the file, for a progress bar.
+    /// File size in bytes, for a progress bar.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -1,4 +1,4 @@
-//! `emberflow verify`: is every byte of a container what it should be?
+//! `emberflow verify`: checks every byte of a container.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,18 +17,18 @@ use crate::pack::calibrate;
 use crate::packed::Packed;
 use crate::{Failure, print_json, progress, size};
 
-/// What was found. Keys are a contract.
+/// Output of `verify --json`. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct VerifyResult {
     /// The container.
     pub file: String,
-    /// True when nothing is wrong.
+    /// Whether no problem was found.
     pub ok: bool,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// What is wrong, each with its place.
+    /// Problems, each with its place.
     pub problems: Vec<String>,
-    /// Comparison with the checkpoint, when one was given.
+    /// Comparison with the checkpoint, if one was given.
     pub source: Option<SourceResult>,
 }
 
@@ -37,28 +37,28 @@ pub struct VerifyResult {
 pub struct SourceResult {
     /// Weights compared.
     pub weights: u64,
-    /// Largest error, as a share of what its block format allows.
+    /// Largest error as a share of the error bound of its block format.
     pub worst_share_of_bound: f64,
-    /// Tensor with that error.
+    /// Tensor with the largest error.
     pub worst_tensor: String,
-    /// Those that were rounded against a text, for which no bound of their format holds.
+    /// Matrices rounded by calibration, for which the bound of the format does not hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibrated: Option<CalibratedResult>,
 }
 
-/// Comparison of the matrices that `pack --calibrate` rounded.
+/// Comparison of the matrices rounded by `pack --calibrate`.
 #[derive(Debug, Clone, Serialize)]
 pub struct CalibratedResult {
     /// Their weights.
     pub weights: u64,
-    /// Largest error of a matrix, as a share of its norm.
+    /// Largest relative error of a matrix: ‖w − source‖ / ‖source‖.
     pub worst_relative_error: f64,
-    /// Matrix with that error.
+    /// Matrix with the largest error.
     pub worst_tensor: String,
 }
 
-/// Largest error of a calibrated matrix, as a share of its norm: rounding to 4 bits is a tenth or
-/// less, compensation makes it up to three times that, and another matrix is above 1.
+/// Maximum relative error of a calibrated matrix. Rounding to 4 bits gives 0.1 or less, compensation up to three
+/// times that, and an unrelated matrix more than 1.
 const CALIBRATED_ERROR: f64 = 0.5;
 
 /// Runs the command.
@@ -88,7 +88,7 @@ pub fn command(args: &VerifyArgs) -> Result<(), Failure> {
     outcome
 }
 
-/// Everything but the printing.
+/// Runs all checks.
 fn check(args: &VerifyArgs, result: &mut VerifyResult) -> Result<(), Failure> {
     let container = open_container(&args.model)?;
     result.file = container.path().display().to_string();
@@ -125,8 +125,7 @@ fn check(args: &VerifyArgs, result: &mut VerifyResult) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is wrong with the container itself is a fault that was found; what keeps
-/// files from being read is not.
+/// Turns errors about the container itself into a failed check; I/O errors stay errors.
 fn as_fault(failure: Failure) -> Failure {
     use emberflow_storage::Error as Storage;
     match failure {
@@ -146,7 +145,7 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
     if result.ok {
         writeln!(
             out,
-            "{}: {} read, every checksum matches",
+            "{}: {} read, all checksums match",
             result.file,
             size::show(result.bytes)
         )?;
@@ -154,7 +153,7 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
     if let Some(c) = result.source.as_ref().and_then(|s| s.calibrated.as_ref()) {
         writeln!(
             out,
-            "{} weights were rounded against a text; worst matrix: {:.1} % of its norm, {}",
+            "{} weights rounded by calibration; largest relative error: {:.1} %, in {}",
             c.weights,
             100.0 * c.worst_relative_error,
             c.worst_tensor
@@ -165,7 +164,7 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
             "" => writeln!(out, "{} weights equal the source's", s.weights)?,
             tensor => writeln!(
                 out,
-                "{} weights within the bound of their format; worst: {:.1} % of the bound, in {tensor}",
+                "{} weights within the error bound of their format; largest: {:.1} % of the bound, in {tensor}",
                 s.weights,
                 100.0 * s.worst_share_of_bound
             )?,
@@ -174,13 +173,12 @@ fn tell(result: &VerifyResult) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Compares every weight of the container with the checkpoint `source`. `tell` hears of weights
-/// compared and in all.
+/// Compares every weight of the container with the checkpoint `source`. `tell` receives weights compared and total
+/// weights.
 ///
 /// # Errors
-/// A fault naming the tensor, row and values where a weight is further from its
-/// source than its block format explains, or where the two do not have the same
-/// configuration or tensors.
+/// A failed check that names tensor, row and values if a weight differs by more than its block format allows, or if
+/// configuration or tensors differ.
 pub fn compare(
     container: &Container,
     packed: &Packed<'_>,
@@ -197,9 +195,10 @@ pub fn compare(
             cols: info.cols,
         };
         packed.rows(want, &mut |r, stored, row| {
-            let original = match info.id.role.is_by_neuron() {
-                true => orders.original(info.id.layer as usize, r),
-                false => r,
+            let original = if info.id.role.is_by_neuron() {
+                orders.original(info.id.layer as usize, r)
+            } else {
+                r
             };
             check.row(info.id, original, stored.dtype(), row)
         })?;
@@ -221,12 +220,12 @@ pub fn compare(
     check.finish()
 }
 
-/// The tensors of a checkpoint that are not FFN.
+/// Non-FFN tensors of a checkpoint.
 fn dense_tensors(source: &dyn Checkpoint) -> impl Iterator<Item = &TensorInfo> {
     (source.tensors().iter()).filter(|t| !t.id.role.is_bundled())
 }
 
-/// Refuses a `source` with another fingerprint, configuration or number of tensors.
+/// Fails if `source` has another fingerprint, configuration or number of tensors.
 fn same_model(
     container: &Container,
     packed: &Packed<'_>,
@@ -236,13 +235,13 @@ fn same_model(
     let path = container.path().display();
     if fingerprint != packed.meta.source.fingerprint {
         return Err(Failure::Fault(format!(
-            "{path} was packed from {:?} with fingerprint {}, {} has {fingerprint}: not its source",
+            "{path} was packed from {:?} with fingerprint {}, but {} has fingerprint {fingerprint}",
             packed.meta.source.name,
             packed.meta.source.fingerprint,
             source.path().display()
         )));
     }
-    // the name is the folder's, which may have moved
+    // The name comes from the folder, which may have been renamed.
     let name = packed.config().name.clone();
     let config = ModelConfig {
         name,
@@ -250,31 +249,31 @@ fn same_model(
     };
     if config != *packed.config() {
         return Err(Failure::Fault(format!(
-            "{path} has another configuration than {}",
+            "the configuration of {path} differs from that of {}",
             source.path().display()
         )));
     }
     let (found, expected) = (container.tensors().len(), dense_tensors(source).count());
     if found != expected {
         return Err(Failure::Fault(format!(
-            "{path} has {found} tensors beside the ffn, {} has {expected}",
+            "{path} has {found} tensors outside the FFN, {} has {expected}",
             source.path().display()
         )));
     }
     Ok(())
 }
 
-/// Weights of a tensor.
+/// Number of weights of a tensor.
 fn weights_of(source: &dyn Checkpoint, id: TensorId) -> u64 {
     let found = source.tensors().iter().find(|t| t.id == id);
     found.map_or(0, |t| (t.rows * t.cols) as u64)
 }
 
-/// Packed id → original id per bank; empty = the original order.
+/// Packed → original neuron number per bank; empty for the original order.
 struct Orders(Vec<Vec<u32>>);
 
 impl Orders {
-    /// From the statistics that the packer stored beside the neurons it sorted.
+    /// Reads the order from the container's statistics.
     fn of(container: &Container, c: &ModelConfig) -> Result<Self, Failure> {
         Ok(Self(original_ids(container, c)?))
     }
@@ -294,7 +293,7 @@ struct Comparison<'a> {
     total: u64,
     buffer: Vec<f32>,
     result: SourceResult,
-    /// Squared error and squared norm of each calibrated matrix; `None` without any.
+    /// Squared error and squared norm of each calibrated matrix; `None` if the container is not calibrated.
     calibrated: Option<BTreeMap<TensorId, [f64; 2]>>,
 }
 
@@ -330,7 +329,7 @@ impl<'a> Comparison<'a> {
         self.buffer.resize(found.len(), 0.0);
         self.source.read_rows(id, row, 1, &mut self.buffer)?;
         if let Some(calibrated) = &mut self.calibrated
-            && calibrate::takes(id.role, dtype)
+            && calibrate::is_calibrated(id.role, dtype)
         {
             let sums = calibrated.entry(id).or_default();
             for (w, h) in self.buffer.iter().zip(found) {
@@ -341,7 +340,7 @@ impl<'a> Comparison<'a> {
             self.count(found.len());
             return Ok(());
         }
-        // of floats the bound of 32 elements together is close enough
+        // For float formats, the bound over 32 elements is tight enough.
         let span = dtype.span().max(32);
         for (group, (want, have)) in self.buffer.chunks(span).zip(found.chunks(span)).enumerate() {
             let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -372,7 +371,7 @@ impl<'a> Comparison<'a> {
         (self.tell)(self.result.weights, self.total);
     }
 
-    /// What was found, once every row was seen.
+    /// The result, after all rows.
     fn finish(self) -> Result<SourceResult, Failure> {
         let mut result = self.result;
         let Some(calibrated) = self.calibrated else {
@@ -391,8 +390,8 @@ impl<'a> Comparison<'a> {
             };
             if share.is_nan() || share > CALIBRATED_ERROR {
                 return Err(Failure::Fault(format!(
-                    "tensor {id} is {:.0} % of its norm away from that in {}: not one that was rounded \
-                     from it",
+                    "tensor {id} has a relative error of {:.0} % against {}, too much for \
+                     calibrated rounding",
                     100.0 * share,
                     self.source.path().display()
                 )));

@@ -1,4 +1,4 @@
-//! Windows of a text, for commands that learn from one.
+//! Chooses windows of a text, for commands that learn from one.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,16 +11,16 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{Failure, size, text};
 
-/// Tokens of a window.
+/// Tokens per window.
 const WINDOW: usize = 512;
 
-/// Bytes of text that surely hold a window's tokens.
+/// Upper bound of the bytes per token, on average over a window.
 const BYTES_PER_TOKEN: usize = 16;
 
-/// Most bytes of a text that comes through a pipe, which is held in memory.
+/// Maximum bytes of a text from a pipe, which is held in memory.
 const PIPED: u64 = 64 << 20;
 
-/// A text of which parts are read.
+/// A text that is read in parts.
 #[derive(Debug)]
 pub struct Source {
     path: PathBuf,
@@ -35,32 +35,31 @@ enum From {
 }
 
 impl Source {
-    /// The text in the file `path`. What is no regular file is read into memory.
+    /// Opens the text `path`. Pipes and devices are read into memory.
     ///
     /// # Errors
-    /// A file that cannot be read, and more than 64 MiB through a pipe.
+    /// A read error, or more than 64 MiB from a pipe.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let failed = |e| Failure::file(path)(e);
         let file = File::open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        let (from, bytes) = match meta.is_file() {
-            true => (From::File(file), meta.len()),
-            false => {
-                let mut bytes = Vec::new();
-                file.take(PIPED + 1)
-                    .read_to_end(&mut bytes)
-                    .map_err(failed)?;
-                let len = bytes.len() as u64;
-                if len > PIPED {
-                    return Err(Failure::usage(format!(
-                        "{}: more than {} come through a pipe; save the text to a file, of which \
+        let (from, bytes) = if meta.is_file() {
+            (From::File(file), meta.len())
+        } else {
+            let mut bytes = Vec::new();
+            file.take(PIPED + 1)
+                .read_to_end(&mut bytes)
+                .map_err(failed)?;
+            let len = bytes.len() as u64;
+            if len > PIPED {
+                return Err(Failure::usage(format!(
+                    "{}: more than {} from a pipe; use a file, of which \
                          only the windows are read",
-                        path.display(),
-                        size::show(PIPED)
-                    )));
-                }
-                (From::Memory(bytes), len)
+                    path.display(),
+                    size::show(PIPED)
+                )));
             }
+            (From::Memory(bytes), len)
         };
         Ok(Self {
             path: path.to_owned(),
@@ -78,10 +77,10 @@ impl Source {
         }
     }
 
-    /// A hash of the whole text.
+    /// Hash of the whole text.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A read error.
     pub fn hash(&self) -> Result<u64, Failure> {
         let mut hash = Xxh3Default::new();
         let mut at = 0;
@@ -93,7 +92,7 @@ impl Source {
         Ok(hash.digest())
     }
 
-    /// Up to `most` bytes from byte `at` on.
+    /// Reads up to `most` bytes at offset `at`.
     fn read(&self, at: u64, most: usize) -> Result<Vec<u8>, Failure> {
         let left = self.bytes.saturating_sub(at);
         let len = usize::try_from(left).map_or(most, |left| left.min(most));
@@ -109,21 +108,20 @@ impl Source {
     }
 }
 
-/// How many windows to choose.
+/// How much text to choose.
 #[derive(Debug, Clone, Copy)]
 pub struct Amount {
-    /// Tokens of all windows, about.
+    /// Approximate tokens of all windows together.
     pub tokens: usize,
-    /// Fewest windows.
+    /// Minimum number of windows.
     pub least: usize,
 }
 
-/// The tokens of windows evenly spread over a text, each after the tokens that the model wants before
-/// a text. All of a text with fewer tokens than asked for.
+/// Chooses windows spread evenly over a text and tokenizes each, with BOS if the model wants it. A text with fewer
+/// tokens than requested is taken whole.
 ///
 /// # Errors
-/// Wrong usage, for a text that does not give the fewest windows, a file that cannot be read, and
-/// what the tokenizer refuses.
+/// A usage error if the text is too short for the minimum number of windows, a read error, and tokenizer errors.
 pub fn choose(
     tokenizer: &Tokenizer,
     config: &ModelConfig,
@@ -139,7 +137,7 @@ pub fn choose(
     let mut windows = Vec::new();
     for i in 0..count as u64 {
         let bytes = text.read(i * (text.bytes / count as u64), length)?;
-        // a cut character becomes a replacement character, which is cut off
+        // A character cut at either end becomes U+FFFD, which is removed.
         let piece = String::from_utf8_lossy(&bytes);
         let piece = piece.trim_matches(char::REPLACEMENT_CHARACTER);
         let found = tokenizer.encode(piece, false)?;
@@ -155,7 +153,7 @@ pub fn choose(
     }
     if windows.len() < amount.least {
         return Err(Failure::usage(format!(
-            "the text gives {} windows of tokens, at least {} are needed; give more text",
+            "the text gives {} windows, at least {} are needed; use a longer text",
             windows.len(),
             amount.least
         )));
@@ -183,9 +181,6 @@ mod tests {
         let zeros = Source::open(Path::new("/dev/zero"))
             .unwrap_err()
             .to_string();
-        assert!(
-            zeros.contains("more than 64.0 MiB come through a pipe"),
-            "{zeros}"
-        );
+        assert!(zeros.contains("more than 64.0 MiB from a pipe"), "{zeros}");
     }
 }

@@ -1,5 +1,4 @@
-//! The lower bound of a token's time: the weights it is computed with must come from memory, and
-//! those that are missing from the device.
+//! Lower bound of the time of a token: max(bytes computed / memory bandwidth, bytes missed / disk throughput).
 
 use std::time::Duration;
 
@@ -14,29 +13,29 @@ use super::facts::file_of;
 use crate::Failure;
 use crate::cli::ModelArg;
 
-/// Reads under way at which a device is asked for its speed.
+/// Queue depths at which the device is measured.
 const DEPTHS: [u32; 2] = [32, 128];
 
-/// What a reader should know of the bound.
-pub const NOTE: &str = "bound: the greater of bytes computed / speed of memory, measured in the run, and bytes \
-     missed / speed of the disk at that read length, measured before each round (left out where a run \
-     was faster: then the disk was measured in a slow moment)";
+/// Explanation of the bound.
+pub const NOTE: &str = "bound: the greater of bytes computed / memory bandwidth, measured in the run, and bytes \
+     missed / disk throughput at that read length, measured before each round (omitted if a run \
+     was faster: then the disk was slow while it was measured)";
 
-/// The device under a model, measured or simulated.
+/// The storage device of a model, real or simulated.
 pub struct Device {
-    source: Source,
+    source: DeviceSource,
     len: u64,
 }
 
-enum Source {
-    /// Measured before every round, as shared disks change their speed.
+enum DeviceSource {
+    /// Measured before every round, since shared disks vary.
     Real {
         target: Box<Target>,
         engine: IoChoice,
         points: Vec<Point>,
         quick: bool,
     },
-    /// A model is as fast as it says.
+    /// A model, which needs no measurement.
     Simulated(Box<ReadCost>),
 }
 
@@ -50,9 +49,9 @@ impl Device {
         let source = match choice {
             IoChoice::Sim(options) => {
                 let depth = DEPTHS[DEPTHS.len() - 1];
-                Source::Simulated(Box::new(ReadCost::simulated(&options, depth, len)))
+                DeviceSource::Simulated(Box::new(ReadCost::simulated(&options, depth, len)))
             }
-            // What `auto` takes where it can.
+            // What `auto` chooses if available.
             IoChoice::Auto if target.works(IoChoice::Uring).is_ok() => {
                 real(target, IoChoice::Uring, quick)
             }
@@ -62,15 +61,14 @@ impl Device {
         Ok(Self { source, len })
     }
 
-    /// Whether reads come from the page cache, at the pace of a model.
+    /// Whether reads come from the page cache, paced by a model.
     pub fn is_simulated(&self) -> bool {
-        matches!(self.source, Source::Simulated(_))
+        matches!(self.source, DeviceSource::Simulated(_))
     }
 
-    /// Measures a real device, about a second; the best that was seen in a benchmark counts, as a
-    /// slow moment is no bound.
+    /// Measures a real device for about a second. The fastest measurement of a benchmark counts.
     pub fn measure(&mut self) -> Result<(), Failure> {
-        let Source::Real {
+        let DeviceSource::Real {
             target,
             engine,
             points,
@@ -90,32 +88,32 @@ impl Device {
         Ok(())
     }
 
-    /// 10^6 bytes per second of random reads of this length, many at once.
+    /// Throughput of random reads of `bytes` bytes at high queue depth, in MB/s.
     pub fn random_mb_per_s(&self, bytes: f64) -> f64 {
         let bytes = bytes.clamp(512.0, f64::from(1 << 20));
         match &self.source {
-            Source::Real { points, .. } => {
+            DeviceSource::Real { points, .. } => {
                 let engine = points.first().map_or("", |p| p.engine.as_str()).to_owned();
                 let profile = self.profile(points);
                 let rate = profile.random_mb_per_s(&engine, bytes as u32, self.len);
                 rate.unwrap_or_default()
             }
-            Source::Simulated(cost) => {
+            DeviceSource::Simulated(cost) => {
                 bytes * 1e3 / cost.read_ns(bytes as u64, Pattern::Random).max(1e-9)
             }
         }
     }
 
-    /// 10^6 bytes per second of sequential reads.
+    /// Throughput of sequential reads, in MB/s.
     pub fn sequential_mb_per_s(&self) -> f64 {
         const LEN: u64 = 1 << 20;
         match &self.source {
-            Source::Real { points, .. } => {
+            DeviceSource::Real { points, .. } => {
                 let engine = points.first().map_or("", |p| p.engine.as_str()).to_owned();
                 let rate = self.profile(points).sequential_mb_per_s(&engine);
                 rate.unwrap_or_default()
             }
-            Source::Simulated(cost) => {
+            DeviceSource::Simulated(cost) => {
                 LEN as f64 * 1e3 / cost.read_ns(LEN, Pattern::Sequential).max(1e-9)
             }
         }
@@ -123,15 +121,15 @@ impl Device {
 
     fn profile(&self, points: &[Point]) -> DeviceProfile {
         let file = match &self.source {
-            Source::Real { target, .. } => target.facts().clone(),
-            Source::Simulated(_) => Default::default(),
+            DeviceSource::Real { target, .. } => target.facts().clone(),
+            DeviceSource::Simulated(_) => Default::default(),
         };
         DeviceProfile::new(Machine::default(), file, points.to_vec())
     }
 }
 
-fn real(target: Target, engine: IoChoice, quick: bool) -> Source {
-    Source::Real {
+fn real(target: Target, engine: IoChoice, quick: bool) -> DeviceSource {
+    DeviceSource::Real {
         target: Box::new(target),
         engine,
         points: Vec::new(),
@@ -139,32 +137,32 @@ fn real(target: Target, engine: IoChoice, quick: bool) -> Source {
     }
 }
 
-/// What a token has to take, and what it takes of that.
+/// Lower bound of the time of a token, and the measured time relative to it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Bound {
     /// Bytes of weights, keys and values that a token is computed from.
     pub computed_bytes: f64,
-    /// 10^9 bytes per second of the memory they are in.
+    /// Memory bandwidth in GB/s.
     pub memory_gb_per_s: f64,
-    /// Milliseconds of a token for that; 0 where the memory was not measured.
+    /// computed_bytes / memory bandwidth, in milliseconds; 0 if the bandwidth was not measured.
     pub memory_ms: f64,
-    /// Bytes that a token misses.
+    /// Bytes read per token.
     pub read_bytes: f64,
-    /// Mean length of its reads, in bytes.
+    /// Mean read length in bytes.
     pub read_len: f64,
-    /// 10^6 bytes per second of the device at that length; 0 where the run itself was faster.
+    /// Disk throughput at that length in MB/s; 0 if the run was faster.
     pub disk_mb_per_s: f64,
-    /// Milliseconds of a token for that.
+    /// read_bytes / disk throughput, in milliseconds.
     pub disk_ms: f64,
-    /// The greater of both times.
+    /// The maximum of both times.
     pub ms: f64,
-    /// What the token took, as a multiple of that; 0 where nothing is known.
+    /// Measured token time / bound; 0 if unknown.
     pub ratio: f64,
 }
 
 impl Bound {
-    /// The bound of the decoding of `run`. `memory` is the speed of memory in 10^9 bytes per
-    /// second where the run has no hot region to measure it with.
+    /// The bound for `run`. `memory` is the memory bandwidth in GB/s for runs without a hot region, which cannot
+    /// measure it.
     pub fn of(run: &Run, device: &Device, memory: f64) -> Self {
         let d = &run.details;
         let passes = d.ms.len().max(1) as f64;
@@ -177,7 +175,7 @@ impl Bound {
         let own = d.memory_gb_per_s;
         let memory_gb_per_s = if own > 0.0 { own } else { memory };
         let (read_bytes, reads) = match run.policy.as_str() {
-            // Its reads are the system's; ours are those of the start.
+            // Only the reads at the start are ours; the others are page faults.
             "mmap" => (0.0, 0.0),
             _ => (per_pass(&d.bytes_read), per_pass(&d.reads)),
         };
@@ -190,7 +188,7 @@ impl Bound {
         let time = |bytes: f64, rate: f64| if rate > 0.0 { bytes / rate } else { 0.0 };
         let memory_ms = time(computed_bytes / 1e6, memory_gb_per_s);
         let disk_ms = 1e3 * time(read_bytes / 1e6, disk_mb_per_s);
-        // A disk that gave more than was measured of it was measured in a slow moment.
+        // If the run was faster than the measurement, the disk was slow while it was measured.
         let refuted = disk_ms > mean(&d.ms);
         let [disk_mb_per_s, disk_ms] =
             [disk_mb_per_s, disk_ms].map(|v| if refuted { 0.0 } else { v });
@@ -208,7 +206,7 @@ impl Bound {
         }
     }
 
-    /// The last cells of a table for people: milliseconds, what limits, and how far off a run is.
+    /// The last cells of a table row: milliseconds, limit, and measured / bound.
     pub fn cells(&self, of_bound: crate::stats::Range) -> [String; 3] {
         [
             format!("{:.2}", self.ms),
@@ -217,7 +215,7 @@ impl Bound {
         ]
     }
 
-    /// What limits.
+    /// The limiting resource.
     pub fn limit(&self) -> &'static str {
         if self.disk_ms > self.memory_ms {
             "disk"

@@ -1,4 +1,4 @@
-//! A limit on the memory of a child, page cache included: what makes a mapped file honest.
+//! A memory limit for a child that includes the page cache, for fair mmap runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// A group that holds `bytes`, page cache included.
+    /// A group limited to `bytes`, page cache included.
     ///
     /// # Errors
-    /// Why there is none: no right to make one, or no such controller.
+    /// Why it cannot be created, such as missing permission or controller.
     pub fn new(bytes: u64) -> Result<Self, String> {
         let name = format!("emberflow-bench-{}", std::process::id());
         let places = [
@@ -34,7 +34,7 @@ impl Cap {
         Err(reason)
     }
 
-    /// A command that starts `program` inside.
+    /// A command that starts `program` in the group.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
@@ -45,17 +45,17 @@ impl Cap {
 
 impl Drop for Cap {
     fn drop(&mut self) {
-        // A group that still has somebody in it stays; the next boot removes it.
+        // A group that still contains processes stays until the next boot.
         let _ = std::fs::remove_dir(&self.dir);
     }
 }
 
-/// Asks the system to forget its copy of a file: what is in memory already is charged to nobody.
+/// Evicts a file from the page cache, because pages already cached are not charged to the group.
 pub fn forget(file: &Path) {
     let mut input = std::ffi::OsString::from("if=");
     input.push(file);
     let mut command = Command::new("dd");
     command.arg(input).args(["iflag=nocache", "count=0"]);
-    // Without it the mapped file starts warm, which the note on the run says.
+    // If this fails, the page cache stays warm, as the note on the run says.
     let _ = command.stdin(Stdio::null()).stderr(Stdio::null()).status();
 }

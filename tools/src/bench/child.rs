@@ -1,4 +1,4 @@
-//! One point of a benchmark: this program, started again as `point --json --details`.
+//! Runs one point of a benchmark in a child process: `emberflow point --json --details`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,35 +11,35 @@ use super::cap::Cap;
 use crate::Failure;
 use crate::cli::BenchArgs;
 
-/// What the runs continue, unless told otherwise.
+/// Default prompt.
 const PROMPT: &str = "A vector is a growable list: it";
 
-/// The parts of `run --json` that benchmarks look at, as [`emberflow_engine::Report`] has them.
+/// The members of `run --json` that benchmarks use; see [`emberflow_engine::Report`].
 #[derive(Debug, Clone, Deserialize)]
 pub struct Run {
-    /// Name of the model.
+    /// Model name.
     pub model: String,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens that were made.
+    /// Generated tokens.
     pub generated_tokens: usize,
-    /// Speed of the prompt.
+    /// Prefill speed.
     pub prefill_tokens_per_s: f64,
-    /// Speed of what follows it.
+    /// Decode speed.
     pub decode_tokens_per_s: f64,
     /// Memory.
     pub memory: Memory,
     /// Reads.
     pub io: Io,
-    /// What was planned.
+    /// Memory plan.
     pub plan: Planned,
-    /// Hash of the bits of all logits.
+    /// Hash of all logits.
     pub logits_hash: String,
-    /// Mechanisms that were at work.
+    /// Ablation.
     pub policy: String,
-    /// Token by token.
+    /// Per-token details.
     pub details: Details,
-    /// The texts, where there were several.
+    /// Samples of `--best-of`.
     pub best_of: Option<BestOf>,
 }
 
@@ -48,7 +48,7 @@ pub struct Run {
 pub struct Memory {
     /// The budget.
     pub budget_bytes: u64,
-    /// Highest resident set; `None` where the system does not tell.
+    /// Peak resident set; `None` if unknown.
     pub peak_rss_bytes: Option<u64>,
     /// Bytes of the hot region.
     pub hot: u64,
@@ -63,39 +63,39 @@ pub struct Io {
     pub bytes_read: u64,
 }
 
-/// What was planned for a run.
+/// Memory plan of a run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Planned {
-    /// Prompt tokens per pass.
+    /// Prefill chunk in tokens.
     pub chunk: usize,
 }
 
-/// Several texts of a run.
+/// Samples of `--best-of`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BestOf {
-    /// Each of them.
+    /// All samples.
     pub samples: Vec<Sample>,
 }
 
-/// One of several texts.
+/// One sample.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Sample {
-    /// Hash of the bits of its logits.
+    /// Hash of its logits.
     pub logits_hash: String,
 }
 
 impl Run {
-    /// Milliseconds of a decoded token.
+    /// Milliseconds per decoded token.
     pub fn ms_per_token(&self) -> f64 {
         mean(&self.details.ms)
     }
 
-    /// Share of the decoding in which the computation waited for reads.
+    /// Share of decode time spent waiting for reads.
     pub fn wait_share(&self) -> f64 {
         mean(&self.details.wait_ms) / mean(&self.details.ms).max(1e-9)
     }
 
-    /// Share of the needed neurons found in memory while decoding, each counted once.
+    /// Share of needed neurons that were in memory during decoding.
     pub fn hit_rate(&self) -> f64 {
         let d = &self.details;
         let needed: f64 = d.needed_share.iter().sum();
@@ -107,40 +107,40 @@ impl Run {
         }
     }
 
-    /// Whether the resident set stayed within the budget; `None` where the system does not tell.
+    /// Whether the peak stayed within the budget; `None` if unknown.
     pub fn within_budget(&self) -> Option<bool> {
         Some(self.memory.peak_rss_bytes? <= self.memory.budget_bytes)
     }
 }
 
-/// Mean of some values, 0 without any.
+/// Mean; 0 if there are no values.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// What became of a run.
+/// Result of a run.
 pub enum Outcome {
-    /// It ended well.
+    /// It succeeded.
     Done(Box<Run>),
-    /// It did not begin, or memory did not suffice: why.
+    /// The budget was rejected or memory ran out, with the reason.
     Refused(String),
 }
 
-/// What a run decodes, and how.
+/// Decoding arguments of a run.
 #[derive(Clone, Copy)]
 pub struct Decoding<'a> {
-    /// The text that is continued.
+    /// Prompt.
     pub prompt: &'a str,
-    /// Tokens to make.
+    /// Tokens to generate.
     pub tokens: u32,
-    /// How to read from flash.
+    /// I/O engine.
     pub io: &'a str,
     /// Share of the FFN in memory.
     pub share: f64,
 }
 
 impl<'a> Decoding<'a> {
-    /// Of the usual prompt, with everything in memory.
+    /// The default prompt, with everything in memory.
     pub fn of(args: &'a BenchArgs, tokens: u32, io: &'a str) -> Self {
         Self {
             prompt: Child::prompt(args),
@@ -150,7 +150,7 @@ impl<'a> Decoding<'a> {
         }
     }
 
-    /// As arguments of `run`, and `more` of them.
+    /// As arguments of `run`, followed by `more`.
     pub fn with(&self, more: &[&str]) -> Vec<String> {
         let (tokens, share) = (self.tokens.to_string(), self.share.to_string());
         let own = ["-p", self.prompt, "-n", &tokens, "--io", self.io];
@@ -161,7 +161,7 @@ impl<'a> Decoding<'a> {
     }
 }
 
-/// How runs of a benchmark are started.
+/// Starts the runs of a benchmark.
 pub struct Child {
     program: PathBuf,
     model: Option<PathBuf>,
@@ -169,11 +169,11 @@ pub struct Child {
 }
 
 impl Child {
-    /// Runs with these arguments; each continues the prompt with sampled tokens of a fixed seed, as
-    /// greedy decoding of a random model goes in circles.
+    /// Sets the arguments common to all runs. Tokens are sampled with a fixed seed, because greedy decoding of random
+    /// weights soon repeats itself.
     pub fn new(args: &BenchArgs) -> Result<Self, Failure> {
         let program = std::env::current_exe()
-            .map_err(|e| Failure::Child(format!("the path of this program is not known: {e}")))?;
+            .map_err(|e| Failure::Child(format!("cannot find the path of this program: {e}")))?;
         let mut common: Vec<OsString> = ["--json", "--details", "--ignore-eos", "--temp", "1"]
             .iter()
             .map(OsString::from)
@@ -191,12 +191,12 @@ impl Child {
         })
     }
 
-    /// The text that is continued unless a command makes its own.
+    /// The prompt.
     pub fn prompt(args: &BenchArgs) -> &str {
         args.prompt.as_deref().unwrap_or(PROMPT)
     }
 
-    /// One run, in `cap`'s memory where there is one.
+    /// Runs once, in `cap`'s control group if there is one.
     pub fn run(&self, extra: &[String], cap: Option<&Cap>) -> Result<Outcome, Failure> {
         let mut command = match cap {
             Some(cap) => cap.command(&self.program),
@@ -206,17 +206,17 @@ impl Child {
         let output = (command.args(extra).stdin(Stdio::null()).output())
             .map_err(Failure::file(&self.program))?;
         let said = String::from_utf8_lossy(&output.stderr);
-        // What it had to say last is why it ended.
-        let why = said.lines().last().unwrap_or("nothing was said");
+        // The last line of stderr is the error.
+        let why = said.lines().last().unwrap_or("no error message");
         let why = why.trim_start_matches("emberflow: ").to_owned();
         match output.status.code() {
             Some(0) => {}
-            // Killed by the system, which has no memory to give within the cap.
-            None if cap.is_some() => return Ok(Outcome::Refused("killed for memory".into())),
+            // Killed by the kernel for exceeding the limit.
+            None if cap.is_some() => return Ok(Outcome::Refused("killed: out of memory".into())),
             Some(1) if why.contains("is too small for this model") => {
                 return Ok(Outcome::Refused(why));
             }
-            Some(2) if why.contains("which is more than the") => {
+            Some(2) if why.contains("more than the") => {
                 return Ok(Outcome::Refused(why));
             }
             Some(2) => return Err(Failure::Usage(why)),
@@ -230,7 +230,7 @@ impl Child {
             }
         }
         let run = serde_json::from_slice(&output.stdout)
-            .map_err(|e| Failure::Child(format!("run {}: its JSON: {e}", extra.join(" "))))?;
+            .map_err(|e| Failure::Child(format!("run {}: invalid JSON: {e}", extra.join(" "))))?;
         Ok(Outcome::Done(Box::new(run)))
     }
 }

@@ -1,5 +1,4 @@
-//! `emberflow bench decode`: how fast tokens are made, where the time goes, and how far
-//! that is from the speed of memory.
+//! `emberflow bench decode`: decode speed, time per stage, and speed relative to memory bandwidth.
 
 use std::time::{Duration, Instant};
 
@@ -14,64 +13,64 @@ use crate::cli::BenchDecodeArgs;
 use crate::model::{open_engine, open_model};
 use crate::{Failure, budget, progress, stats};
 
-/// Tokens that are not counted: what they touch first comes into memory.
+/// Warm-up tokens.
 const WARM_UP: usize = 4;
 
-/// Time in which the speed of memory is measured.
+/// Duration of a memory bandwidth measurement.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// The numbers of one context length.
+/// Results for one context length.
 #[derive(Debug, Serialize)]
 pub struct Rates {
-    /// Positions before the first token.
+    /// Context length.
     pub context: usize,
-    /// Median time of a token, and the middle half of them.
+    /// Time per token: median and quartiles.
     pub ms: stats::Spread,
-    /// Tokens per second at the median.
+    /// Tokens per second, from the median.
     pub tokens_per_s: f64,
-    /// Milliseconds per token in attention, FFN and head (means).
+    /// Mean milliseconds per token in attention, FFN and head.
     pub attention_ms: f64,
     /// See `attention_ms`.
     pub ffn_ms: f64,
-    /// Of this, milliseconds in which predictors named neurons.
+    /// Mean milliseconds per token in predictors, included in `ffn_ms`.
     pub predict_ms: f64,
     /// See `attention_ms`.
     pub head_ms: f64,
-    /// Bytes of weights and of keys and values that a token is computed from.
+    /// Bytes of weights, keys and values that a token is computed from.
     pub bytes_per_token: u64,
-    /// The bound: milliseconds in which the same threads read as many bytes of the same memory.
+    /// Bound: milliseconds to read those bytes at the memory bandwidth of the same threads.
     pub bound_ms: f64,
-    /// Those bytes per second, at the median.
+    /// Bytes per second, from the median.
     pub gb_per_s: f64,
-    /// As a share of what the same threads read from the same memory.
+    /// `gb_per_s` as a share of the memory bandwidth.
     pub roofline: f64,
     /// The same for the FFNs alone.
     pub ffn_gb_per_s: f64,
     /// See `roofline`.
     pub ffn_roofline: f64,
-    /// Share of neurons that fired.
+    /// Share of active neurons.
     pub active_share: f64,
-    /// Milliseconds per token that the computation waited for reads.
+    /// Milliseconds per token spent waiting for reads.
     pub wait_ms: f64,
-    /// Time of a token as a share of what the first context's time and the added
-    /// bytes of keys and values explain; 1 for the first.
+    /// Token time as a share of the first context's time plus the time for the additional bytes of keys and values; 1
+    /// for the first.
     pub of_explained: f64,
-    /// Joules per token of whatever tells the energy (see the report's `energy_source`), everything
-    /// else on the machine included; absent where nothing tells.
+    /// Joules per token from the report's `energy_source`, which includes everything else on the machine; absent
+    /// without a source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joules_per_token: Option<f64>,
 }
 
-/// What `--json` has beside what all benchmarks have.
+/// Additional members of the JSON object.
 #[derive(Serialize)]
-struct Report {
+struct DecodeReport {
     isa: &'static str,
     threads: usize,
     sparsity: &'static str,
     ffn_resident_share: f64,
-    /// Bytes per second that the threads read from the resident FFN weights.
+    /// Memory bandwidth of the threads on resident FFN weights, in bytes per second.
     memory_gb_per_s: f64,
-    /// `rapl` with the processor packages that were added up, or `battery` with its name.
+    /// `rapl` with the processor packages added up, or `battery` with its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     energy_source: Option<String>,
     contexts: Vec<Rates>,
@@ -89,12 +88,12 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     let room = longest + WARM_UP + tokens;
     if room > most {
         return Err(Failure::usage(format!(
-            "--contexts {longest} and {} tokens are more than the {most} positions of this model",
+            "--contexts {longest} plus {} tokens exceed the context length of {most} of this model",
             tokens
         )));
     }
     let mut engine = open_engine(model, &args.engine, room, args.output.force)?;
-    // Elsewhere there is no active set to take for granted before bytes are read.
+    // Otherwise the active set is not known before bytes are read.
     let known = engine.sparsity() == Sparsity::Exact && engine.memory().gates_resident();
     if args.oracle && !known {
         return Err(Failure::usage(
@@ -104,7 +103,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let mut meter = Meter::find(&engine.options().lab.sysfs);
     let measured = measure_all(&mut engine, meter.as_mut(), args, tokens)?;
-    let report = Report {
+    let report = DecodeReport {
         isa: engine.cpu().name(),
         threads: engine.threads(),
         sparsity: if args.oracle {
@@ -126,7 +125,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
         agreement: None,
         model: Some(model),
         how: format!(
-            "decoding by context, {tokens} tokens each, {} threads, {}, {} of the FFN in memory",
+            "decoding by context length, {tokens} tokens each, {} threads, {}, {} of the FFN in memory",
             report.threads,
             report.sparsity,
             percent(report.ffn_resident_share)
@@ -138,7 +137,7 @@ pub fn command(args: &BenchDecodeArgs) -> Result<(), Failure> {
     .finish(&args.output)
 }
 
-/// All contexts, and the best bandwidth that was seen.
+/// Results for all contexts, and the best memory bandwidth.
 struct Measured {
     contexts: Vec<Rates>,
     /// Bytes per second.
@@ -157,7 +156,7 @@ fn measure_all(
     let mut contexts: Vec<Rates> = Vec::new();
     for &context in &args.contexts {
         if args.oracle {
-            // The same tokens once before, to learn what they need.
+            // Decode the same tokens once before, to record their active neurons.
             Probe::new(engine).record_active();
             measure(engine, None, context, tokens, &|| bar.inc(1))?;
             Probe::new(engine).replay_active();
@@ -165,7 +164,7 @@ fn measure_all(
         let mut rates = measure(engine, meter.as_deref_mut(), context, tokens, &|| {
             bar.inc(1)
         })?;
-        // The best that was seen in the run: a slow moment is no bound.
+        // Take the highest bandwidth measured during the run.
         bandwidth = bandwidth.max(Probe::new(engine).read_bandwidth(SHORT));
         if let Some(first) = contexts.first() {
             let added = rates.bytes_per_token.saturating_sub(first.bytes_per_token);
@@ -196,8 +195,8 @@ fn measure(
     let mut sequence = engine.new_sequence()?;
     Probe::new(engine).pretend(&mut sequence, 0, context)?;
     let vocab = engine.config().vocab;
-    // Greedy decoding of a random model runs into a circle; a walk through the vocabulary
-    // gives every token its own neurons.
+    // Greedy decoding of random weights soon repeats itself; stepping through the vocabulary activates different
+    // neurons for every token.
     let mut token = 7 % vocab;
     let mut step = |engine: &mut Engine| -> Result<f64, Failure> {
         token = (token * 31 + 17) % vocab;
@@ -253,8 +252,7 @@ fn share(rate: f64, bound: f64) -> f64 {
 }
 
 impl Rates {
-    /// Milliseconds of a token by what they went to: attention, FFN without the next two, naming,
-    /// waiting, head.
+    /// Milliseconds per token by stage: attention, FFN without the next two, predictors, I/O wait, head.
     fn parts(&self) -> [f64; 5] {
         let ffn = self.ffn_ms - self.predict_ms - self.wait_ms;
         [
@@ -267,11 +265,11 @@ impl Rates {
     }
 }
 
-/// What the numbers are measured against, and the energy.
-fn notes(report: &Report) -> Vec<String> {
+/// What the numbers are compared with, and the energy.
+fn notes(report: &DecodeReport) -> Vec<String> {
     let mut notes = vec![format!(
-        "bound: the bytes of a token / {:.1} GB/s, at which the same threads read the resident weights in this \
-         run; medians and the middle half of the tokens, parts are means",
+        "bound: bytes per token / {:.1} GB/s, the memory bandwidth of the same threads in this \
+         run; medians and quartiles over tokens, stages are means",
         report.memory_gb_per_s
     )];
     if let Some(source) = &report.energy_source {
@@ -285,8 +283,8 @@ fn notes(report: &Report) -> Vec<String> {
 
 fn table(contexts: &[Rates]) -> Table {
     let mut table = Table::new(
-        "context | tokens/s | ms/token (25 % to 75 %) | attention | FFN | naming | \
-         waiting | head | active | MB/token | GB/s | bound, ms | of memory | FFN GB/s | \
+        "context | tokens/s | ms/token (25 % to 75 %) | attention | FFN | predict | \
+         I/O wait | head | active | MB/token | GB/s | bound, ms | of memory | FFN GB/s | \
          of memory | of explained",
     );
     for r in contexts {
@@ -313,7 +311,7 @@ fn table(contexts: &[Rates]) -> Table {
     table
 }
 
-fn csv(report: &Report) -> Table {
+fn csv(report: &DecodeReport) -> Table {
     let mut table = Table::new(
         "context | sparsity | ffn_resident_share | tokens_per_s | ms_median | ms_25 | \
          ms_75 | attention_ms | ffn_ms | predict_ms | wait_ms | head_ms | active_share | \
@@ -340,9 +338,16 @@ fn csv(report: &Report) -> Table {
     table
 }
 
-/// Where the time of a token goes, beside the bound.
-fn chart(model: &str, facts: &str, report: &Report) -> String {
-    let names = ["attention", "FFN", "naming", "waiting", "head", "bound"];
+/// Time per token by stage, with the bound.
+fn chart(model: &str, facts: &str, report: &DecodeReport) -> String {
+    let names = [
+        "attention",
+        "FFN",
+        "predictors",
+        "I/O wait",
+        "head",
+        "bound",
+    ];
     let mut groups = Vec::new();
     for r in &report.contexts {
         groups.push((format!("{} positions", r.context), r.parts().to_vec()));
@@ -351,15 +356,15 @@ fn chart(model: &str, facts: &str, report: &Report) -> String {
         groups.push(("bytes / memory".into(), bound));
     }
     let title = format!(
-        "{model}: where a token's time goes, {}, {} of the FFN in memory",
+        "{model}: time per token by stage, {}, {} of the FFN in memory",
         report.sparsity,
         percent(report.ffn_resident_share)
     );
     let labels = Labels {
         title: &title,
         facts,
-        x: "positions before the token",
-        y: "milliseconds of a token, means",
+        x: "context length",
+        y: "milliseconds per token (mean)",
     };
     piles(&labels, &names.map(str::to_owned), &groups)
 }

@@ -1,4 +1,4 @@
-//! Where and on what was measured.
+//! The machine and the file that were measured.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use crate::Failure;
 use crate::cli::{ModelArg, Named};
 use crate::size;
 
-/// The machine, and the file whose neurons are read.
+/// The machine, and the file from which neurons are read.
 #[derive(Debug, Clone, Serialize)]
 pub struct Facts {
     /// The machine.
     #[serde(flatten)]
     pub machine: Machine,
-    /// Instruction set of the kernels.
+    /// Instruction set used by the kernels.
     pub isa: &'static str,
-    /// The file that is read and the disk it is on; absent where only the machine is measured.
+    /// The file and its disk; absent if only the machine is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<FileFacts>,
 }
@@ -41,7 +41,7 @@ impl Facts {
         }
     }
 
-    /// The machine's name as that of a folder: words of the processor's name, and the cores.
+    /// The machine's name as a folder name: words of the CPU's name, and the number of cores.
     pub fn folder_name(&self) -> String {
         let m = &self.machine;
         let name = if m.cpu.is_empty() { &m.arch } else { &m.cpu };
@@ -55,7 +55,7 @@ impl Facts {
         words.join("-")
     }
 
-    /// One line for people.
+    /// One line of text.
     pub fn line(&self) -> String {
         let m = &self.machine;
         let file = self.file.as_ref().map(|f| {
@@ -74,12 +74,12 @@ impl Facts {
     }
 }
 
-/// The file that holds the neurons of `model`: the program itself for the bundled one.
+/// The file that holds the neurons of `model`: the executable for a bundled one.
 pub fn file_of(model: &ModelArg) -> Result<PathBuf, Failure> {
     match model.named() {
         Named::File(path) => Ok(path.to_owned()),
         Named::Bundled(demo) => {
-            // Found out whether it can be read at all.
+            // Check that it can be read from the executable.
             demo.locate()?;
             let exe = Path::new("/proc/self/exe");
             Ok(exe.canonicalize().unwrap_or_else(|_| exe.to_owned()))

@@ -1,5 +1,5 @@
-//! `emberflow bench io`: what the disk under a file gives, through our own reading path, and, where
-//! that is saved for plans, how fast CPU and memory are.
+//! `emberflow bench io`: measures the disk under a file through the engine's I/O path. If the result is saved for the
+//! planner, CPU and memory are measured too.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -25,27 +25,28 @@ use crate::stats::Range;
 use crate::tell::tell;
 use crate::{Failure, atomic, progress, size};
 
+/// Size of the test file of a full and of a quick measurement.
 const FULL: u64 = 1 << 30;
 const QUICK: u64 = 256 << 20;
 
-/// Rounds of a full measurement, and the milliseconds of a point in each.
+/// Rounds of a full measurement, and milliseconds per point and round.
 const ROUNDS: u32 = 3;
 const MILLIS: u64 = 125;
 
-/// Rounds of a quick one: without a second there is nothing to compare with.
+/// Rounds of a quick measurement: at least two, to see the variation.
 const QUICK_ROUNDS: u32 = 2;
 
-/// Times as long as a point that is read beforehand, at most, where that was given.
+/// Maximum duration of the initial reads, as a multiple of the time per point.
 const SETTLE: u32 = 25;
 
-/// What `--json` has beside what all benchmarks have: the profile, and where it went.
+/// Additional members of the JSON object: the profile and where it was saved.
 #[derive(Serialize)]
-struct Report<'a> {
+struct IoReport<'a> {
     version: u32,
     file: &'a FileFacts,
-    points: &'a [Row<'a>],
+    points: &'a [IoRow<'a>],
     best: &'a Option<Best>,
-    /// The rates of the CPU and the memory, where they were measured for plans too.
+    /// Rates of CPU and memory, if they were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     rates: Option<&'a Rates>,
     conditions: &'a Option<Conditions>,
@@ -54,17 +55,17 @@ struct Report<'a> {
     saved_to: &'a Option<PathBuf>,
 }
 
-/// A point in the round in which it had its median speed.
+/// A point, from the round with the median speed.
 #[derive(Serialize)]
-struct Row<'a> {
+struct IoRow<'a> {
     #[serde(flatten)]
     point: &'a Point,
-    /// Throughput over the rounds, 10^6 bytes per second.
+    /// Throughput over the rounds, in MB/s.
     range: Range,
-    /// The bound, 10^6 bytes per second: the highest rate of any point, or what the model of a
-    /// simulated device gives at this length and depth.
+    /// Bound in MB/s: the highest throughput of any point, or that of the simulated device's model for this length
+    /// and depth.
     bound_mb_per_s: f64,
-    /// Throughput as a share of that, round by round.
+    /// Throughput as a share of the bound, over the rounds.
     of_bound: Range,
 }
 
@@ -74,7 +75,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     if let Some(Some(path)) = &args.save {
         atomic::may_write_below(path, args.output.force, &[args.file.as_deref()])?;
     }
-    // Before a gigabyte is written for nothing.
+    // Check the engine before writing a large file.
     let choice: IoChoice = args.io.parse().map_err(Failure::usage)?;
     let target = match &args.file {
         Some(path) => Target::open(path)?,
@@ -82,7 +83,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     };
     if target.facts().sector.is_none() {
         tell(
-            "emberflow: no direct I/O on this file system: these are numbers of the page cache, \
+            "emberflow: no direct I/O on this file system: the numbers are those of the page cache, \
              not of the device",
         );
     }
@@ -95,7 +96,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         ..DeviceProfile::new(Machine::here(), target.facts().clone(), points)
     };
     let rows = rows(&profile.points, &rounds, choice);
-    // Minutes of measuring are shown even where they cannot be kept.
+    // Print the result even if it cannot be saved: it took minutes.
     let saved = save(args, &profile);
     let saved_to = saved.as_ref().ok().cloned().flatten();
     let machine = machine_for_plans(&saved_to)?;
@@ -113,7 +114,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         csv: csv(&rows),
         agreement: None,
         how: format!(
-            "reads of {} by size, reads under way (depth), range and engine, {} rounds, {} ms for each \
+            "reads of {} by size, queue depth, range and engine, {} rounds, {} ms per \
              point",
             profile.file.path.display(),
             rounds.len(),
@@ -121,7 +122,7 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
         ),
         facts,
         notes,
-        body: Report {
+        body: IoReport {
             version: profile.version,
             file: &profile.file,
             points: &rows,
@@ -139,15 +140,14 @@ pub fn command(args: &BenchIoArgs) -> Result<(), Failure> {
     saved.map(drop)
 }
 
-/// The rates of the machine, where the disk's were saved for plans: these need both, so that whoever
-/// measures the disk has measured for good.
+/// Measures CPU and memory if the device profile was saved for the planner, which needs both.
 fn machine_for_plans(saved_to: &Option<PathBuf>) -> Result<Option<Rates>, Failure> {
     let for_plans = saved_to.is_some() && *saved_to == DeviceProfile::default_path();
     for_plans.then(measure_for_plans).transpose()
 }
 
-/// Measures all points `rounds` times, past the device's burst, and watches what else goes on. What
-/// no device gave is refused.
+/// Measures all points `rounds` times after the device's burst, watching for other load. Reads that no device served
+/// are an error.
 fn measure_rounds(
     target: &Target,
     plan: &MeasurePlan,
@@ -186,7 +186,7 @@ fn measure_rounds(
     Ok((all, conditions))
 }
 
-/// Each point as it was in the round in which it had its median speed.
+/// Each point from the round with its median speed.
 fn middle(rounds: &[Vec<Point>]) -> Vec<Point> {
     let count = rounds.first().map_or(0, Vec::len);
     let of = |i: usize| {
@@ -198,7 +198,7 @@ fn middle(rounds: &[Vec<Point>]) -> Vec<Point> {
     (0..count).filter_map(of).collect()
 }
 
-fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec<Row<'a>> {
+fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec<IoRow<'a>> {
     let all = rounds.iter().flatten().map(|p| p.mb_per_s);
     let fastest = all.fold(0.0, f64::max);
     let row = |(i, point): (usize, &'a Point)| {
@@ -212,7 +212,7 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
         };
         let same = rounds.iter().filter_map(|round| round.get(i));
         let range = Range::of(&mut same.map(|p| p.mb_per_s).collect::<Vec<_>>());
-        Row {
+        IoRow {
             point,
             range,
             bound_mb_per_s,
@@ -222,17 +222,17 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
     points.iter().enumerate().map(row).collect()
 }
 
-/// What the numbers are measured against, the conclusion, and where it went.
-/// Why a quick look is not saved.
+/// Why the result of a quick measurement is not saved.
 fn left_unsaved(args: &BenchIoArgs) -> Option<String> {
     let quick = args.quick && args.io == "auto" && args.save.is_none();
-    quick.then(|| "not saved for plans, as this was a quick look: measure without --quick".into())
+    quick.then(|| "not saved for the planner: measure without --quick".into())
 }
 
+/// Notes: the bound, the best throughput, warnings, and where the profile was saved.
 fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) -> Vec<String> {
     let bound = match choice {
-        IoChoice::Sim(_) => "what the model of the simulated device gives at that length and depth",
-        _ => "the highest rate of this run at any length and depth",
+        IoChoice::Sim(_) => "throughput of the simulated device's model at that length and depth",
+        _ => "highest throughput of this run at any length and depth",
     };
     let mut notes = vec![format!("bound: {bound}")];
     notes.extend(profile.best.as_ref().map(|best| {
@@ -249,20 +249,20 @@ fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) 
         .filter(|c| c.first_mb_per_s > 1.25 * c.settled_mb_per_s)
     {
         notes.push(format!(
-            "the device gave {:.0} MB/s at first and {:.0} after that: measured past its burst",
+            "the device gave {:.0} MB/s at first and {:.0} afterwards; measured after this burst",
             c.first_mb_per_s, c.settled_mb_per_s
         ));
     }
     if let Some(c) = profile.conditions.filter(|_| profile.file.sector.is_some()) {
         let proof = match c.device_bytes {
-            Some(_) => "direct reads: the device itself counted the bytes",
-            None => "direct reads; whether a device gave them is not counted here",
+            Some(_) => "direct reads: confirmed by the device's byte counter",
+            None => "direct reads; not confirmed by a device counter",
         };
         notes.extend((!matches!(choice, IoChoice::Sim(_))).then(|| proof.to_owned()));
     }
     if let Some(doubt) = profile.doubt() {
         notes.push(format!(
-            "measured under load ({doubt}): measure again when the machine is left alone"
+            "measured under load ({doubt}): measure again on an idle machine"
         ));
     }
     let saved = saved_to
@@ -272,8 +272,7 @@ fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) 
     notes
 }
 
-/// Random throughput by bytes per read: the longest reads alone would promise too much of a run,
-/// whose reads are short.
+/// Random throughput by read size. Long reads alone would be misleading: most reads of a run are short.
 pub fn random(profile: &DeviceProfile) -> String {
     let speeds = profile.random_by_size();
     let speed = |&(len, mb): &(u32, f64)| format!("{mb:.0} in {}", size::show(u64::from(len)));
@@ -281,9 +280,9 @@ pub fn random(profile: &DeviceProfile) -> String {
     format!("MB/s random: {}", speeds.join(", "))
 }
 
-/// Saves the profile where the user or the planner wants it, and says where.
+/// Saves the profile to the given path or for the planner; returns the path.
 fn save(args: &BenchIoArgs, profile: &DeviceProfile) -> Result<Option<PathBuf>, Failure> {
-    // A part of the picture is no base for plans unless the user says so.
+    // An incomplete measurement is only saved on request.
     let partial = args.quick
         || args.io != "auto"
         || !args.sizes.is_empty()
@@ -293,7 +292,7 @@ fn save(args: &BenchIoArgs, profile: &DeviceProfile) -> Result<Option<PathBuf>, 
     let path = match &args.save {
         Some(Some(path)) => Some(path.clone()),
         Some(None) => Some(DeviceProfile::default_path().ok_or_else(|| {
-            Failure::usage("--save needs a path, as neither XDG_CACHE_HOME nor HOME is set")
+            Failure::usage("--save needs a path: neither XDG_CACHE_HOME nor HOME is set")
         })?),
         None if wanted => DeviceProfile::default_path(),
         None => None,
@@ -346,12 +345,12 @@ fn engines(choice: IoChoice, target: &Target) -> Result<Vec<IoChoice>, Failure> 
     let mut engines = vec![IoChoice::Pread];
     match target.works(IoChoice::Uring) {
         Ok(()) => engines.insert(0, IoChoice::Uring),
-        Err(reason) => tell(format_args!("emberflow: only pread is measured: {reason}")),
+        Err(reason) => tell(format_args!("emberflow: measuring pread only: {reason}")),
     }
     Ok(engines)
 }
 
-/// A file of `len` bytes in the current folder that is gone when this process is.
+/// A file of `len` bytes in the current folder that is deleted when this process ends.
 fn temporary(len: u64) -> Result<Target, Failure> {
     let dir = Path::new(".");
     let path = dir.join(format!(".emberflow-bench-{}.tmp", std::process::id()));
@@ -359,7 +358,7 @@ fn temporary(len: u64) -> Result<Target, Failure> {
         .open(&path)
         .map_err(Failure::file(&path))?;
     std::fs::remove_file(&path).map_err(Failure::file(&path))?;
-    // Neither zeros nor repetition, which some devices store as nothing.
+    // Random data: some devices do not store zeros or repetitions.
     let mut block = vec![0u8; 1 << 20];
     let bar = progress::bytes("writing a test file", len);
     let mut state = len | 1;
@@ -383,7 +382,7 @@ fn temporary(len: u64) -> Result<Target, Failure> {
     Ok(Target::unnamed(file, dir)?)
 }
 
-/// Name of a group of points.
+/// Engine, pattern and range of a group of points.
 type Group<'a> = (&'a str, Pattern, u64);
 
 fn groups<'a>(points: impl Iterator<Item = &'a Point>) -> Vec<Group<'a>> {
@@ -416,8 +415,8 @@ fn describe((engine, pattern, range): Group<'_>) -> String {
     }
 }
 
-/// For people: a row for each size with all depths, and the depth that is fastest.
-fn table(rows: &[Row<'_>]) -> Table {
+/// Text output: one row per size, with all depths and the fastest depth.
+fn table(rows: &[IoRow<'_>]) -> Table {
     let points = || rows.iter().map(|r| r.point);
     let depths: BTreeSet<u32> = points().map(|p| p.depth).collect();
     let mut columns = vec!["reads".to_owned(), "size".into()];
@@ -462,7 +461,7 @@ fn table(rows: &[Row<'_>]) -> Table {
     table
 }
 
-fn csv(rows: &[Row<'_>]) -> Table {
+fn csv(rows: &[IoRow<'_>]) -> Table {
     let mut table = Table::new(
         "engine | pattern | size | depth | range | mb_per_s | mb_per_s_min | \
          mb_per_s_max | bound_mb_per_s | of_bound | iops | cpu_us_per_read | \
@@ -490,7 +489,7 @@ fn csv(rows: &[Row<'_>]) -> Table {
     table
 }
 
-/// One panel per engine and range: throughput over depth, a curve for each size.
+/// One panel per engine and range: throughput over queue depth, one curve per size.
 fn chart(profile: &DeviceProfile, facts: &str) -> String {
     let charts: Vec<Panel> = groups(profile.points.iter())
         .into_iter()
@@ -506,13 +505,13 @@ fn chart(profile: &DeviceProfile, facts: &str) -> String {
             };
             Panel {
                 title: describe(group),
-                x: "reads in flight",
+                x: "queue depth",
                 y: "MB/s",
                 curves: sizes.iter().map(curve).collect(),
             }
         })
         .collect();
-    let title = format!("MB/s by reads in flight: {facts}");
+    let title = format!("MB/s by queue depth: {facts}");
     panels(&title, Axes::Logs, &charts)
 }
 
@@ -573,7 +572,7 @@ mod tests {
             row(of).contains("4.0 KiB | 88 | 333 | 8 | 333 (166 to 666) | 30 (15 to 60) % |"),
             "{text}"
         );
-        // 555 of the 1110 that were seen
+        // 555 of the maximum of 1110.
         let of = "uring, random over 1.0 GiB | 8.0 KiB";
         assert!(
             row(of).contains("| – | 555 | 8 | 555 (278 to 1110) | 50 (25 to 100) % |"),

@@ -1,9 +1,8 @@
-//! `emberflow bench`: how fast the disk, the machine and a model on it are.
+//! `emberflow bench`: speed of disk, CPU, memory and models.
 //!
-//! `io` and `decode` measure in this process. `sweep` starts this program again for every point, so
-//! that budget, peak memory and page cache are that point's own, lets the variants take turns, and
-//! ends with a fault where two variants differ in a single bit of the logits. The laboratory's
-//! benchmarks (`benches/src/bench/`) are built from the same parts.
+//! `io` and `decode` measure in this process. `sweep` runs every point in a child process, so that budget, peak
+//! memory and page cache are separate, interleaves the variants, and fails if two variants differ in any bit of the
+//! logits. The laboratory's benchmarks (`benches/src/bench/`) use the same modules.
 
 pub mod bound;
 pub mod cap;

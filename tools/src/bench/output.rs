@@ -1,4 +1,4 @@
-//! What a benchmark prints and writes.
+//! Output of benchmarks.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,11 @@ use crate::cli::{ModelArg, OutputArgs};
 use crate::model::open_container;
 use crate::{Failure, atomic, print_json};
 
-/// Refuses, before anything is measured, files that could not be written or must not be replaced.
-/// `bench` is the benchmark's name; `model` is `None` where only the machine is measured; `also` is
-/// another file that is read.
+/// Checks all output files before anything is measured. `bench` is the benchmark's name; `model` is `None` if only
+/// the machine is measured; `also` is another file that is read.
 ///
 /// # Errors
-/// Wrong usage; a model that cannot be opened, where files are named for it.
+/// A usage error, as in [`atomic`]; a model that cannot be opened, if files are named after it.
 pub fn may_write(
     args: &OutputArgs,
     bench: &str,
@@ -44,7 +43,7 @@ pub fn may_write(
     Ok(())
 }
 
-/// What `--out` writes: CSV, SVG and JSON.
+/// Files written by `--out`: CSV, SVG and JSON.
 fn folder_files(
     args: &OutputArgs,
     facts: &Facts,
@@ -58,48 +57,48 @@ fn folder_files(
     Some(["csv", "svg", "json"].map(|ext| dir.join(format!("{model}{bench}.{ext}"))))
 }
 
-/// A result in all its forms.
+/// A result in all output formats.
 pub struct Results<B> {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// Name of the model; `None` where only the machine is measured.
+    /// Name of the model; `None` if only the machine is measured.
     pub model: Option<String>,
-    /// Where it was measured.
+    /// Machine and file.
     pub facts: Facts,
-    /// What was done: settings in words.
+    /// Settings in words.
     pub how: String,
-    /// Whether all variants gave the same logits; `None` where none are computed.
+    /// Whether all variants gave the same logits; `None` if there are none.
     pub agreement: Option<Agreement>,
-    /// What `--json` has besides: keys and values.
+    /// Additional members of the JSON object.
     pub body: B,
-    /// Columns and rows of the table for people.
+    /// Table of the text output.
     pub table: Table,
     /// The same with one number per field.
     pub csv: Table,
     /// The chart.
     pub svg: String,
-    /// What the numbers mean, and what is wrong.
+    /// Notes and warnings.
     pub notes: Vec<String>,
 }
 
-/// A body that is one row for each point.
+/// A body with one row per point.
 #[derive(Serialize)]
 pub struct Rows<'a, R> {
     /// The points.
     pub rows: &'a [R],
 }
 
-/// Text in rows and columns.
+/// A table of text.
 #[derive(Default)]
 pub struct Table {
     /// Names of the columns.
     pub columns: Vec<String>,
-    /// As many fields as there are columns.
+    /// One field per column.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// An empty table with these columns, separated as Markdown does: `name | tokens/s`.
+    /// An empty table; columns are separated as in Markdown: `name | tokens/s`.
     pub fn new(columns: &str) -> Self {
         Self {
             columns: columns.split(" | ").map(str::to_owned).collect(),
@@ -107,8 +106,7 @@ impl Table {
         }
     }
 
-    /// Adds a row that begins with `cells` and goes on with the numbers, or with the reason why
-    /// there are none.
+    /// Adds a row: `cells` followed by the numbers, or by the reason why there are none.
     pub fn add(
         &mut self,
         mut cells: Vec<String>,
@@ -125,7 +123,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// As Markdown, in columns that line up.
+    /// As Markdown with aligned columns.
     pub fn markdown(&self) -> String {
         let all = || std::iter::once(&self.columns).chain(&self.rows);
         let width = |i: usize| {
@@ -147,7 +145,7 @@ impl Table {
         format!("{head}| {} |\n{rows}", rule.join(" | "))
     }
 
-    /// As comma-separated values, quoted where they need it.
+    /// As CSV, quoted where necessary.
     pub fn csv(&self) -> String {
         let field = |text: &String| {
             if text.contains([',', '"', '\n']) {
@@ -164,7 +162,7 @@ impl Table {
     }
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Json<'a, B> {
     bench: &'static str,
@@ -205,7 +203,7 @@ impl<B: Serialize> Results<B> {
         }
     }
 
-    /// The result for people.
+    /// Text output.
     fn text(&self, written: &[PathBuf]) -> String {
         let model = self.model.as_ref().map(|model| format!("{model}: "));
         let mut lines = vec![
@@ -215,7 +213,7 @@ impl<B: Serialize> Results<B> {
         ];
         if let Some(a) = self.agreement.as_ref().filter(|a| a.equal()) {
             lines.push(format!(
-                "logits: the same in all {} runs ({})",
+                "logits: identical in all {} runs ({})",
                 a.runs, a.hash
             ));
         }
@@ -228,13 +226,13 @@ impl<B: Serialize> Results<B> {
         lines.join("\n") + "\n"
     }
 
-    /// Writes the files that were asked for, prints the result, and fails where variants differ.
+    /// Writes the requested files and prints the result.
     ///
     /// # Errors
-    /// A file that cannot be written, after the result was shown; a fault where hashes differ.
+    /// A file that cannot be written (after printing the result); a failed check if hashes differ.
     pub fn finish(self, args: &OutputArgs) -> Result<(), Failure> {
         let mut written = Vec::new();
-        // What took minutes is shown even where it cannot be kept.
+        // Print the result even if it cannot be written: it took minutes.
         let kept = self.write(args, &mut written);
         if args.json {
             print_json(&self.json(&written))?;
@@ -244,7 +242,7 @@ impl<B: Serialize> Results<B> {
         kept?;
         match &self.agreement {
             Some(a) if !a.equal() => Err(Failure::Fault(format!(
-                "the logits of {} differ from those of the first run; no variant may change a bit",
+                "the logits of {} differ from those of the first run",
                 a.differing.join(", ")
             ))),
             _ => Ok(()),
@@ -279,7 +277,7 @@ impl<B: Serialize> Results<B> {
     }
 }
 
-/// A model's name as a part of a file's name.
+/// A model's name as part of a file name.
 fn file_name(model: &str) -> String {
     let name = model.rsplit('/').next().unwrap_or_default().to_lowercase();
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
@@ -288,12 +286,12 @@ fn file_name(model: &str) -> String {
         .collect()
 }
 
-/// A share in percent.
+/// Formats a share in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// Bytes in MiB.
+/// Formats bytes in MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{:.0}", bytes as f64 / f64::from(1 << 20))
 }

@@ -1,4 +1,4 @@
-//! Points of a benchmark of whole runs: a share of the FFN in memory and something that varies.
+//! Points of a benchmark of whole runs: a share of the FFN in memory, and a variant.
 
 use super::bound::Device;
 use super::child::{Child, Decoding};
@@ -8,16 +8,16 @@ use super::rounds::{Series, in_turns};
 use crate::Failure;
 use crate::cli::BenchArgs;
 
-/// What is run at one point.
+/// One point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point<V> {
     /// Share of the FFN in memory.
     pub share: f64,
-    /// What else differs from point to point.
+    /// What else varies.
     pub variant: V,
 }
 
-/// Every variant at every share, share after share.
+/// All variants at every share, share by share.
 pub fn each<V: Copy>(shares: &[f64], variants: &[V]) -> Vec<Point<V>> {
     let at = |&share: &f64| {
         let variants = variants.iter();
@@ -26,15 +26,15 @@ pub fn each<V: Copy>(shares: &[f64], variants: &[V]) -> Vec<Point<V>> {
     shares.iter().flat_map(at).collect()
 }
 
-/// What points are called where one line tells of each.
+/// Names of the points in progress messages.
 pub fn names<V: Copy>(points: &[Point<V>], name: impl Fn(V) -> String) -> Vec<String> {
     let one = |p: &Point<V>| format!("{} at {}", name(p.variant), percent(p.share));
     points.iter().map(one).collect()
 }
 
-/// What all runs of a benchmark on one device need.
+/// Everything needed to run a benchmark on one device.
 pub struct Setup {
-    /// Where and on what is measured.
+    /// Machine and file.
     pub facts: Facts,
     /// The device that the runs read from.
     pub device: Device,
@@ -43,7 +43,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// For the model of `bench`, read by the engine `io`.
+    /// For the model of `bench`, read through the engine `io`.
     ///
     /// # Errors
     /// A model or a device that cannot be opened.
@@ -55,11 +55,10 @@ impl Setup {
         })
     }
 
-    /// Runs `decoding` at the share of every point, all in turns, with what `more` gives for what
-    /// else differs.
+    /// Runs `decoding` at the share of every point, interleaved; `more` gives the additional arguments of a variant.
     ///
     /// # Errors
-    /// That of the first run that fails.
+    /// The first failure of a run.
     pub fn decode<V: Copy>(
         &mut self,
         decoding: &Decoding<'_>,

@@ -1,4 +1,4 @@
-//! Variants that take turns, and whether they agree.
+//! Interleaved runs of variants, and comparison of their logits.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -8,39 +8,38 @@ use crate::Failure;
 use crate::stats::Range;
 use crate::tell::tell;
 
-/// The runs of one variant.
+/// Runs of one variant.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// What it is called where one line tells of it.
+    /// Name in progress messages.
     pub name: String,
-    /// In the order of the rounds.
+    /// In order of the rounds.
     pub runs: Vec<Run>,
-    /// Why it does not run, where it was refused.
+    /// Why the variant was rejected, if it was.
     pub refused: Option<String>,
 }
 
 impl Series {
-    /// Median and ends of something over the rounds.
+    /// Median and range of a value over the rounds.
     pub fn range(&self, of: impl Fn(&Run) -> f64) -> Range {
         let mut values: Vec<f64> = self.runs.iter().map(of).collect();
         Range::of(&mut values)
     }
 
-    /// The first run, for what is the same in all of them.
+    /// The first run, for values that do not vary.
     pub fn first(&self) -> Option<&Run> {
         self.runs.first()
     }
 }
 
-/// Runs a variant by its number, knowing what was measured so far.
+/// Runs the variant with this index, given the results so far.
 type RunOne<'a> = dyn FnMut(usize, &[Series]) -> Result<Outcome, Failure> + 'a;
 
-/// Runs every variant once per round, in order, and tells on standard error how it goes. `before`
-/// is called at the start of each round. A
-/// variant that was refused is not tried again.
+/// Runs every variant once per round, in order, and reports progress on standard error. `before` is called at the
+/// start of each round. Rejected variants are not run again.
 ///
 /// # Errors
-/// That of the first run that fails.
+/// The first failure of a run.
 pub fn in_turns(
     names: &[String],
     rounds: u32,
@@ -87,29 +86,32 @@ pub fn in_turns(
 fn told(run: &Run) -> String {
     if run.details.ms.is_empty() {
         let n = run.prompt_tokens;
-        return format!("prompt of {n}, {:.1} tok/s", run.prefill_tokens_per_s);
+        return format!(
+            "prompt of {n} tokens, {:.1} tok/s",
+            run.prefill_tokens_per_s
+        );
     }
     format!(
-        "{:.2} tok/s, waited {:.1} %, hits {:.1} %",
+        "{:.2} tok/s, I/O wait {:.1} %, hits {:.1} %",
         run.decode_tokens_per_s,
         100.0 * run.wait_share(),
         100.0 * run.hit_rate()
     )
 }
 
-/// Whether runs that must agree do: by the hashes over their logits.
+/// Comparison of runs by the hash of their logits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
-    /// The hash of most tokens.
+    /// Hash that most runs have.
     pub hash: String,
-    /// Runs that were compared.
+    /// Number of compared runs.
     pub runs: usize,
-    /// Names of variants with another one.
+    /// Names of variants with another hash.
     pub differing: Vec<String>,
 }
 
 impl Agreement {
-    /// Compares runs of the same prompt and seed. Where some made fewer tokens, as far as all go.
+    /// Compares runs of the same prompt and seed, up to the length of the shortest.
     pub fn of<'a>(series: impl Iterator<Item = &'a Series>) -> Self {
         let runs: Vec<(&str, &Run)> = series
             .flat_map(|s| s.runs.iter().map(|run| (s.name.as_str(), run)))
@@ -119,7 +121,7 @@ impl Agreement {
         let longest = runs.iter().max_by_key(|(_, r)| tokens(r));
         let hash = longest.map_or(String::new(), |(_, r)| r.logits_hash.clone());
         let at = |run: &Run| {
-            // The first token has no entry of its own.
+            // The first token has no entry.
             let entry = shortest.checked_sub(2);
             let part = entry.and_then(|i| run.details.logits_hash.get(i).cloned());
             match part {
@@ -139,14 +141,14 @@ impl Agreement {
         }
     }
 
-    /// Both together; the hash is that of the first one.
+    /// Combines two comparisons; the hash is that of the first.
     pub fn and(mut self, other: Self) -> Self {
         self.runs += other.runs;
         self.differing.extend(other.differing);
         self
     }
 
-    /// Whether nothing differs.
+    /// Whether all hashes are equal.
     pub fn equal(&self) -> bool {
         self.differing.is_empty()
     }
@@ -194,7 +196,7 @@ pub(crate) mod tests {
         let other = series("other", vec![run(&["a", "b", "c"]), run(&["a", "x", "y"])]);
         let agreement = Agreement::of([&long, &short, &other].into_iter());
         assert_eq!(agreement.differing, ["other"]);
-        // One token has the hash of the run alone.
+        // With one token, only the hash of the run exists.
         let one = series("one", vec![run(&[])]);
         assert!(Agreement::of([&one, &one].into_iter()).equal());
     }

@@ -1,5 +1,4 @@
-//! `emberflow bench sweep`: decoding with more and less of the FFN in memory (PowerInfer-2,
-//! Figs 7, 10 and 12).
+//! `emberflow bench sweep`: decode speed over the share of the FFN in memory (PowerInfer-2, Figs 7, 10 and 12).
 
 use std::path::Path;
 
@@ -18,32 +17,32 @@ use crate::chart::{Curve, Labels, curves};
 use crate::cli::{BenchSweepArgs, ModelArg};
 use crate::stats::Range;
 
-/// Shares to measure when none are asked for.
+/// Default shares.
 const SHARES: [f64; 8] = [0.10, 0.25, 0.40, 0.50, 0.60, 0.75, 0.90, 1.0];
 
-/// A share in memory that is further from what was asked for is not that point.
+/// Maximum difference between requested and achieved share.
 const TOLERANCE: f64 = 0.03;
 
 /// One share and one policy.
 #[derive(Debug, Serialize)]
-struct Row {
-    /// What was asked for.
+struct SweepRow {
+    /// Requested share.
     share: f64,
     policy: &'static str,
-    /// What the budget holds.
+    /// Achieved share.
     ffn_resident_share: f64,
     budget_bytes: u64,
     peak_rss_bytes: u64,
-    /// `null` for a mapped file, whose memory is the system's, and where there is no peak.
+    /// `null` with mmap, whose memory belongs to the page cache, and if the peak is unknown.
     within_budget: Option<bool>,
     tokens_per_s: Range,
     ms_per_token: f64,
     wait_share: f64,
     hit_rate: f64,
     bound: Bound,
-    /// Over the rounds, token time as a multiple of the bound.
+    /// Token time as a multiple of the bound, over the rounds.
     of_bound: Range,
-    /// Why there is nothing, or not what was asked for.
+    /// Why the result is missing or differs from the request.
     note: Option<String>,
 }
 
@@ -96,7 +95,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     notes.push(NOTE.into());
     let model = model_of(&series)?;
     let how = format!(
-        "decoding by share of the FFN in memory, {tokens} tokens, {rounds} rounds in turns, --io {}",
+        "decoding by share of the FFN in memory, {tokens} tokens, {rounds} interleaved rounds, --io {}",
         args.io
     );
     Results {
@@ -114,42 +113,44 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-/// A cap of `budget` bytes on a mapped run, whose file starts cold; or why there is none.
+/// A memory limit of `budget` bytes for an mmap run, whose file is evicted first; or why there is none.
 fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>, Failure> {
     Ok(match budget {
         Some(bytes) if model.file().is_some() => {
             cap::forget(&file_of(model)?);
             Cap::new(bytes)
         }
-        // The file in which the bundled model lies is this program itself.
-        _ if model.file().is_none() => Err("it is a part of this program".into()),
-        _ => Err("no other policy tells the budget".into()),
+        // The bundled model is part of this executable.
+        _ if model.file().is_none() => Err("the model is part of this program".into()),
+        _ => Err("no other policy gives the budget".into()),
     })
 }
 
-/// What a reader should know of mapped runs, whose cap failed for the reason `why`.
+/// Note on mmap runs; `why` is the reason that there is no limit.
 fn cap_note(why: Option<String>) -> String {
     match why {
-        None => "mmap: in a memory control group of the budget, starting with a cold file".into(),
-        Some(why) => format!(
-            "mmap: without a limit on its memory ({why}), so the page cache may hold everything"
-        ),
+        None => {
+            "mmap: in a memory control group limited to the budget, with a cold page cache".into()
+        }
+        Some(why) => {
+            format!("mmap: without a memory limit ({why}), so the page cache may hold everything")
+        }
     }
 }
 
-/// Name of the model of runs, or why there is none.
+/// Name of the model, or why no run succeeded.
 pub fn model_of(series: &[Series]) -> Result<String, Failure> {
     let run = series.iter().find_map(Series::first);
     run.map(|run| run.model.clone()).ok_or_else(|| {
         let why = series.iter().find_map(|s| s.refused.clone());
         Failure::Child(format!(
             "nothing could run: {}",
-            why.unwrap_or_else(|| "no points were asked for".into())
+            why.unwrap_or_else(|| "no points were requested".into())
         ))
     })
 }
 
-/// The budget of another policy at the same share.
+/// The budget that another policy used at the same share.
 fn budget_at(share: f64, points: &[Point<Ablation>], done: &[Series]) -> Option<u64> {
     let here = points.iter().zip(done).filter(|(p, _)| p.share == share);
     let here = here.filter(|(p, _)| p.variant != Ablation::Mmap);
@@ -157,7 +158,7 @@ fn budget_at(share: f64, points: &[Point<Ablation>], done: &[Series]) -> Option<
     runs.next().map(|run| run.memory.budget_bytes)
 }
 
-/// Speed of memory, for runs that have nothing to measure it with.
+/// Memory bandwidth, for runs that cannot measure it.
 pub fn memory_of(series: &[Series]) -> f64 {
     let speeds = series.iter().flat_map(|s| &s.runs);
     let mut speeds: Vec<f64> = speeds
@@ -167,7 +168,7 @@ pub fn memory_of(series: &[Series]) -> f64 {
     Range::of(&mut speeds).median
 }
 
-/// The bounds of a variant's runs: of the one with the median time, and the ratio over all.
+/// The bound of the run with the median time, and the range of the ratio over all runs.
 pub fn bounds(series: &Series, device: &Device, memory: f64) -> (Bound, Range) {
     let mut runs: Vec<&Run> = series.runs.iter().collect();
     runs.sort_by(|a, b| a.ms_per_token().total_cmp(&b.ms_per_token()));
@@ -179,7 +180,7 @@ pub fn bounds(series: &Series, device: &Device, memory: f64) -> (Bound, Range) {
     )
 }
 
-fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row> {
+fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<SweepRow> {
     let memory = memory_of(all);
     let one = |(point, series): (&Point<Ablation>, &Series)| {
         let Point {
@@ -189,7 +190,7 @@ fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row>
         let (bound, of_bound) = bounds(series, device, memory);
         let first = series.first();
         let resident = first.map_or(0.0, |r| r.memory.ffn_resident_share);
-        // The other policies keep less of the same budget.
+        // The other policies use the budget of `full`, of which they hold a smaller share.
         let full = Point {
             share,
             variant: Ablation::Full,
@@ -200,7 +201,7 @@ fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row>
         let peak = series.runs.iter().filter_map(|r| r.memory.peak_rss_bytes);
         let within: Option<Vec<bool>> = series.runs.iter().map(Run::within_budget).collect();
         let judged = policy != Ablation::Mmap && first.is_some();
-        Row {
+        SweepRow {
             share,
             policy: policy.name(),
             ffn_resident_share: resident,
@@ -216,15 +217,15 @@ fn rows(points: &[Point<Ablation>], all: &[Series], device: &Device) -> Vec<Row>
             bound,
             of_bound,
             note: series.refused.clone().or_else(|| {
-                held.map(|held| format!("refused: the smallest budget holds {}", percent(held)))
+                held.map(|held| format!("skipped: the smallest budget holds {}", percent(held)))
             }),
         }
     };
     points.iter().zip(all).map(one).collect()
 }
 
-/// What a reader should know of the rows.
-fn remarks(rows: &[Row]) -> Vec<String> {
+/// Notes on the rows.
+fn remarks(rows: &[SweepRow]) -> Vec<String> {
     let mut notes = Vec::new();
     let (mut judged, mut above) = (0, Vec::new());
     for row in rows.iter().filter(|r| r.within_budget.is_some()) {
@@ -238,7 +239,7 @@ fn remarks(rows: &[Row]) -> Vec<String> {
     } else {
         format!("peak memory: ABOVE the budget at {}", above.join(", "))
     });
-    let full: Vec<&Row> = (rows.iter())
+    let full: Vec<&SweepRow> = (rows.iter())
         .filter(|r| r.policy == "full" && r.note.is_none())
         .collect();
     if full.len() > 1 {
@@ -254,16 +255,12 @@ fn remarks(rows: &[Row]) -> Vec<String> {
                     w[1].tokens_per_s.median,
                     percent(w[0].share),
                     percent(w[1].share),
-                    if spreads {
-                        " (the spreads overlap)"
-                    } else {
-                        ""
-                    }
+                    if spreads { " (the ranges overlap)" } else { "" }
                 )
             })
             .collect();
         notes.push(if drops.is_empty() {
-            "full: monotone, more memory is never slower".into()
+            "full: monotone, never slower with more memory".into()
         } else {
             format!("full: NOT monotone: {}", drops.join("; "))
         });
@@ -271,9 +268,9 @@ fn remarks(rows: &[Row]) -> Vec<String> {
     notes
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[SweepRow]) -> Table {
     let mut table = Table::new(
-        "FFN in memory | policy | tokens/s | waiting | hits | peak of budget, MiB | \
+        "FFN in memory | policy | tokens/s | I/O wait | hits | peak / budget, MiB | \
          bound, ms | limit | of bound",
     );
     for row in rows {
@@ -287,7 +284,7 @@ fn table(rows: &[Row]) -> Table {
                 note.fold(speed, |speed, note| speed + &note),
                 percent(row.wait_share),
                 percent(row.hit_rate),
-                format!("{peak} of {budget}"),
+                format!("{peak} / {budget}"),
             ];
             cells.extend(row.bound.cells(row.of_bound));
             cells
@@ -296,7 +293,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row]) -> Table {
+fn csv(rows: &[SweepRow]) -> Table {
     let mut table = Table::new(
         "share | policy | ffn_resident_share | tokens_per_s | tokens_per_s_min | \
          tokens_per_s_max | ms_per_token | wait_share | hit_rate | budget_bytes | \
@@ -330,7 +327,13 @@ fn csv(rows: &[Row]) -> Table {
     table
 }
 
-fn chart(model: &str, facts: &str, io: &str, rows: &[Row], beside: Option<&[Curve]>) -> String {
+fn chart(
+    model: &str,
+    facts: &str,
+    io: &str,
+    rows: &[SweepRow],
+    beside: Option<&[Curve]>,
+) -> String {
     let mut lines: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|r| r.note.is_none()) {
         let point = (row.share, row.tokens_per_s);
@@ -362,7 +365,7 @@ fn chart(model: &str, facts: &str, io: &str, rows: &[Row], beside: Option<&[Curv
     curves(&labels, &ticks, &lines)
 }
 
-/// Curves of other programs from a CSV file, named fields in any order.
+/// Reads curves of other programs from a CSV file, whose columns may be in any order.
 fn beside(path: &Path) -> Result<Vec<Curve>, Failure> {
     let text = std::fs::read_to_string(path).map_err(Failure::file(path))?;
     parse_beside(&text)
@@ -411,12 +414,12 @@ fn parse_beside(text: &str) -> Result<Vec<Curve>, String> {
     Ok(curves)
 }
 
-/// The fields of a line of comma-separated values.
+/// Fields of a CSV line.
 fn fields(line: &str) -> Vec<String> {
     let (mut out, mut quoted) = (vec![String::new()], false);
     for c in line.trim_end().chars() {
         match c {
-            // A doubled quote closes and opens again, and none is in our names.
+            // A doubled quote closes and reopens; our names contain none.
             '"' => quoted = !quoted,
             ',' if !quoted => out.push(String::new()),
             _ => out.last_mut().into_iter().for_each(|field| field.push(c)),
@@ -454,25 +457,25 @@ mod tests {
             (1.0, Ablation::Full),
         ]
         .map(|(share, variant)| Point { share, variant });
-        // All of them hold everything.
+        // At every share, all policies hold everything.
         let all: Vec<Series> = ["a", "b", "c"].map(|n| series(n, vec![run(&["h"])])).into();
         let rows = rows(&points, &all, &device);
         for row in &rows[..2] {
             let note = row.note.as_deref();
-            assert_eq!(note, Some("refused: the smallest budget holds 100.0 %"));
+            assert_eq!(note, Some("skipped: the smallest budget holds 100.0 %"));
         }
         assert_eq!(rows[2].note, None);
         let killed = Series {
-            refused: Some("killed for memory".into()),
+            refused: Some("killed: out of memory".into()),
             runs: Vec::new(),
             ..all[0].clone()
         };
         let table = table(&super::rows(&points[..1], &[killed], &device));
-        assert_eq!(table.rows[0][2], "killed for memory");
+        assert_eq!(table.rows[0][2], "killed: out of memory");
     }
 
-    fn row(share: f64, speed: f64, within: bool) -> Row {
-        Row {
+    fn row(share: f64, speed: f64, within: bool) -> SweepRow {
+        SweepRow {
             share,
             policy: "full",
             ffn_resident_share: share,
@@ -492,7 +495,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         let good = remarks(&[row(0.5, 2.0, true), row(0.1, 1.0, true)]);
-        assert!(good[0].contains("all 2 points") && good[1].contains("monotone, more"));
+        assert!(good[0].contains("all 2 points") && good[1].contains("monotone, never"));
         let bad = remarks(&[row(0.1, 2.0, true), row(0.5, 1.0, false)]);
         assert!(
             bad[0].contains("ABOVE the budget at full at 50.0 %"),

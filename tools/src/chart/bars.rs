@@ -1,8 +1,8 @@
-//! Bars: in groups, in piles, and of distributions.
+//! Bar charts: grouped, stacked, and histograms.
 
 use super::{Axis, Frame, Labels, colour, highest, nice, page};
 
-/// A place of width 1 for each group, with its name below.
+/// An x axis with one unit per group, labelled with the group's name.
 fn groups_axis(groups: &[(String, Vec<f64>)]) -> Axis {
     let tick = |(i, group): (usize, &(String, Vec<f64>))| (i as f64 + 0.5, group.0.clone());
     Axis {
@@ -28,7 +28,7 @@ fn frame_of(
     (frame, colours)
 }
 
-/// Groups of bars: a name for each, and in each the value of every one of `names`.
+/// Grouped bars. Each group has a label and one value per name.
 pub fn bars(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]) -> String {
     let top = highest(groups.iter().flat_map(|g| g.1.iter().copied()));
     let (mut frame, colours) = frame_of(labels, names, groups, top);
@@ -44,7 +44,7 @@ pub fn bars(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]
     page(frame.end())
 }
 
-/// Piles of blocks: a name for each, and in each the height of every one of `names`.
+/// Stacked bars. Each stack has a label and one height per name.
 pub fn piles(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)]) -> String {
     let top = highest(groups.iter().map(|g| g.1.iter().sum()));
     let (mut frame, colours) = frame_of(labels, names, groups, top);
@@ -61,7 +61,7 @@ pub fn piles(labels: &Labels<'_>, names: &[String], groups: &[(String, Vec<f64>)
     page(frame.end())
 }
 
-/// How often values fall into each of some equal parts, for each of the named lists.
+/// Histogram of each named list, with equal bins.
 pub fn histogram(labels: &Labels<'_>, lists: &[(String, Vec<f64>)]) -> String {
     const PARTS: usize = 40;
     let most = highest(lists.iter().flat_map(|l| l.1.iter().copied()));

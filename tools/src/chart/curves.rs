@@ -1,19 +1,19 @@
-//! Curves: over the rounds of a benchmark, and several charts side by side.
+//! Line charts: curves with ranges, and several panels in one picture.
 
 use std::fmt::Write as _;
 
 use super::{Axis, Drawn, Frame, Labels, colour, escape, highest, page, pages};
 use crate::stats::Range;
 
-/// Named points with their spreads, in order of x.
+/// A named curve with a range per point, in order of x.
 pub struct Curve {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// x, and y over the rounds.
+    /// x and the range of y over the rounds.
     pub points: Vec<(f64, Range)>,
 }
 
-/// Curves over `ticks`, which are values of x and what to write there.
+/// Draws curves; `ticks` are values of x and their labels.
 pub fn curves(labels: &Labels<'_>, ticks: &[(f64, String)], curves: &[Curve]) -> String {
     let xs = || {
         let points = curves.iter().flat_map(|c| c.points.iter().map(|p| p.0));
@@ -42,7 +42,7 @@ pub fn curves(labels: &Labels<'_>, ticks: &[(f64, String)], curves: &[Curve]) ->
         for (x, y) in &curve.points {
             let at = frame.at_x(*x);
             let [low, middle, high] = [y.min, y.median, y.max].map(|y| frame.at_y(y));
-            // writing to a String cannot fail
+            // Writing to a String cannot fail.
             let _ = writeln!(
                 frame.marks,
                 "<path d=\"M{at:.1} {low:.1}V{high:.1}\" stroke=\"{colour}\"/>\
@@ -56,29 +56,28 @@ pub fn curves(labels: &Labels<'_>, ticks: &[(f64, String)], curves: &[Curve]) ->
     page(frame.end())
 }
 
-/// A chart among others.
+/// One of several charts in a picture.
 pub struct Panel {
-    /// Headline.
+    /// Title.
     pub title: String,
-    /// Name of the axis along.
+    /// Label of the x axis.
     pub x: &'static str,
-    /// Name of the axis up.
+    /// Label of the y axis.
     pub y: &'static str,
     /// Name and points of each curve.
     pub curves: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-/// The axes of charts that stand together.
+/// Axes of a picture's panels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Axes {
     /// Both from 0 to 1.
     Shares,
-    /// Logarithmic and the same in all of them: powers of 2 along, powers of 10 up. Values are
-    /// positive.
+    /// Logarithmic and common to all panels: powers of 2 on x, powers of 10 on y. Values are positive.
     Logs,
 }
 
-/// Charts side by side, two in a row.
+/// Draws panels, two per row.
 pub fn panels(title: &str, axes: Axes, panels: &[Panel]) -> String {
     let points = || {
         let curves = panels.iter().flat_map(|p| &p.curves);
@@ -113,8 +112,7 @@ pub fn panels(title: &str, axes: Axes, panels: &[Panel]) -> String {
     pages(title, panels.iter().map(draw).collect())
 }
 
-/// The colours of a panel's curves, by number: a name that several panels have keeps its colour, and
-/// no other curve has it.
+/// Colour numbers of a panel's curves. A name has the same colour in all panels, and no other curve has it.
 fn places<'a>(panels: &'a [Panel], panel: &'a Panel) -> impl Iterator<Item = usize> + 'a {
     let has = |panel: &Panel, name: &str| panel.curves.iter().any(|c| c.0 == name);
     let mut shared: Vec<&str> = Vec::new();
@@ -134,13 +132,14 @@ fn places<'a>(panels: &'a [Panel], panel: &'a Panel) -> impl Iterator<Item = usi
     })
 }
 
-/// An axis of logarithms that ends at whole powers of `base`, at least one apart.
+/// A logarithmic axis that spans whole powers of `base`, at least one.
 fn powers(base: f64, values: impl Iterator<Item = f64>) -> Axis {
     let finite = values.map(|v| v.log(base)).filter(|v| v.is_finite());
     let (low, high) = finite.fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
-    let (from, to) = match low <= high {
-        true => (low.floor(), high.ceil().max(low.floor() + 1.0)),
-        false => (0.0, 1.0),
+    let (from, to) = if low <= high {
+        (low.floor(), high.ceil().max(low.floor() + 1.0))
+    } else {
+        (0.0, 1.0)
     };
     let tick = |power: i32| (f64::from(power), base.powi(power).to_string());
     Axis {

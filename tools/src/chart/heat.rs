@@ -1,21 +1,20 @@
-//! A table of shares as colours: a row for each of many things, a cell for each value.
+//! Heat maps: one row per item, one coloured cell per value.
 
 use std::fmt::Write as _;
 
 use super::{
-    Anchor, GAP, Ink, LARGE, LINE, Labels, PLOT_W, Place, SMALL, TEXT, canvas, escape, highest,
+    Anchor, GAP, Ink, LARGE, LINE, Labels, PLOT_W, Position, SMALL, TEXT, canvas, escape, highest,
     round_ticks, width_of, write_text,
 };
 
-/// Height of a row, and the width of the bar that explains the colours.
+/// Height of a row, and width of the colour scale.
 const ROW: f64 = 12.0;
 const SCALE: f64 = 160.0;
 
-/// Steps of that bar.
+/// Steps of the colour scale.
 const STEPS: usize = 16;
 
-/// Draws `rows`, each with its name. The darkest colour stands for the greatest value of all;
-/// `unit` says what a value is.
+/// Draws named `rows`. The darkest colour is the greatest value of all; `unit` names the unit of a value.
 pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> String {
     let most = highest(rows.iter().flat_map(|row| row.1.iter().copied())).max(1e-9);
     let names = rows.iter().map(|row| width_of(&row.0, SMALL));
@@ -27,7 +26,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     let width = left + PLOT_W.max(texts) + 2.0 * GAP;
     let mut out = canvas(width, scale + ROW + TEXT * LINE + GAP);
     let mut write = |x, y, anchor, ink, text: &str| {
-        write_text(&mut out, Place::new(x, y), anchor, ink, text);
+        write_text(&mut out, Position::new(x, y), anchor, ink, text);
     };
     let headline = GAP + LARGE;
     write(
@@ -44,7 +43,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     write(middle, under, Anchor::Middle, Ink::black(TEXT), labels.x);
     let cells = rows.iter().map(|row| row.1.len()).max().unwrap_or(0).max(1) as f64;
     for (at, text) in round_ticks(cells, 8.0).into_iter().skip(1) {
-        // numbers count from 1 and stand below the middle of their cell
+        // Cells are numbered from 1, with the tick at the middle of the cell.
         let x = left + PLOT_W * (at - 0.5) / cells;
         let y = bottom + SMALL * LINE;
         write(x, y, Anchor::Middle, Ink::grey(SMALL), &text);
@@ -69,7 +68,7 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     );
     let title = escape(labels.y);
     for (i, (name, values)) in rows.iter().enumerate() {
-        let at = Place::new(left, top + ROW * i as f64);
+        let at = Position::new(left, top + ROW * i as f64);
         let name = format!("{title} {}", escape(name));
         draw_row(&mut out, at, &name, values, most);
     }
@@ -86,11 +85,11 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     out
 }
 
-/// Draws a row's cells; `most` is the greatest value of all.
-fn draw_row(out: &mut String, at: Place, name: &str, values: &[f64], most: f64) {
+/// Draws the cells of a row; `most` is the greatest value of all.
+fn draw_row(out: &mut String, at: Position, name: &str, values: &[f64], most: f64) {
     let cell = PLOT_W / values.len().max(1) as f64;
     for (j, value) in values.iter().enumerate() {
-        // writing to a String cannot fail
+        // Writing to a String cannot fail.
         let _ = writeln!(
             out,
             "<rect x=\"{:.2}\" y=\"{:.1}\" width=\"{cell:.2}\" height=\"{ROW}\" fill=\"{}\">\
@@ -104,7 +103,7 @@ fn draw_row(out: &mut String, at: Place, name: &str, values: &[f64], most: f64) 
     }
 }
 
-/// From nearly white to dark red.
+/// Colour for a share from 0 (nearly white) to 1 (dark red).
 fn shade(share: f64) -> String {
     let light = 97.0 - 62.0 * share.clamp(0.0, 1.0).sqrt();
     format!("hsl(18,85%,{light:.0}%)")

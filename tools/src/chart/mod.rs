@@ -1,8 +1,8 @@
-//! Charts as SVG: curves, bars, distributions, timelines.
+//! Charts as SVG: curves, bars, histograms, heat maps, timelines.
 //!
-//! One `Frame` draws axes, ticks, names and the legend of every chart but the timeline. Sizes follow
-//! the texts: a letter's width is guessed on the wide side (`width_of`), so whatever is written has
-//! room, and a legend stands beside the plot, never in it.
+//! `Frame` draws axes, ticks, names and the legend of every chart except timelines. The layout follows the text:
+//! `width_of` is an upper bound of a text's width, so that labels never overlap. The legend is to the right of the
+//! plot.
 
 mod bars;
 mod curves;
@@ -17,50 +17,50 @@ pub use curves::{Axes, Curve, Panel, curves, panels};
 pub use heat::heat;
 pub use timeline::{Bar, Row, timeline};
 
-/// Size of the plot itself.
+/// Size of the plot area.
 const PLOT_W: f64 = 560.0;
 const PLOT_H: f64 = 300.0;
 
-/// Heights of letters.
+/// Font sizes.
 const TEXT: f64 = 12.0;
 const SMALL: f64 = 10.0;
 const LARGE: f64 = 15.0;
 
-/// Free space between things.
+/// Space between elements.
 const GAP: f64 = 8.0;
 
-/// From one line of a text to the next.
+/// Line height as a multiple of the font size.
 const LINE: f64 = 1.35;
 
-/// Colours that are easily told apart.
+/// Easily distinguishable colours.
 const COLOURS: [&str; 14] = [
     "#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#f59f00", "#0c8599", "#5c940d",
     "#e64980", "#5f3dc4", "#7a4a1d", "#4dabf7", "#f0a6ca", "#212529",
 ];
 
-/// What a chart says besides its data.
+/// Texts of a chart.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Labels<'a> {
-    /// Headline.
+    /// Title.
     pub title: &'a str,
-    /// Below it, in small print: where it was measured.
+    /// Subtitle in small print: machine and settings.
     pub facts: &'a str,
-    /// Name of the axis along.
+    /// Label of the x axis.
     pub x: &'a str,
-    /// Name of the axis up.
+    /// Label of the y axis.
     pub y: &'a str,
 }
 
-/// How wide a text of letters of some height is, at most: fonts differ, and few are wider.
+/// Upper bound of the width of a text at a font size, for common fonts.
 fn width_of(text: &str, height: f64) -> f64 {
     text.chars().count() as f64 * height * 0.62
 }
 
-/// The colour of curve `i`, whatever stands beside it.
+/// Colour of curve `i`.
 fn colour(i: usize) -> String {
     match COLOURS.get(i) {
         Some(colour) => (*colour).to_owned(),
-        // steps of the golden angle are never near each other
+        // Hues at steps of the golden angle are well separated.
         None => format!(
             "hsl({:.0},70%,{}%)",
             (137.508 * i as f64) % 360.0,
@@ -69,7 +69,7 @@ fn colour(i: usize) -> String {
     }
 }
 
-/// Round places from 0 to `top`, about `parts` of them, and what is written there.
+/// About `parts` round ticks from 0 to `top`, with labels.
 fn round_ticks(top: f64, parts: f64) -> Vec<(f64, String)> {
     let step = nice(top / parts);
     let digits = (-step.log10().floor()).max(0.0) as usize;
@@ -80,7 +80,7 @@ fn round_ticks(top: f64, parts: f64) -> Vec<(f64, String)> {
         .collect()
 }
 
-/// Which way a text extends from its place.
+/// Alignment of a text at its position.
 #[derive(Debug, Clone, Copy)]
 enum Anchor {
     Start,
@@ -88,20 +88,20 @@ enum Anchor {
     End,
 }
 
-/// A point of the picture, from its left and upper edges.
+/// A point of the picture; the origin is the upper left corner.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Position {
     x: f64,
     y: f64,
 }
 
-impl Place {
+impl Position {
     fn new(x: f64, y: f64) -> Self {
         Self { x, y }
     }
 }
 
-/// How a text looks.
+/// Size and colour of a text.
 #[derive(Debug, Clone, Copy)]
 struct Ink<'a> {
     height: f64,
@@ -121,14 +121,14 @@ impl Ink<'_> {
 }
 
 /// Writes a text.
-fn write_text(out: &mut String, place: Place, anchor: Anchor, ink: Ink<'_>, text: &str) {
-    let (Place { x, y }, Ink { height, fill }) = (place, ink);
+fn write_text(out: &mut String, place: Position, anchor: Anchor, ink: Ink<'_>, text: &str) {
+    let (Position { x, y }, Ink { height, fill }) = (place, ink);
     let anchor = match anchor {
         Anchor::Start => "",
         Anchor::Middle => " text-anchor=\"middle\"",
         Anchor::End => " text-anchor=\"end\"",
     };
-    // writing to a String cannot fail
+    // Writing to a String cannot fail.
     let _ = writeln!(
         out,
         "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{height}\"{anchor} fill=\"{fill}\">{}</text>",
@@ -136,13 +136,13 @@ fn write_text(out: &mut String, place: Place, anchor: Anchor, ink: Ink<'_>, text
     );
 }
 
-/// An axis: where it begins and ends, and what is written where.
+/// An axis: range, ticks and labels.
 #[derive(Debug, Clone)]
 struct Axis {
     from: f64,
     to: f64,
     ticks: Vec<(f64, String)>,
-    /// Whether lines go through the plot at the ticks.
+    /// Whether to draw grid lines at the ticks.
     grid: bool,
 }
 
@@ -171,7 +171,7 @@ impl Axis {
         }
     }
 
-    /// Where a value lies, from 0 at the beginning to 1 at the end.
+    /// Relative position of a value: 0 at the start of the axis, 1 at its end.
     fn place(&self, value: f64) -> f64 {
         (value - self.from) / (self.to - self.from).max(1e-9)
     }
@@ -181,7 +181,7 @@ impl Axis {
         widths.fold(0.0, f64::max)
     }
 
-    /// Rows of ticks below the plot: where they would touch in one they take turns.
+    /// Rows of tick labels: labels that would overlap alternate between rows.
     fn rows(&self) -> usize {
         let mut places: Vec<f64> = self.ticks.iter().map(|t| self.place(t.0)).collect();
         places.sort_by(f64::total_cmp);
@@ -191,7 +191,7 @@ impl Axis {
     }
 }
 
-/// A chart under construction: marks go into `marks`, in the coordinates that it gives.
+/// A chart under construction. Marks are added in plot coordinates.
 struct Frame {
     title: String,
     facts: String,
@@ -218,7 +218,7 @@ impl Frame {
             "" => 0.0,
             _ => height * LINE,
         };
-        // the name, turned, then the ticks; half of the first tick below may reach out, too
+        // The rotated axis label, then the ticks. Half of the first tick label below may extend to the left.
         let first = x.ticks.first().map_or(0.0, |t| width_of(&t.1, TEXT) / 2.0);
         let left = (GAP + TEXT * LINE + y.widest() + GAP).max(first + GAP);
         Self {
@@ -238,17 +238,17 @@ impl Frame {
         self.left + self.x.place(x) * PLOT_W
     }
 
-    /// Values beyond the axis lie on its end.
+    /// Values beyond the axis are clamped.
     fn at_y(&self, y: f64) -> f64 {
         self.top + PLOT_H - self.y.place(y).clamp(0.0, 1.0) * PLOT_H
     }
 
-    /// Puts a name into the legend.
+    /// Adds a name to the legend.
     fn name(&mut self, name: &str, colour: &str) {
         self.legend.push((name.to_owned(), colour.to_owned()));
     }
 
-    /// A line through points.
+    /// Draws a polyline.
     fn line(&mut self, points: impl Iterator<Item = (f64, f64)>, colour: &str, width: f64) {
         let place = |(x, y)| format!("{:.1} {:.1}", self.at_x(x), self.at_y(y));
         let path: Vec<String> = points.map(place).collect();
@@ -261,7 +261,7 @@ impl Frame {
         }
     }
 
-    /// A bar from one height to another; `title` is shown when it is pointed at.
+    /// Draws a rectangle; `title` is its tooltip.
     fn block(&mut self, x: Range<f64>, y: Range<f64>, colour: &str, title: &str) {
         let (left, right) = (self.at_x(x.start), self.at_x(x.end));
         let (bottom, top) = (self.at_y(y.start), self.at_y(y.end));
@@ -281,7 +281,7 @@ impl Frame {
         let mut y = GAP + LARGE;
         write_text(
             &mut out,
-            Place::new(self.left, y),
+            Position::new(self.left, y),
             Anchor::Start,
             Ink::black(LARGE),
             &self.title,
@@ -290,7 +290,7 @@ impl Frame {
             y += SMALL * LINE;
             write_text(
                 &mut out,
-                Place::new(self.left, y),
+                Position::new(self.left, y),
                 Anchor::Start,
                 Ink::grey(SMALL),
                 &self.facts,
@@ -300,7 +300,7 @@ impl Frame {
         out += &self.marks;
         let below = bottom + self.x.rows() as f64 * TEXT * LINE + GAP;
         let name = below + TEXT;
-        let middle = Place::new(self.left + PLOT_W / 2.0, name);
+        let middle = Position::new(self.left + PLOT_W / 2.0, name);
         write_text(
             &mut out,
             middle,
@@ -323,7 +323,7 @@ impl Frame {
             .map_or(0.0, |t| width_of(&t.1, TEXT) / 2.0);
         let legend = draw_legend(
             &mut out,
-            Place::new(right + 2.0 * GAP, self.top),
+            Position::new(right + 2.0 * GAP, self.top),
             &self.legend,
         );
         let titles = width_of(&self.title, LARGE).max(width_of(&self.facts, SMALL));
@@ -347,7 +347,7 @@ impl Frame {
                 "<path d=\"M{:.1} {at:.1}H{right:.1}\" stroke=\"#ddd\"/>",
                 self.left
             );
-            let place = Place::new(self.left - GAP / 2.0, at + TEXT / 3.0);
+            let place = Position::new(self.left - GAP / 2.0, at + TEXT / 3.0);
             write_text(out, place, Anchor::End, Ink::black(TEXT), text);
         }
         let rows = self.x.rows();
@@ -361,18 +361,18 @@ impl Frame {
                 );
             }
             let row = (i % rows) as f64;
-            let place = Place::new(at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
+            let place = Position::new(at, bottom + GAP / 2.0 + TEXT + row * TEXT * LINE);
             write_text(out, place, Anchor::Middle, Ink::black(TEXT), text);
         }
     }
 }
 
-/// Draws names below each other, in as many columns as the height of a plot asks for; where it ends.
-fn draw_legend(out: &mut String, at: Place, names: &[(String, String)]) -> Place {
+/// Draws names in as many columns as the plot height requires; returns the lower right corner.
+fn draw_legend(out: &mut String, at: Position, names: &[(String, String)]) -> Position {
     if names.is_empty() {
         return at;
     }
-    let Place { x, y } = at;
+    let Position { x, y } = at;
     let each = (PLOT_H / (TEXT * LINE)) as usize;
     out.push_str("<g class=\"legend\">\n");
     let (mut left, mut lowest) = (x, y);
@@ -384,22 +384,22 @@ fn draw_legend(out: &mut String, at: Place, names: &[(String, String)]) -> Place
                 height: TEXT,
                 fill: colour,
             };
-            write_text(out, Place::new(left, at), Anchor::Start, ink, name);
+            write_text(out, Position::new(left, at), Anchor::Start, ink, name);
             widest = widest.max(width_of(name, TEXT));
             lowest = lowest.max(at + GAP);
         }
         left += widest + 2.0 * GAP;
     }
     out.push_str("</g>\n");
-    Place::new(left, lowest)
+    Position::new(left, lowest)
 }
 
-/// One picture of one chart.
+/// A picture with one chart.
 fn page(chart: Drawn) -> String {
     pages("", vec![chart])
 }
 
-/// One picture of charts side by side, two in a row, under a common headline.
+/// A picture of several charts, two per row, with a common title.
 fn pages(title: &str, charts: Vec<Drawn>) -> String {
     let columns = charts.len().clamp(1, 2);
     let headline = if title.is_empty() {
@@ -415,7 +415,7 @@ fn pages(title: &str, charts: Vec<Drawn>) -> String {
     if !title.is_empty() {
         write_text(
             &mut out,
-            Place::new(2.0 * GAP, GAP + 16.0),
+            Position::new(2.0 * GAP, GAP + 16.0),
             Anchor::Start,
             Ink::black(16.0),
             title,
@@ -434,7 +434,7 @@ fn pages(title: &str, charts: Vec<Drawn>) -> String {
     out
 }
 
-/// The beginning of a picture.
+/// Opening tag and background of a picture.
 fn canvas(width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0} {:.0}\" \
@@ -445,7 +445,7 @@ fn canvas(width: f64, height: f64) -> String {
     )
 }
 
-/// 1, 2 or 5 times a power of ten, not below `value`.
+/// The smallest of 1, 2, 5 times a power of ten that is at least `value`.
 fn nice(value: f64) -> f64 {
     if !(value.is_finite() && value > 0.0) {
         return 1.0;
@@ -460,7 +460,7 @@ fn highest(values: impl Iterator<Item = f64>) -> f64 {
     values.filter(|v| v.is_finite()).fold(0.0, f64::max)
 }
 
-/// Text as it may stand in SVG.
+/// Escapes a text for SVG.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

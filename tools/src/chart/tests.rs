@@ -34,7 +34,7 @@ fn ticks_are_round_and_differ() {
     assert_eq!(texts(0.3), ["0.0", "0.1", "0.2", "0.3"]);
 }
 
-/// In the statistics' chart layer 3 was green in one panel and blue in the next.
+/// A name has the same colour in every panel.
 #[test]
 fn a_name_keeps_its_colour_in_every_panel() {
     let panel = |names: &[&str]| Panel {
@@ -91,7 +91,7 @@ fn curves_reach_from_corner_to_corner() {
     ] {
         assert!(svg.contains(part), "{part}: {svg}");
     }
-    // One point has no width, and nothing no place.
+    // A single point has no width.
     let one = Curve {
         name: "e".into(),
         points: vec![(0.5, at(1.0))],
@@ -116,7 +116,7 @@ fn values_beyond_an_axis_lie_on_its_end() {
 
 #[test]
 fn log_axes_end_at_powers() {
-    // x from 1 to 4 is three powers of 2, y from 9 to 900 reaches from 1 to 1000.
+    // x from 1 to 4 spans two powers of 2; y from 9 to 900 spans 1 to 1000.
     let panel = Panel {
         title: "a<b".into(),
         x: "x",
@@ -137,7 +137,7 @@ fn bars_and_distributions_count() {
     assert!(svg.contains("g, n: 4.00"), "{svg}");
     let two = ["n".into(), "m".into()];
     let svg = piles(&labels(), &two, &[("g".into(), vec![4.0, 1.0])]);
-    // the second lies on the first
+    // The second block is stacked on the first.
     assert!(svg.contains("width=\"336.00\" height=\"240.00\""), "{svg}");
     assert!(svg.contains("width=\"336.00\" height=\"60.00\""), "{svg}");
     let svg = histogram(&labels(), &[("l".into(), vec![1.0, 1.0, 3.0, 8.0])]);
@@ -159,7 +159,7 @@ fn a_timeline_has_a_bar_for_every_span() {
         bars: vec![bar],
     };
     let svg = timeline("t", 4.0, &[("k", "#123456")], &[row]);
-    // about ten ticks, all of them round
+    // About ten ticks, all at round numbers.
     for part in [
         "a&amp;b",
         "x&lt;y, 1.000 ms",
@@ -171,8 +171,8 @@ fn a_timeline_has_a_bar_for_every_span() {
     }
 }
 
-/// Long texts, many names and many ticks: nothing may touch the legend or leave the picture
-/// (`tools/tests/all/charts.rs` looks at the pictures of the commands).
+/// With long texts, many names and many ticks nothing overlaps the legend or leaves the picture
+/// (`tools/tests/all/charts.rs` checks the charts of the commands).
 #[test]
 fn long_texts_make_a_chart_wider() {
     let narrow = Frame::new(&labels(), Axis::share(), Axis::share())
@@ -192,7 +192,7 @@ fn long_texts_make_a_chart_wider() {
     let drawn = frame.end();
     assert!(drawn.height < PLOT_H + 120.0, "{}", drawn.height);
     assert!(drawn.width > narrow + 300.0, "{}", drawn.width);
-    // names of groups that would touch take turns
+    // Group names that would overlap alternate between rows.
     let groups: Vec<_> = (0..12)
         .map(|i| (format!("a long name {i}"), vec![1.0]))
         .collect();

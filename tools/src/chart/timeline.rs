@@ -1,41 +1,42 @@
-//! Who did what when: lanes below each other.
+//! Timelines: one lane per thread or device.
 
 use std::fmt::Write as _;
 
 use super::{
-    Anchor, GAP, Ink, LINE, Place, SMALL, TEXT, canvas, escape, round_ticks, width_of, write_text,
+    Anchor, GAP, Ink, LINE, Position, SMALL, TEXT, canvas, escape, round_ticks, width_of,
+    write_text,
 };
 
 /// A lane of a timeline.
 pub struct Row {
-    /// Whose lane.
+    /// Name of the lane.
     pub name: String,
-    /// Said below the name.
+    /// Note below the name.
     pub note: String,
-    /// In the order in which they are drawn.
+    /// Bars in drawing order.
     pub bars: Vec<Bar>,
 }
 
-/// Something that took a while.
+/// A time span.
 pub struct Bar {
     /// Start and end in milliseconds.
     pub from: f64,
     /// See `from`.
     pub to: f64,
-    /// Which of the kinds.
+    /// Index of its kind.
     pub kind: usize,
-    /// Shown when it is pointed at.
+    /// Tooltip.
     pub title: String,
 }
 
 const LANE: f64 = 46.0;
 const TIME: f64 = 1400.0;
 const UNIT: &str = " ms";
-/// About so many ticks.
+/// Approximate number of ticks.
 const TICKS: f64 = 10.0;
 const HEADLINE: f64 = 16.0;
 
-/// Lanes below each other over `ms` milliseconds; `kinds` are names and colours.
+/// Draws lanes over `ms` milliseconds; `kinds` are names and colours.
 pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> String {
     let names = rows
         .iter()
@@ -45,14 +46,14 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let bottom = top + LANE * rows.len() as f64;
     let to_x = |at: f64| left + at / ms.max(1e-9) * TIME;
     let ticks = round_ticks(ms, TICKS);
-    // half of the last tick may stand right of the lanes
+    // Half of the last tick label may extend to the right of the lanes.
     let last = ticks.last().map_or(0.0, |t| width_of(&t.1, TEXT));
     let right = left + TIME + (last + width_of(UNIT, TEXT)) / 2.0;
 
     let mut body = String::new();
     let ends = legend(
         &mut body,
-        Place::new(left, bottom + 3.0 * TEXT),
+        Position::new(left, bottom + 3.0 * TEXT),
         right,
         kinds,
     );
@@ -60,19 +61,19 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
     let mut out = canvas(width, ends + GAP);
     write_text(
         &mut out,
-        Place::new(GAP, GAP + HEADLINE),
+        Position::new(GAP, GAP + HEADLINE),
         Anchor::Start,
         Ink::black(HEADLINE),
         title,
     );
     for (at, text) in ticks {
         let x = to_x(at);
-        // writing to a String cannot fail
+        // Writing to a String cannot fail.
         let _ = writeln!(
             out,
             "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\"/>"
         );
-        let place = Place::new(x, bottom + TEXT + GAP / 2.0);
+        let place = Position::new(x, bottom + TEXT + GAP / 2.0);
         let text = format!("{text}{UNIT}");
         write_text(&mut out, place, Anchor::Middle, Ink::black(TEXT), &text);
     }
@@ -85,13 +86,13 @@ pub fn timeline(title: &str, ms: f64, kinds: &[(&str, &str)], rows: &[Row]) -> S
 }
 
 impl Row {
-    /// Draws the lane that begins `y` below the upper edge.
+    /// Draws the lane with its upper edge at `y`.
     fn draw(&self, out: &mut String, y: f64, to_x: impl Fn(f64) -> f64, kinds: &[(&str, &str)]) {
         for (below, ink, text) in [
             (18.0, Ink::black(TEXT), &self.name),
             (33.0, Ink::grey(SMALL), &self.note),
         ] {
-            write_text(out, Place::new(GAP, y + below), Anchor::Start, ink, text);
+            write_text(out, Position::new(GAP, y + below), Anchor::Start, ink, text);
         }
         for bar in &self.bars {
             let (x, width) = (to_x(bar.from), to_x(bar.to) - to_x(bar.from));
@@ -110,9 +111,9 @@ impl Row {
     }
 }
 
-/// Names beside their colours, in as many rows as it takes; where it ends.
-fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> f64 {
-    let Place { x: left, y: top } = from;
+/// Draws a legend in as many rows as needed; returns its lower edge.
+fn legend(out: &mut String, from: Position, right: f64, kinds: &[(&str, &str)]) -> f64 {
+    let Position { x: left, y: top } = from;
     out.push_str("<g class=\"legend\">\n");
     let (mut x, mut y) = (left, top);
     for (name, fill) in kinds {
@@ -125,7 +126,7 @@ fn legend(out: &mut String, from: Place, right: f64, kinds: &[(&str, &str)]) -> 
             "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"{TEXT}\" height=\"{TEXT}\" fill=\"{fill}\"/>",
             y - TEXT + 2.0
         );
-        let place = Place::new(x + TEXT + GAP / 2.0, y);
+        let place = Position::new(x + TEXT + GAP / 2.0, y);
         write_text(out, place, Anchor::Start, Ink::black(TEXT), name);
         x += width;
     }

@@ -1,4 +1,4 @@
-//! `bench` and its arguments.
+//! Arguments of `bench`.
 
 use std::path::PathBuf;
 
@@ -15,34 +15,33 @@ use crate::size;
 /// `bench`
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Speed of the disk, the CPU and the memory, for plans.
+    /// Measure disk, CPU and memory; saved for the planner.
     Io(BenchIoArgs),
-    /// Speed of decoding, where the time goes, and its share of the speed of memory.
+    /// Decode speed, time per stage, and speed relative to memory bandwidth.
     Decode(BenchDecodeArgs),
-    /// Decoding with more and less of the FFN in memory, by policy.
+    /// Decode speed over the share of the FFN in memory, by policy.
     Sweep(BenchSweepArgs),
 }
 
-/// What benchmarks of whole runs have in common. Each point is a run of its own process; variants
-/// take turns.
+/// Options of benchmarks of whole runs. Each point runs in a separate process; variants are interleaved.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Tokens that each run generates; the default depends on the benchmark.
+    /// Tokens to generate per run; the default depends on the benchmark.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Times that each variant runs, in turns with the others; default: 3.
+    /// Runs of each variant, interleaved with the others; default: 3.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Few points, few tokens, one round: whether it works here, in seconds.
+    /// A smoke test in seconds: few points, few tokens, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Text to continue.
+    /// Prompt.
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// Compute threads; default: as for run.
+    /// CPU threads; default: as for run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Which neurons to compute; default: as for run.
@@ -53,20 +52,20 @@ pub struct BenchArgs {
     pub output: OutputArgs,
 }
 
-/// Where the result of a benchmark goes.
+/// Output options of benchmarks.
 #[derive(Debug, Clone, Default, Args)]
 pub struct OutputArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Write the points as comma-separated values.
+    /// Write the points as CSV.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Write the chart as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write points, chart and JSON to MODEL-BENCH.csv, .svg and .json in a folder; without DIR in
-    /// benches/results/MACHINE, below the current folder.
+    /// Write MODEL-BENCH.csv, .svg and .json to this folder; without DIR, to benches/results/MACHINE
+    /// below the current folder.
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     pub out: Option<Option<PathBuf>>,
     /// Replace existing files.
@@ -75,13 +74,13 @@ pub struct OutputArgs {
 }
 
 impl BenchArgs {
-    /// Tokens of a run, of which the benchmark has a default.
+    /// Tokens per run, by default `default`.
     pub fn tokens_or(&self, default: u32) -> u32 {
         let default = if self.quick { default.min(8) } else { default };
         self.tokens.unwrap_or(default)
     }
 
-    /// Rounds, of which the benchmark has a default.
+    /// Rounds, by default `default`.
     pub fn rounds_or(&self, default: u32) -> u32 {
         let default = if self.quick { 1 } else { default };
         self.rounds.unwrap_or(default)
@@ -102,8 +101,8 @@ pub struct BenchSweepArgs {
     /// Shares of the FFN in memory, in percent.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_share_percent)]
     pub shares: Vec<f64>,
-    /// Policies (see run --help). `mmap` runs in a memory control group of the same budget where
-    /// one can be made, as it would otherwise have the whole page cache.
+    /// Policies (see run --help). `mmap` runs in a memory control group limited to the same budget, if one
+    /// can be created; otherwise it would use the whole page cache.
     #[arg(
         long,
         value_name = "LIST",
@@ -112,14 +111,14 @@ pub struct BenchSweepArgs {
         value_parser = policy_names()
     )]
     pub policies: Vec<Ablation>,
-    /// Tokens of a run with `mmap`, which can be very slow; default: at most 8.
+    /// Tokens per run with `mmap`, which can be very slow; default: at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub mmap_tokens: Option<u32>,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:NAME simulates a storage device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
-    /// Draw another program's speeds beside ours: CSV with the columns share, name, median, low,
-    /// high, as benches/peers/offload.py writes it. Its lines about Emberflow are left out.
+    /// Add another program's speeds to the chart: CSV with the columns share, name, median, low, high, as
+    /// benches/peers/offload.py writes it. Lines about Emberflow are ignored.
     #[arg(long, value_name = "FILE")]
     pub beside: Option<PathBuf>,
 }
@@ -139,14 +138,14 @@ pub struct BenchDecodeArgs {
     /// Tokens to decode at each context length; default: 32, or 8 with --quick.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Few tokens: whether it works here, in seconds.
+    /// A smoke test in seconds: few tokens.
     #[arg(long)]
     pub quick: bool,
-    /// Positions before the first token; their keys and values are made up.
+    /// Context lengths to decode at; the KV cache is filled with random values.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
     pub contexts: Vec<usize>,
-    /// Take the active neurons for granted, as recorded in a first run over the same tokens: what a
-    /// perfect predictor without costs would give. Needs resident Gate rows.
+    /// Replay the active neurons recorded in a first run over the same tokens: the speed with a perfect
+    /// predictor that costs nothing. Needs resident Gate rows.
     #[arg(skip)]
     pub oracle: bool,
     #[command(flatten)]
@@ -161,44 +160,43 @@ pub struct BenchDecodeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  emberflow bench io                            a temporary file here; saved for the planner
+  emberflow bench io                            with a temporary file; saved for the planner
   emberflow bench io model.ember --json
   emberflow bench io model.ember --rounds 5 --out results
   emberflow bench io --quick --io sim:ufs4 --svg ufs4.svg")]
 pub struct BenchIoArgs {
-    /// A large file to read; default: a temporary one in the current folder.
+    /// Large file to read; default: a temporary file in the current folder.
     #[arg(value_name = "FILE", conflicts_with = "size")]
     pub file: Option<PathBuf>,
     /// Size of the temporary file; default: 1GiB, or 256MiB with --quick.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub size: Option<u64>,
-    /// Fewer points and less time for each: some ten seconds in all.
+    /// Fewer and shorter measurements, about ten seconds in total.
     #[arg(long)]
     pub quick: bool,
-    /// Which engine: auto takes all that work here, sim plays a device.
+    /// I/O engine; auto measures all that are available, sim:NAME simulates a device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = io_names())]
     pub io: String,
-    /// Only these read sizes, multiples of 4KiB; `seq` stands for sequential reads of 1MiB.
+    /// Read sizes to measure, multiples of 4KiB; `seq` for sequential reads of 1MiB.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_read_size)]
     pub sizes: Vec<ReadSize>,
-    /// Only these numbers of reads in flight.
+    /// Queue depths to measure.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depths: Vec<u32>,
-    /// Only these address ranges beside the whole file; `0` for none.
+    /// Address ranges to measure besides the whole file; `0` for none.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = size::parse)]
     pub ranges: Vec<u64>,
-    /// Time for each point in a round.
+    /// Time per point and round.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub millis: Option<u32>,
-    /// Times that all points are measured, in turns; default: 3, or 2 with --quick.
+    /// Measurements of each point, interleaved; default: 3, or 2 with --quick.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub output: OutputArgs,
-    /// Save the profile, to FILE or where the planner looks for it
-    /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement of a real device is saved there
-    /// anyway.
+    /// Save the device profile to FILE, or without FILE where the planner finds it
+    /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement of a real device is always saved there.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub save: Option<Option<PathBuf>>,
 }

@@ -8,13 +8,12 @@ use super::{ModelArg, parse_sector};
 use crate::size;
 use crate::suggest::did_you_mean;
 
-/// Block formats of weights.
+/// Block formats for weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantArg {
     /// 4 bits, one f16 scale per 32 weights.
     Q4,
-    /// 4 bits, as large, with scales and minimums in 6 bits per 32 weights: a third less squared
-    /// error.
+    /// 4 bits, same size as q4, with 6-bit scales and minimums per 32 weights: a third less squared error.
     Q4k,
     /// 8 bits, one f16 scale per 32 weights.
     Q8,
@@ -24,14 +23,14 @@ pub enum QuantArg {
     F32,
 }
 
-/// What `pack` quantises to.
+/// Target format of `pack`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackQuant {
-    /// Formats of at least as many bits as the source has.
+    /// Per matrix, a format with at least as many bits as the source.
     AsSource,
-    /// One format.
+    /// One format for all matrices.
     One(QuantArg),
-    /// Whatever makes a container of about so many bytes.
+    /// A mix of formats that gives a container of about this many bytes.
     Size(u64),
 }
 
@@ -45,7 +44,7 @@ fn parse_quant(text: &str) -> Result<PackQuant, String> {
     let one = QuantArg::from_str(text, true);
     one.map(PackQuant::One).map_err(|_| {
         let near = did_you_mean(text, ["auto", "q4", "q4k", "q8", "f16", "f32"]);
-        format!("{text:?} is not auto, q4, q4k, q8, f16, f32 or auto:SIZE, such as auto:2GiB{near}")
+        format!("{text:?} is not one of auto, q4, q4k, q8, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
     })
 }
 
@@ -57,50 +56,49 @@ Examples:
   emberflow pack model-00001-of-00003.gguf -o model.ember
   emberflow pack bamboo-7b.powerinfer.gguf -o bamboo.ember --quant q4 --stats stats.json
 
-A killed pack goes on where it stopped when the same command is given again.")]
+To resume an interrupted pack, run the same command again.")]
 pub struct PackArgs {
-    /// A Hugging Face folder, a .safetensors file beside its config.json, or a GGUF file.
+    /// A Hugging Face folder, a .safetensors file with config.json in the same folder, or a GGUF file.
     #[arg(value_name = "CHECKPOINT")]
     pub checkpoint: PathBuf,
-    /// The container to write.
+    /// Container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of the neuron bundles and attention matrices. auto gives each matrix as many bits as the
-    /// checkpoint has: q4k for Q4_0 and Q4_K, q8 for what has more, and q4k for a checkpoint of floats.
-    /// q4, q4k, q8, f16, f32: this one for all (of four bits, graphics processors know q4 alone).
-    /// auto:SIZE: a container of that size, with more bits where they take away more error. With auto, q4
-    /// and q4k, neurons that the checkpoint has in MXFP4 stay as they are.
+    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for Q4_0, Q4_K
+    /// and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all (of the
+    /// 4-bit formats, GPUs support only q4). auto:SIZE: a container of about this size, with more bits
+    /// where they reduce the error most. auto, q4 and q4k leave MXFP4 experts unchanged.
     #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,
-    /// Format of the attention matrices, if another one.
+    /// Format of the attention matrices; default: as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub attention_quant: Option<QuantArg>,
-    /// Format of embedding and head; default: with auto as the checkpoint has them, q8 for floats; q8 for
-    /// q4, q4k and q8, else the same.
+    /// Format of embedding and output head. Default: with auto, as in the checkpoint (q8 for floats); q8
+    /// with q4, q4k and q8; otherwise as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,
-    /// Activation statistics (from profile); orders neurons by temperature, and those that fire
-    /// together side by side.
+    /// Activation statistics (see profile). Sorts neurons by activation frequency, with neurons that are
+    /// active together next to each other.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
-    /// A text of the kind that the model will meet, not one that it is judged by: weights are rounded
-    /// so that what they compute from it changes least.
+    /// Calibration text, similar to the model's later input but not used for evaluation. Weights are
+    /// rounded to minimize the output error of each matrix on this text.
     #[arg(long, value_name = "TEXT")]
     pub calibrate: Option<PathBuf>,
-    /// Tokens to take from that text, evenly spread over it.
+    /// Tokens of the calibration text to use, spread evenly over it.
     #[arg(long, value_name = "N", default_value_t = 32768, requires = "calibrate", value_parser = clap::value_parser!(u32).range(1..))]
     pub calibrate_tokens: u32,
-    /// Compute threads; default: one per core. They change no byte.
+    /// CPU threads; default: one per core. The output does not depend on them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// How statistics order neurons.
+    /// Order of neurons with --stats.
     #[arg(long, value_enum, default_value = "coactivation")]
     pub order: OrderArg,
-    /// Bundle alignment, 512 to 4096: the unit of direct reads of the device that will serve the file;
-    /// default: what the output's file system says, or what pads little where it does not say.
+    /// Alignment of bundles, 512 to 4096: the direct I/O block size of the device that will hold the file.
+    /// Default: as the output's file system reports, otherwise a size with little padding.
     #[arg(long, value_name = "BYTES", value_parser = parse_sector)]
     pub sector: Option<u32>,
-    /// Where quantisation scales live.
+    /// Where to store quantization scales.
     #[arg(long, value_enum, default_value = "auto")]
     pub scales: ScalesArg,
     /// Replace an existing output.
@@ -114,20 +112,20 @@ pub struct PackArgs {
 /// Orders of neurons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OrderArg {
-    /// Hottest first; neurons of similar temperature that fire together are neighbours.
+    /// Hottest first; of neurons with similar frequency, those active together are neighbours.
     Coactivation,
-    /// Hottest first, nothing else.
+    /// Hottest first.
     Temperature,
 }
 
 /// Scale placement.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum ScalesArg {
-    /// Whatever pads less.
+    /// Whichever needs less padding.
     Auto,
     /// In the bundle.
     Inline,
-    /// In memory, so that quantised rows fill whole sectors.
+    /// In a section held in memory, so that quantized rows fill whole sectors.
     Resident,
 }
 
@@ -148,7 +146,7 @@ pub struct InspectArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Write the temperature curve as SVG.
+    /// Write the activation frequencies as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Replace an existing file.
@@ -163,12 +161,12 @@ Examples:
   emberflow verify model.ember
   emberflow verify model.ember --source checkpoint --json
 
-Ends with exit code 3 where something is wrong.")]
+Exit code 3 if a check fails.")]
 pub struct VerifyArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Also compare every weight with the checkpoint it was packed from.
+    /// Also compare every weight with this checkpoint, from which the container was packed.
     #[arg(long, value_name = "CHECKPOINT")]
     pub source: Option<PathBuf>,
     /// Print one JSON object.
@@ -183,17 +181,17 @@ Examples:
   emberflow export -o demo-hf && emberflow pack demo-hf -o demo-q4.ember --quant q4
   emberflow export -o demo.gguf && emberflow pack demo.gguf -o demo-q8.ember --quant q8
 
-Weights are written in f32, but for matrices in q4k of a GGUF file, which become Q4_K with the same
-numbers. llama.cpp loads the GGUF files too, and computes SiLU where another activation is asked for:
-the architecture's name implies it there. Only byte-level tokenizers go into GGUF.")]
+Weights are written as f32; in GGUF files, q4k matrices become Q4_K without loss. llama.cpp loads these
+files, but it infers SiLU from the architecture name even if the model has another activation. GGUF
+export supports byte-level tokenizers only.")]
 pub struct ExportArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// File that ends in .gguf, or folder to create.
+    /// GGUF file (name ends in .gguf) or folder to create.
     #[arg(short, long, value_name = "DIR|FILE.gguf")]
     pub output: PathBuf,
-    /// Replace an existing file. A folder is never replaced.
+    /// Replace an existing file. Folders are never replaced.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.

@@ -1,4 +1,4 @@
-//! How a model is run: options that many commands share.
+//! Options that all commands share that run a model.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use emberflow_models::demo::Demo;
 use super::{parse_budget, parse_share};
 use crate::size;
 
-/// Which container.
+/// The model argument.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArg {
-    /// A packed model (.ember), or a bundled one: demo (the default), demo-moe (with experts).
+    /// A packed model (.ember), or a bundled one: demo (the default) or demo-moe (mixture of experts).
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
 }
@@ -29,7 +29,7 @@ pub enum Named<'a> {
 }
 
 impl ModelArg {
-    /// The model that is meant: a file of a bundled model's name goes before it.
+    /// The model. A file with the name of a bundled model takes precedence.
     pub fn named(&self) -> Named<'_> {
         let Some(path) = &self.model else {
             return Named::Bundled(Demo::Dense);
@@ -41,7 +41,7 @@ impl ModelArg {
         }
     }
 
-    /// The file that is meant; `None` for a bundled model.
+    /// The model's file; `None` for a bundled model.
     pub fn file(&self) -> Option<&Path> {
         match self.named() {
             Named::Bundled(_) => None,
@@ -50,48 +50,47 @@ impl ModelArg {
     }
 }
 
-/// How to run it.
+/// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Memory for the whole process, such as 600MiB, or `auto`. More than the machine or the control
-    /// group concedes is refused, unless --force is given.
+    /// Memory budget of the whole process, such as 600MiB, or `auto`. A budget above what the machine or
+    /// the control group has is an error without --force.
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = parse_budget,
           conflicts_with = "ffn_resident")]
     pub memory: Budget,
-    /// Instead of --memory: keep this share of the FFN weights in memory, 0 to 1; the others are read
-    /// from flash when a token needs them.
+    /// Instead of --memory: share of the FFN weights to keep in memory, 0 to 1. The others are read from
+    /// disk when a token needs them.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub ffn_resident: Option<f64>,
-    /// CPU threads; default: one per core, or fewer where that is faster.
+    /// CPU threads; default: one per core, or fewer if that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Which neurons of the FFN to compute.
+    /// Which FFN neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// A device that holds the hottest neurons and computes them beside the CPU: none, opencl or
-    /// opencl:N (see doctor), cpu (the CPU once more, to try it out), auto (a GPU, where there is
-    /// one). =SIZE bounds the bytes of neurons that it holds, as in opencl=2GiB; without it, as fits
-    /// its speed. Memory that it shares with the CPU counts in --memory. Not for models with experts.
+    /// Device that holds and computes the hottest neurons: none, opencl or opencl:N (see doctor), cpu (a
+    /// second CPU backend, for tests), auto (a GPU if there is one). =SIZE limits its memory, as in
+    /// opencl=2GiB; the default follows its speed. Memory shared with the CPU counts towards --memory.
+    /// Not for models with experts.
     #[arg(long, value_name = "DEVICE[=SIZE]", default_value = "none")]
     pub device: DeviceArg,
-    /// Lock the weights in memory, so that none is swapped out (mlock), as far as the system allows
-    /// (see doctor).
+    /// Lock the weights in memory (mlock), as far as the system allows (see doctor).
     #[arg(long)]
     pub lock: bool,
-    /// Format of the KV cache (the keys and values of the context).
+    /// Data type of the KV cache.
     #[arg(long, value_enum, default_value = "f16")]
     pub kv: KvArg,
-    /// What only measurements set.
+    /// Options of the laboratory.
     #[arg(skip)]
     pub lab: Lab,
 }
 
-/// A device, and how many bytes of neurons it may hold; `None` for as many as fit its speed.
+/// A device and its memory limit.
 #[derive(Debug, Clone)]
 pub struct DeviceArg {
     /// The device.
     pub choice: DeviceChoice,
-    /// See [`DeviceArg`].
+    /// Maximum bytes of neurons on it; `None` to choose by its speed.
     pub memory: Option<u64>,
 }
 
@@ -111,14 +110,14 @@ impl FromStr for DeviceArg {
 /// Sparsity modes.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum SparsityArg {
-    /// `predicted` where the model has predictors and they pay, else `exact` where it equals
-    /// dense, else `dense`.
+    /// `predicted` if the model has predictors that make it faster, else `exact` if activations have
+    /// exact zeros, else `dense`.
     Auto,
-    /// Every neuron.
+    /// All neurons.
     Dense,
-    /// Gate first, then only neurons that fire; equals dense bit for bit.
+    /// Gate first, then only active neurons; bit-identical to dense.
     Exact,
-    /// Only neurons that a predictor names (see train-predictor); an approximation.
+    /// Only neurons predicted to be active (see train-predictor); an approximation.
     Predicted,
 }
 
@@ -133,7 +132,7 @@ impl From<SparsityArg> for Sparsity {
     }
 }
 
-/// Key/value formats.
+/// Data types of the KV cache.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum KvArg {
     /// 2 bytes per element.

@@ -1,5 +1,4 @@
-//! Options of measurements, which no user needs: those of the hidden command `point` and of the
-//! laboratory.
+//! Options for measurements: those of the hidden command `point` and of the laboratory.
 
 use std::path::PathBuf;
 
@@ -9,42 +8,41 @@ use emberflow_storage::io::IoChoice;
 
 use super::{EngineArgs, Record, RunArgs, ablation_names, parse_io};
 
-/// Whether experts are read ahead.
+/// Expert read-ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReadAheadArg {
-    /// While most guesses are right.
+    /// While most predictions are right.
     #[value(alias = "auto")]
     On,
     /// Never.
     Off,
 }
 
-/// How an engine is measured.
+/// Engine options for measurements.
 #[derive(Debug, Clone, Args)]
 pub struct LabArgs {
-    /// Which mechanisms are at work; every one gives the same answers.
+    /// Ablation: which mechanisms are active. All give the same output.
     #[arg(long, value_name = "NAME", value_parser = ablation_names())]
     pub ablation: Option<Ablation>,
-    /// Whether the experts of the next layer are read before its router has chosen them, by a guess,
-    /// behind what this layer needs.
+    /// Whether to predict the next layer's experts and read them after the reads of the current layer.
     #[arg(long, value_enum, default_value = "on")]
     pub read_ahead: ReadAheadArg,
-    /// How to read from flash; sim plays a device.
+    /// I/O engine; sim:NAME simulates a storage device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = parse_io())]
     pub io: IoChoice,
-    /// Core to pin the I/O thread to; default: a strong one where cores differ, else none.
+    /// Core to pin the I/O thread to; default: a big core on big.LITTLE CPUs, otherwise none.
     #[arg(long, value_name = "CORE")]
     pub io_core: Option<usize>,
-    /// Prompt tokens computed at once; default: the longest chunk that the budget can well afford.
+    /// Prefill chunk in tokens; default: chosen from the budget.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub chunk: Option<u16>,
-    /// Where the system shows its sensors of energy; another folder is for tests.
+    /// Root of sysfs, for the energy sensors; tests use another folder.
     #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     pub sysfs: PathBuf,
 }
 
 impl LabArgs {
-    /// Sets what the engine is to be measured with.
+    /// Copies the options to `engine`.
     pub fn apply(&self, engine: &mut EngineArgs) {
         engine.lab = Lab {
             ablation: self.ablation.unwrap_or_default(),
@@ -58,7 +56,7 @@ impl LabArgs {
     }
 }
 
-/// One run of a benchmark: `run` with the options of measurements.
+/// One run of a benchmark: `run` with the options for measurements.
 #[derive(Debug, Args)]
 pub struct PointArgs {
     #[command(flatten)]
@@ -70,7 +68,7 @@ pub struct PointArgs {
 }
 
 impl PointArgs {
-    /// The run that is asked for.
+    /// The arguments as those of `run`.
     pub fn into_run(self) -> RunArgs {
         let mut run = self.run;
         self.lab.apply(&mut run.engine);

@@ -18,8 +18,8 @@ Examples:
   emberflow profile show stats.bin --svg stats.svg
   emberflow pack checkpoint -o model.ember --stats stats.bin
 
-A run that was stopped goes on where it was when the same command is given again. Texts profiled on
-several machines can be merged as long as each text is profiled once, with the same --window."
+To resume an interrupted run, run the same command again. Statistics of different texts, even from
+several machines, can be merged if --window is the same."
 )]
 pub struct ProfileArgs {
     /// Merge or show statistics.
@@ -33,9 +33,9 @@ pub struct ProfileArgs {
 /// `profile …`
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
-    /// Add up the statistics of several texts.
+    /// Merge the statistics of several texts.
     Merge(ProfileMergeArgs),
-    /// Print and draw statistics.
+    /// Print and plot statistics.
     Show(ProfileShowArgs),
 }
 
@@ -48,10 +48,10 @@ pub struct ProfileRunArgs {
     /// The text.
     #[arg(short, long, value_name = "TEXT", required = true)]
     pub file: Option<PathBuf>,
-    /// The statistics to write.
+    /// Statistics file to write.
     #[arg(short, long, value_name = "STATS", required = true)]
     pub output: Option<PathBuf>,
-    /// Tokens per window; each window starts afresh. Default: 256, or the model's limit.
+    /// Tokens per window; each starts with an empty context. Default: 256, or the model's limit.
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Stop after this many tokens.
@@ -66,7 +66,7 @@ pub struct ProfileRunArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Behave as if stopped by Ctrl-C after this many windows, for tests.
+    /// For tests: stop after this many windows, as on Ctrl-C.
     #[arg(long, hide = true)]
     pub stop_after: Option<u64>,
 }
@@ -80,7 +80,7 @@ pub struct ProfileMergeArgs {
     /// Statistics of the same model over different texts.
     #[arg(value_name = "STATS", required = true)]
     pub stats: Vec<PathBuf>,
-    /// The sum.
+    /// Statistics file to write.
     #[arg(short, long, value_name = "STATS")]
     pub output: PathBuf,
     /// Replace existing statistics.
@@ -98,10 +98,10 @@ Examples:
   emberflow profile show stats.bin
   emberflow profile show stats.bin --svg stats.svg --json")]
 pub struct ProfileShowArgs {
-    /// Statistics.
+    /// Statistics file.
     #[arg(value_name = "STATS")]
     pub stats: PathBuf,
-    /// Draw them.
+    /// Plot them as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Replace an existing file.

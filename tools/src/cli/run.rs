@@ -22,100 +22,100 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub model: ModelArg,
-    /// Text to continue; `-` for standard input, without its last line end. Where neither this nor -f
-    /// nor --chat is given, the prompt is what comes through a pipe; else the bundled model has one.
+    /// Prompt; `-` reads standard input, without its last line ending. Without this, -f and --chat, the
+    /// prompt is read from a pipe; otherwise bundled models use a default prompt.
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
     pub prompt: Option<String>,
-    /// File with the text to continue; `-` for standard input, as it is.
+    /// File that contains the prompt; `-` reads standard input unchanged.
     #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
     pub file: Option<PathBuf>,
-    /// Talk to the model with its chat template, one message per line of standard input.
+    /// Chat with the model, using its chat template; one message per line of standard input.
     #[arg(long)]
     pub chat: bool,
     /// System message for --chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Most tokens to generate (num_predict, --n-predict); -1 goes on to the end of the text or of the
-    /// context. Default: 128, and -1 for --chat.
+    /// Maximum number of tokens to generate (num_predict, --n-predict); -1 for no limit but the context.
+    /// Default: 128; -1 with --chat.
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub tokens: Option<i64>,
-    /// Context length in tokens (num_ctx, --ctx-size); default: prompt plus -n (for -n -1: 2048 more
-    /// than the prompt; for --chat: 2048), at most the model's limit.
+    /// Context length in tokens (num_ctx, --ctx-size). Default: prompt plus -n (with -n -1: prompt plus
+    /// 2048; with --chat: 2048), at most the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
-    /// full, or a baseline with the same answers to compare with: llmflash, as LLM in a flash works;
-    /// mmap, the system's page cache, which checks a neuron when it is first used, and not what the
-    /// system drops and reads again.
+    /// full, or a baseline with the same output: llmflash works as LLM in a flash does; mmap uses the
+    /// page cache, and checks each neuron's checksum at its first use only.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Ablation,
-    /// Temperature; 0 = greedy. This and the next four default to what the checkpoint
-    /// recommends, else to greedy (to temperature 1 with --top-k, --top-p or --min-p).
+    /// Temperature; 0 = greedy. This and the next four options default to the model's recommendation,
+    /// else to greedy (or temperature 1 with --top-k, --top-p or --min-p).
     #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
-    /// Keep the K likeliest tokens; 0 = all.
+    /// Top-k sampling: sample from the K most likely tokens; 0 = off.
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
-    /// Keep the likeliest tokens that together have this probability (nucleus sampling).
+    /// Top-p (nucleus) sampling: sample from the most likely tokens with this cumulative probability;
+    /// 1 = off.
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest; 0 = none.
+    /// Min-p sampling: minimum probability relative to the most likely token; 0 = off.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
-    /// Repeat penalty: weaken tokens that were used recently; 1 = off.
+    /// Penalty for recent tokens; 1 = off.
     #[arg(long, value_name = "R")]
     pub repeat_penalty: Option<f32>,
-    /// Seed of the random choices.
+    /// RNG seed.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
-    /// Draw N texts at once, with seeds S to S+N-1, and give the one whose tokens have the highest
-    /// mean log-probability. Needs a temperature above 0.
+    /// Sample N texts in one batch, with seeds S to S+N-1, and print the one with the highest mean
+    /// log-probability per token. Needs a temperature above 0.
     #[arg(long, value_name = "N", conflicts_with = "chat",
           value_parser = clap::value_parser!(u16).range(1..=emberflow_engine::MAX_BATCH as i64))]
     pub best_of: Option<u16>,
-    /// Go on after an end-of-text token (EOS).
+    /// Ignore the end-of-text token (EOS) and continue.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Take a --memory that this machine does not have.
+    /// Allow a --memory that this machine does not have.
     #[arg(long)]
     pub force: bool,
-    /// Print one JSON object instead of text; its `stop` says why the text ended: `eos` (end-of-text
-    /// token), `length` (-n), `context` (full) or `caller` (Ctrl-C).
+    /// Print one JSON object instead of text. `stop` is `eos` (end-of-text token), `length` (-n),
+    /// `context` (context full) or `caller` (Ctrl-C).
     #[arg(long)]
     pub json: bool,
-    /// What is written down beside the text.
+    /// What to record besides the text.
     #[arg(skip)]
     pub record: Record,
 }
 
-/// What is written down of a run beside its text.
+/// What to record of a run besides its text.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Record {
-    /// Record what every thread and the device did when, and write it at the end in Chrome's trace
-    /// format (about:tracing, Perfetto). The last part of a long run is kept.
+    /// Write a trace of all threads and the device in Chrome's format (about:tracing, Perfetto). Of a
+    /// long run only the last part is recorded.
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     pub trace: Option<PathBuf>,
-    /// With --json: also each token's time, waiting, hits and reads, the hash so far, and the speed
-    /// of memory.
+    /// With --json: add each token's time, I/O wait, hits, reads and running hash, and the memory
+    /// bandwidth.
     #[arg(long, requires = "json", conflicts_with = "chat")]
     pub details: bool,
 }
 
-/// Most tokens where none are given.
+/// Default of `-n`.
 const TOKENS: usize = 128;
 
 impl RunArgs {
-    /// How the engine is to be run.
+    /// The engine options with the policy applied.
     pub fn engine(&self) -> EngineArgs {
         let mut engine = self.engine.clone();
         engine.lab.ablation = self.policy;
         engine
     }
 
-    /// Most tokens to generate; `None`: to the end of the text or of the context.
+    /// Maximum number of tokens to generate; `None` for no limit.
     pub fn most_tokens(&self) -> Option<usize> {
         match self.tokens {
             None if self.chat => None,
@@ -137,9 +137,8 @@ pub struct PerplexityArgs {
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// Tokens per window. Each window starts afresh: with the start token (BOS) where the model has
-    /// one, which counts as one of its tokens; else its first token is not scored. Default: 512, or
-    /// the model's limit.
+    /// Tokens per window. Each window starts with an empty context: with BOS if the model has it (counted
+    /// as one of the tokens), otherwise its first token is not scored. Default: 512, or the model's limit.
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Stop after this many tokens.
@@ -148,7 +147,7 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
-    /// Take a --memory that this machine does not have.
+    /// Allow a --memory that this machine does not have.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.

@@ -15,9 +15,8 @@ Examples:
   emberflow train-predictor silu-7b.ember -f text.txt --cut 0.5 -o out.ember
   emberflow perplexity out.ember -f other.txt --sparsity predicted
 
-The text is cut into windows spread evenly over it: eight of ten make the predictors, one sets their
-thresholds, one measures them. A run that was stopped goes on where it was when the same command is
-given again.")]
+Windows are taken evenly from the text: 80 % to train, 10 % to set thresholds, 10 % to measure recall
+and precision. To resume an interrupted run, run the same command again.")]
 pub struct TrainPredictorArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
@@ -25,25 +24,25 @@ pub struct TrainPredictorArgs {
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
-    /// The container to write.
+    /// Container to write.
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// Which predictor; auto takes the one that looks at the fewest neurons.
+    /// Kind of predictor; auto chooses the one that predicts the fewest neurons.
     #[arg(long, value_enum, default_value = "auto")]
     pub kind: PredictorArg,
-    /// Bytes for all predictors, in percent of the model.
+    /// Size limit for all predictors together, in percent of the model.
     #[arg(long, value_name = "PERCENT", default_value_t = 6.0, value_parser = parse_percent)]
     pub bytes: f64,
-    /// Share of the neurons that fire which have to be named.
+    /// Target recall: share of active neurons that must be predicted.
     #[arg(long, value_name = "SHARE", default_value_t = 0.98, value_parser = parse_share)]
     pub recall: f64,
-    /// A layer whose predictor names less than this on text it has not seen gets none.
+    /// Minimum recall on held-out text; layers below it get no predictor.
     #[arg(long, value_name = "SHARE", default_value_t = 0.95, value_parser = parse_share)]
     pub floor: f64,
-    /// For activations without zeros: share of the gates to cut away, the smallest ones.
+    /// For activations without exact zeros: share of neurons to drop, by smallest gate.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = parse_share)]
     pub cut: f64,
-    /// Tokens to take from the text.
+    /// Tokens of the text to use.
     #[arg(long, value_name = "N", default_value_t = 65536)]
     pub tokens: u32,
     #[command(flatten)]
@@ -60,15 +59,15 @@ pub struct TrainPredictorArgs {
 /// Predictors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PredictorArg {
-    /// The best of those that fit.
+    /// The best kind that fits in --bytes.
     Auto,
     /// Signs of gate rows and inputs, without training.
     Sign,
-    /// Two thin matrices.
+    /// Low-rank factorization of the Gate matrix.
     LowRank,
-    /// Gate rows in two bits; where gates fire above a cutoff of their token, in three if these fit.
+    /// Gate rows in 2 bits (3 bits for Gaussian top-k, if they fit).
     Coarse,
-    /// Cut small gates of an activation without zeros.
+    /// Drop small gates of an activation without exact zeros.
     Magnitude,
 }
 
@@ -76,7 +75,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 100.0 => Ok(v),
         _ => Err(format!(
-            "{text:?} is not a percentage above 0 and up to 100"
+            "{text:?} is not a percentage above 0 and at most 100"
         )),
     }
 }

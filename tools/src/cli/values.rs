@@ -1,4 +1,4 @@
-//! Values of options as people type them.
+//! Parsers of option values.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use emberflow_engine::{Ablation, Budget};
@@ -7,42 +7,42 @@ use emberflow_storage::io::IoChoice;
 use crate::size;
 use crate::suggest::did_you_mean;
 
-/// A kind of read.
+/// Size and order of reads.
 #[derive(Debug, Clone, Copy)]
 pub enum ReadSize {
-    /// This many bytes, anywhere.
+    /// Random reads of this many bytes.
     Random(u32),
-    /// 1 MiB after 1 MiB.
+    /// Sequential reads of 1 MiB.
     Sequential,
 }
 
-/// The ways to read, by name; a test holds them to the storage crate's.
+/// I/O engines by name; a test checks that the storage crate knows all of them.
 const IO: [(&str, &str); 7] = [
-    ("auto", "the best that works here"),
+    ("auto", "the best one available"),
     ("uring", "io_uring"),
     ("pread", "threads with blocking reads"),
-    ("sim:ufs4", "a phone's UFS 4.0, as published"),
-    ("sim:ufs31", "UFS 3.1, half of that"),
-    ("sim:nvme", "the NVMe disk of a small cloud machine"),
+    ("sim:ufs4", "a phone's UFS 4.0, from published numbers"),
+    ("sim:ufs31", "UFS 3.1, half as fast"),
+    ("sim:nvme", "the NVMe disk of a small cloud VM"),
     ("sim:emmc", "eMMC 5.1"),
 ];
 
-/// A parser for `IO`.
+/// Parser for the names in `IO`.
 pub fn io_names() -> PossibleValuesParser {
     PossibleValuesParser::new(IO.map(|(name, what)| PossibleValue::new(name).help(what)))
 }
 
-/// A parser for `IO` that gives the choice.
+/// Parser for an I/O engine.
 pub fn parse_io() -> impl TypedValueParser<Value = IoChoice> {
     io_names().try_map(|name| name.parse::<IoChoice>())
 }
 
-/// A parser for the policies that users compare with.
+/// Parser for `--policy`.
 pub(crate) fn policy_names() -> impl TypedValueParser<Value = Ablation> {
     named(&[Ablation::Full, Ablation::LlmFlash, Ablation::Mmap])
 }
 
-/// A parser for every ablation.
+/// Parser for all ablations.
 pub fn ablation_names() -> impl TypedValueParser<Value = Ablation> {
     named(&Ablation::ALL)
 }
@@ -61,7 +61,7 @@ pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
             Ok(ReadSize::Random(n as u32))
         }
         n => Err(format!(
-            "a read of {n} bytes, expected a multiple of 4KiB up to 16MiB"
+            "read size of {n} bytes; expected a multiple of 4KiB up to 16MiB"
         )),
     }
 }
@@ -79,15 +79,17 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
 pub fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
-        _ => Err(format!("{text:?} is not a share between 0 and 1")),
+        _ => Err(format!("{text:?} is not a number between 0 and 1")),
     }
 }
 
-/// A share given in percent, with or without the sign.
+/// A share given in percent, with or without `%`.
 pub fn parse_share_percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(v) if v > 0.0 && v <= 100.0 => Ok(v / 100.0),
-        _ => Err(format!("{text:?} is no percentage above 0 and at most 100")),
+        _ => Err(format!(
+            "{text:?} is not a percentage above 0 and at most 100"
+        )),
     }
 }
 
@@ -95,7 +97,7 @@ pub(crate) fn parse_sector(text: &str) -> Result<u32, String> {
     match size::parse(text)? {
         n @ (512 | 1024 | 2048 | 4096) => Ok(n as u32),
         n => Err(format!(
-            "a sector of {n} bytes, expected 512, 1024, 2048 or 4096"
+            "sector size of {n} bytes; expected 512, 1024, 2048 or 4096"
         )),
     }
 }

@@ -1,30 +1,30 @@
-//! One thing that was looked at, and how it came out.
+//! The result of one check.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// How a check came out.
+/// Status of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
     Ok,
-    /// Something can be better.
+    /// Something can be improved.
     Advice,
-    /// The system did not say.
+    /// Not reported by the system.
     Unknown,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     #[serde(skip)]
     pub(super) name: &'static str,
     pub(super) status: Status,
-    /// What is there, in words.
+    /// The finding.
     pub(super) found: String,
-    /// What to change.
+    /// Suggested change.
     pub(super) advice: Option<String>,
-    /// The same as `found` for programs.
+    /// The finding as data, for JSON.
     #[serde(flatten)]
     pub(super) data: Map<String, Value>,
 }

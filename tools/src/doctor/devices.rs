@@ -1,4 +1,4 @@
-//! Devices that can compute neurons beside the processor.
+//! Devices that can compute neurons besides the CPU.
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{
@@ -12,7 +12,7 @@ use super::check::Check;
 use crate::size;
 use crate::tell::tell;
 
-/// The FFN that devices are tried with: that of a model of seven billion parameters in q4.
+/// Shape of the FFN used to test devices: a 7B model in q4.
 const SHAPE: DenseShape = DenseShape {
     dtype: DType::Q4,
     d: 4096,
@@ -28,27 +28,27 @@ fn rate(speed: Speed) -> f64 {
     SHAPE.neuron_bytes() as f64 / speed.neuron / 1e9
 }
 
-/// Tries a device out, or says what came out when it was.
+/// Tests a device, or returns the stored result.
 fn verdict(number: usize) -> Result<Verdict, DeviceError> {
     let choice = DeviceChoice::OpenCl(number);
     match choice.open()? {
         Some(device) => checked(&device.keeping(choice.kept()).lease()?, &SHAPE),
         None => Err(DeviceError {
             device: format!("opencl:{number}"),
-            what: "is gone".into(),
+            what: "is no longer available".into(),
         }),
     }
 }
 
-/// Extensions that matter to kernels.
+/// Extensions that kernels use.
 const EXTENSIONS: [(&str, &str); 1] = [("cl_khr_integer_dot_product", "integer dot products")];
 
-/// What is known of a device.
+/// Everything known about a device.
 struct Known {
     number: usize,
     of: Listed,
     verdict: Result<Verdict, DeviceError>,
-    /// All kept verdicts, those of models included.
+    /// All stored results, including those of models.
     kept: Vec<Entry>,
 }
 
@@ -58,7 +58,7 @@ impl Known {
         let name = &of.facts.name;
         if !all().iter().any(its) {
             tell(format_args!(
-                "emberflow: trying opencl:{number} ({name}) out; that may take a minute, once"
+                "emberflow: testing opencl:{number} ({name}), once; this may take a minute"
             ));
         }
         let verdict = verdict(number);
@@ -71,22 +71,23 @@ impl Known {
         }
     }
 
-    /// Kept verdicts of wrong results.
+    /// Number of stored results that failed.
     fn wrong(&self) -> usize {
         let wrong = |e: &&Entry| matches!(e.found, Found::Wrong(_));
         self.kept.iter().filter(wrong).count()
     }
 
-    /// The device in words.
+    /// Describes the device.
     fn words(&self) -> String {
         let Self { of, verdict, .. } = self;
         let judged = match verdict {
             Err(e) => format!("not usable: {e}"),
             Ok(v) => format!(
-                "{}, {:.2} ms to launch, {:.1} GB/s beside {:.1} of a thread; {}",
-                match v.same_bits {
-                    true => "same bits as the CPU".to_owned(),
-                    false => format!("numerics of its own, apart by {:.0e}", v.worst),
+                "{}, {:.2} ms per launch, {:.1} GB/s against {:.1} of a CPU thread; {}",
+                if v.same_bits {
+                    "bit-identical to the CPU".to_owned()
+                } else {
+                    format!("not bit-identical to the CPU, error {:.0e}", v.worst)
                 },
                 v.speed.launch * 1e3,
                 rate(v.speed),
@@ -95,14 +96,15 @@ impl Known {
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
-            match of.extensions.iter().any(|found| found == name) {
-                true => (*short).to_owned(),
-                false => format!("no {short}"),
+            if of.extensions.iter().any(|found| found == name) {
+                (*short).to_owned()
+            } else {
+                format!("no {short}")
             }
         });
         let has = has.collect::<Vec<_>>().join(", ");
         format!(
-            "opencl:{} {} ({}, {} units, {}{}; {has}): {judged}; {} verdicts kept, {} of them wrong results",
+            "opencl:{} {} ({}, {} units, {}{}; {has}): {judged}; {} stored results, {} of them failed",
             self.number,
             of.facts.name,
             of.facts.driver,
@@ -139,7 +141,7 @@ impl Known {
     }
 }
 
-/// A kept verdict.
+/// A stored result as JSON.
 fn kept_json(entry: &Entry) -> Value {
     let (same_bits, wrong) = match &entry.found {
         Found::Wrong(how) => (None, Some(how)),
@@ -154,7 +156,7 @@ fn kept_json(entry: &Entry) -> Value {
     })
 }
 
-/// The OpenCL devices, each tried out; anew with `again`.
+/// Tests all OpenCL devices; `again` discards stored results first.
 pub(super) fn devices(again: bool) -> Check {
     const NAME: &str = "devices";
     let kept = Kept::here();
@@ -167,7 +169,7 @@ pub(super) fn devices(again: bool) -> Check {
     }
     let found = list();
     if found.is_empty() {
-        return Check::ok(NAME, "none: no OpenCL driver was found").with("devices", json!([]));
+        return Check::ok(NAME, "none: no OpenCL driver found").with("devices", json!([]));
     }
     let all = || kept.as_ref().map_or_else(Vec::new, Kept::all);
     let known: Vec<Known> = (found.into_iter().enumerate())
@@ -177,10 +179,9 @@ pub(super) fn devices(again: bool) -> Check {
     let data: Vec<Value> = known.iter().map(Known::json).collect();
     let check = Check::ok(NAME, texts.join("; ")).with("devices", data);
     let usable = known.iter().any(|known| known.verdict.is_ok());
-    match usable && known.iter().all(|known| known.wrong() == 0) {
-        true => check,
-        false => check.advise(
-            "update its driver and try it anew with --retry-devices, or run with --device none",
-        ),
+    if usable && known.iter().all(|known| known.wrong() == 0) {
+        check
+    } else {
+        check.advise("update the driver and test again with --retry-devices, or use --device none")
     }
 }

@@ -1,11 +1,11 @@
-//! How much memory there is, and what may be done with it.
+//! Memory: free memory, limits, locking, huge pages.
 
 use emberflow_storage::mem::Mem;
 
 use super::check::Check;
 use crate::size;
 
-/// Value in bytes of a line of /proc/meminfo.
+/// Value of a line of /proc/meminfo, in bytes.
 fn kib(meminfo: &str, key: &str) -> Option<u64> {
     let line = meminfo
         .lines()
@@ -17,7 +17,7 @@ fn kib(meminfo: &str, key: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// Whether the effective capabilities in /proc/self/status allow locking without a limit.
+/// Whether the effective capabilities in /proc/self/status include CAP_IPC_LOCK.
 fn may_lock_all(status: &str) -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
@@ -37,7 +37,7 @@ pub(super) fn locked_memory(limits: &str, status: &str, meminfo: &str) -> Check 
     let swap = kib(meminfo, "SwapTotal").unwrap_or(0);
     let privileged = may_lock_all(status);
     let check = match (soft, limit) {
-        (None, _) => Check::unknown(NAME, "no limit is told"),
+        (None, _) => Check::unknown(NAME, "not reported"),
         (_, None) => Check::ok(NAME, "unlimited"),
         (_, Some(bytes)) if privileged => Check::ok(
             NAME,
@@ -48,20 +48,20 @@ pub(super) fn locked_memory(limits: &str, status: &str, meminfo: &str) -> Check 
         ),
         (_, Some(bytes)) if swap == 0 => Check::ok(
             NAME,
-            format!("up to {}; nothing is swapped here", size::show(bytes)),
+            format!("up to {}; this machine has no swap", size::show(bytes)),
         ),
         (_, Some(bytes)) => {
             let first = match most {
                 Some(most) if most <= bytes => String::new(),
                 most => {
                     let most = most.map_or("unlimited".into(), |b| (b / 1024).to_string());
-                    format!("`ulimit -l {most}` in the shell before, or ")
+                    format!("`ulimit -l {most}` in the shell, or ")
                 }
             };
             Check::ok(NAME, format!("up to {}", size::show(bytes))).advise(format!(
-                "this machine swaps, and weights beyond the limit can be swapped out; raise it: \
-                 {first}memlock in /etc/security/limits.conf, LimitMEMLOCK= of the service, \
-                 --ulimit memlock=-1 of the container"
+                "this machine has swap, and weights beyond the limit can be swapped out; raise it: \
+                 {first}memlock in /etc/security/limits.conf, LimitMEMLOCK= in the systemd unit, \
+                 --ulimit memlock=-1 for the container"
             ))
         }
     };
@@ -81,18 +81,19 @@ pub(super) fn memory(mem: &Mem) -> Check {
             let check = Check::ok(
                 NAME,
                 format!(
-                    "{} available, --memory auto takes {}",
+                    "{} available; --memory auto uses {}",
                     size::show(available),
                     size::show(auto)
                 ),
             );
             if auto < LITTLE {
-                check.advise("very little: end other programs, or raise the limit on this one")
+                check
+                    .advise("very little: close other programs, or raise the limit of this process")
             } else {
                 check
             }
         }
-        _ => Check::unknown(NAME, "the kernel does not tell; give --memory SIZE"),
+        _ => Check::unknown(NAME, "not reported by the kernel; use --memory SIZE"),
     };
     check
         .with("total_bytes", total)
@@ -107,7 +108,7 @@ pub(super) fn cgroup(mem: &Mem) -> Check {
         (Some(limit), Some(free)) => Check::ok(
             NAME,
             format!(
-                "limited to {}, {} of it free",
+                "limited to {}, {} free",
                 size::show(limit),
                 size::show(free)
             ),
@@ -119,7 +120,7 @@ pub(super) fn cgroup(mem: &Mem) -> Check {
         .with("available_bytes", free)
 }
 
-/// The chosen word of a setting like `always [madvise] never`.
+/// The selected word of a setting like `always [madvise] never`.
 fn chosen(setting: &str) -> Option<&str> {
     (setting.split_whitespace()).find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
@@ -128,17 +129,19 @@ pub(super) fn huge_pages(enabled: &str, defrag: &str) -> Check {
     const NAME: &str = "huge_pages";
     let (setting, defrag) = (chosen(enabled), chosen(defrag));
     let check = match (setting, defrag) {
-        (None, _) => Check::unknown(NAME, "this kernel has none"),
+        (None, _) => Check::unknown(NAME, "not supported by this kernel"),
         (Some("never"), _) => Check::ok(NAME, "never").advise(
-            "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: random reads of \
-             weights in memory and large reads from disk become up to 1.5 times as fast",
+            "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: random access to \
+             weights in memory and large reads from disk become up to 1.5 times faster",
         ),
-        (Some(setting), Some(late @ ("never" | "defer"))) => {
-            Check::ok(NAME, format!("{setting}, made {late}")).advise(
-                "`echo madvise > /sys/kernel/mm/transparent_hugepage/defrag`: memory is then put \
-                 together for them when weights are loaded",
-            )
-        }
+        (Some(setting), Some(late @ ("never" | "defer"))) => Check::ok(
+            NAME,
+            format!("{setting}, defrag {late}"),
+        )
+        .advise(
+            "`echo madvise > /sys/kernel/mm/transparent_hugepage/defrag`: the kernel then compacts \
+                 memory for huge pages when weights are loaded",
+        ),
         (Some(setting), _) => Check::ok(NAME, setting),
     };
     check.with("setting", setting).with("defrag", defrag)
@@ -160,7 +163,7 @@ mod tests {
         let check = locked_memory(&limits, "", "SwapTotal: 1024 kB\n");
         assert_eq!(check.status, Status::Advice);
         assert_eq!(check.data["swap_bytes"], 1 << 20);
-        // Nothing to gain in the shell where the hard limit is reached.
+        // The shell cannot raise the soft limit above the hard limit.
         let advice = check.advice.unwrap();
         assert!(
             advice.contains("limits.conf") && !advice.contains("ulimit -l"),

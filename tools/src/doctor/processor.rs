@@ -1,4 +1,4 @@
-//! What computes, and what tells its energy.
+//! CPU cores, instruction set and energy counters.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use emberflow_storage::profile::Machine;
 
 use super::check::Check;
 
-/// Members of a list like `0-3,8`.
+/// Number of entries in a list like `0-3,8`.
 fn members(list: &str) -> Option<u64> {
     let mut count = 0u64;
     for part in list.trim().split(',') {
@@ -33,8 +33,8 @@ pub(super) fn cores(status: &str, online: &str, machine: &Machine) -> Check {
     if let Some(all) = all.filter(|&all| all > usable) {
         check.found += &format!(", of {all}");
         check = check.advise(
-            "affinity or a container keeps this process from the other cores; allow them if \
-             nobody else needs them (taskset, cpuset, CPU quota)",
+            "CPU affinity or a container excludes the other cores; allow them if \
+             nothing else needs them (taskset, cpuset, CPU quota)",
         );
     }
     check
@@ -49,24 +49,24 @@ pub(super) fn isa() -> Check {
     let all: Vec<&str> = Cpu::all().into_iter().map(Cpu::name).collect();
     let check = Check::ok(NAME, format!("{} of {}", chosen.name(), all.join(", ")));
     let check = if all.last().is_some_and(|&best| best != chosen.name()) {
-        check.advise("EMBERFLOW_ISA asks for less than this machine has; unset it")
+        check.advise("EMBERFLOW_ISA selects less than this machine supports; unset it")
     } else {
         check
     };
     check.with("chosen", chosen.name()).with("available", all)
 }
 
-/// Whether a run can say what it costs.
+/// Whether the energy per token can be measured.
 pub(super) fn energy() -> Check {
     const NAME: &str = "energy";
     let meter = Meter::find(Path::new("/sys"));
     let source = meter.as_ref().map(Meter::name);
     let check = match source {
-        Some(source) => Check::ok(NAME, format!("told by {source}")),
+        Some(source) => Check::ok(NAME, format!("measured by {source}")),
         None => Check::unknown(
             NAME,
-            "nothing tells it: no counter of a processor that this user may read, and no battery \
-             that is being discharged",
+            "not available: no CPU energy counter that this user may read, and no battery \
+             that is discharging",
         ),
     };
     check.with("source", source)

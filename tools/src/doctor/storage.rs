@@ -1,4 +1,4 @@
-//! How files can be read, and whether the device was measured.
+//! Storage: direct I/O, io_uring, and the device profile.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::check::Check;
 use crate::bench::io::random;
 
-/// Facts of the file, or of a folder by a file made there for a moment.
+/// Facts of a file; for a folder, of a temporary file in it.
 pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
     if !path.is_dir() {
         let target = Target::open(path).map_err(|e| e.to_string())?;
@@ -26,7 +26,7 @@ pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
         Ok(file)
     };
     let file =
-        probe().map_err(|e| format!("no test file can be made in {}: {e}", path.display()))?;
+        probe().map_err(|e| format!("cannot create a test file in {}: {e}", path.display()))?;
     let target = Target::unnamed(file, path).map_err(|e| e.to_string())?;
     Ok(FileFacts {
         path: path.to_owned(),
@@ -51,11 +51,11 @@ pub(super) fn direct_io(facts: Result<&FileFacts, &String>) -> Check {
     let check = match (facts.sector, facts.memory_align) {
         (Some(sector), Some(memory)) => Check::ok(
             NAME,
-            format!("{place}: offsets in {sector} B, memory in {memory} B"),
+            format!("{place}: alignment {sector} B in the file, {memory} B in memory"),
         ),
         _ => Check::ok(NAME, format!("{place}: none")).advise(
             "keep models on a file system with direct I/O (ext4, xfs, f2fs, btrfs); here reads go \
-             through the page cache, which costs time and counts against memory limits",
+             through the page cache, which is slower and counts towards memory limits",
         ),
     };
     check
@@ -73,10 +73,10 @@ pub(super) fn io_uring(facts: &UringFacts) -> Check {
             if facts.features.contains(&"defer_taskrun") {
                 check
             } else {
-                check.advise("a kernel from 6.1 on saves CPU time per read (defer_taskrun)")
+                check.advise("kernel 6.1 or later needs less CPU time per read (defer_taskrun)")
             }
         }
-        // Whoever set such a filter will not change it.
+        // No advice: the user cannot change a seccomp filter that kills the process.
         Some(why) if facts.killed.is_some() => {
             Check::ok(NAME, format!("not used: {why}; reads use threads (pread)"))
         }
@@ -84,11 +84,11 @@ pub(super) fn io_uring(facts: &UringFacts) -> Check {
             let advice = match facts.disabled {
                 Some(1 | 2) => {
                     "`sysctl kernel.io_uring_disabled=0` allows it; until then reads use threads \
-                     (pread), at more CPU time per read"
+                     (pread), which needs more CPU time per read"
                 }
                 _ => {
                     "allow the io_uring system calls (container seccomp profile) or use a newer \
-                     kernel; until then reads use threads (pread), at more CPU time per read"
+                     kernel; until then reads use threads (pread), which needs more CPU time per read"
                 }
             };
             Check::ok(NAME, why).advise(advice)
@@ -104,7 +104,7 @@ pub(super) fn io_uring(facts: &UringFacts) -> Check {
 
 fn list(words: &[&str]) -> String {
     match words {
-        [] => "no extras".into(),
+        [] => "no optional features".into(),
         words => words.join(", "),
     }
 }
@@ -115,16 +115,16 @@ pub(super) fn read_ahead(facts: Result<&FileFacts, &String>) -> Check {
     let check = match kib {
         Some(kib) => Check::ok(
             NAME,
-            format!("{kib} KiB; direct reads do not use it, programs that map their model do"),
+            format!("{kib} KiB; direct I/O does not use it, mmap does"),
         ),
-        None => Check::unknown(NAME, "the device does not tell"),
+        None => Check::unknown(NAME, "not reported by the device"),
     };
     check.with("kb", kib)
 }
 
 pub(super) fn device_profile(facts: Option<&FileFacts>, machine: &Machine) -> Check {
     const NAME: &str = "device_profile";
-    const MEASURE: &str = "run `emberflow bench io` once, in the folder of the models";
+    const MEASURE: &str = "run `emberflow bench io` once, in the folder with the models";
     let Some(path) = DeviceProfile::default_path() else {
         return Check::unknown(NAME, "neither XDG_CACHE_HOME nor HOME is set")
             .with("path", Value::Null);
@@ -162,9 +162,9 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
     let elsewhere = facts.is_some_and(|f| f.device != profile.file.device);
     let other = profile.machine.kernel != machine.kernel || profile.machine.cores != machine.cores;
     if elsewhere {
-        check.advise("it is of another device than this folder's; run `emberflow bench io` here")
+        check.advise("it belongs to another device; run `emberflow bench io` in this folder")
     } else if other || profile.best.is_none() {
-        check.advise("kernel or cores have changed since; run `emberflow bench io` again")
+        check.advise("the kernel or the cores have changed since; run `emberflow bench io` again")
     } else if let Some(doubt) = profile.doubt() {
         check.advise(format!(
             "it was measured under load ({doubt}); run `emberflow bench io` again"

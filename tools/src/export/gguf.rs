@@ -1,5 +1,5 @@
-//! A container's weights as a GGUF file: in f32, but q4k as Q4_K where a matrix is stored by rows there
-//! too, which all but Down are.
+//! Writes a container's weights as a GGUF file: as f32, except that q4k matrices stored by rows (all but Down) become
+//! Q4_K.
 
 use std::path::Path;
 
@@ -12,12 +12,11 @@ use emberflow_storage::container::Container;
 use crate::packed::Packed;
 use crate::{Failure, q4_k};
 
-/// Writes `container`'s weights, with the values that they have here, into the file `path`. What GGUF has no key for, the
-/// recommended sampling, is left out. `tell` hears of bytes done and in all; the latter come back.
+/// Writes the weights of `container` to the GGUF file `path`, atomically, and returns their total bytes. The
+/// recommended sampling is left out: GGUF has no key for it. `tell` receives bytes done and total bytes.
 ///
 /// # Errors
-/// Where the container is damaged, the file cannot be written, or the format cannot express the
-/// model; what lay under `path` is there still.
+/// A damaged container, an I/O error, or a model that GGUF cannot represent; an existing file is then unchanged.
 pub fn export(
     container: &Container,
     path: &Path,
@@ -59,13 +58,13 @@ pub fn export(
                     row(Some(stored), values)
                 })?;
             }
-            // stored transposed
+            // Stored transposed.
             Role::Down => {
                 let matrix = down_matrix(&packed, container, &tensor)?;
                 let mut rows = matrix.chunks_exact(tensor.cols);
                 rows.try_for_each(|values| row(None, values))?;
             }
-            // in another order of rows, which is known when all are read
+            // Rows in another order, so that the matrix is read whole.
             Role::Q | Role::K => {
                 let matrix = whole(&packed, &tensor)?;
                 for stored in 0..tensor.rows {
@@ -90,7 +89,7 @@ fn required(tensor: &GgufTensor) -> Required {
     }
 }
 
-/// The file with its header.
+/// Creates the file and writes its header.
 fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<GgufWriter, Failure> {
     let vocab = GgufVocab::from_tokenizer_json(&packed.meta.tokenizer, packed.config())?;
     let templates = [
@@ -116,29 +115,29 @@ fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<Gguf
 
 /// Whether a matrix is stored in q4k.
 fn is_q4k(container: &Container, packed: &Packed<'_>, id: TensorId) -> bool {
-    match id.role.is_bundled() {
-        true => packed.ffn_dtype() == DType::Q4k,
-        false => {
-            let entry = container.tensor(&id.to_string());
-            entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())
-        }
+    if id.role.is_bundled() {
+        packed.ffn_dtype() == DType::Q4k
+    } else {
+        let entry = container.tensor(&id.to_string());
+        entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())
     }
 }
 
-/// All rows of a tensor that is not FFN, as the file holds them.
+/// All rows of a non-FFN tensor as the file stores them.
 fn whole(packed: &Packed<'_>, tensor: &GgufTensor) -> Result<Vec<u8>, Failure> {
     let mut matrix = Vec::with_capacity(tensor.rows * tensor.row_bytes);
     packed.rows(required(tensor), &mut |_, stored, values| {
-        match tensor.q4_k {
-            true => q4_k::write(stored, &mut matrix),
-            false => matrix.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        if tensor.q4_k {
+            q4_k::write(stored, &mut matrix)
+        } else {
+            matrix.extend(values.iter().flat_map(|v| v.to_le_bytes()))
         }
         Ok(())
     })?;
     Ok(matrix)
 }
 
-/// The Down matrix, whose columns are the neurons' vectors.
+/// The Down matrix, transposed from the neurons' vectors.
 fn down_matrix(
     packed: &Packed<'_>,
     container: &Container,
@@ -155,7 +154,7 @@ fn down_matrix(
     Ok(matrix)
 }
 
-/// Where the neurons of an FFN matrix lie.
+/// The bank of an FFN matrix.
 fn bank_of(container: &Container, tensor: &GgufTensor) -> Result<usize, Failure> {
     let id = tensor.id;
     let place =

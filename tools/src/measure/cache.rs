@@ -1,5 +1,5 @@
-//! Measuring the bookkeeping of the cold region: what finding, pinning, releasing and replacing a
-//! neuron takes, beside one access to memory that waits for the one before.
+//! Measures the bookkeeping of the cold region: lookup, pin, release and replace, compared with one dependent memory
+//! access.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,39 +10,37 @@ use emberflow_storage::cache::{Eviction, Key, SlotCache};
 use super::timing::{SCATTER, best};
 use crate::Failure;
 
-/// Slots of a cold region of a usual size.
+/// Slots of a typical cold region.
 pub const USUAL: u32 = 1 << 15;
 
-/// Bytes of weights that pass through the caches near a core between two steps of a layer.
+/// Bytes of weights that flow through the core's caches between two steps of a layer.
 const WEIGHTS: usize = 8 << 20;
 
-/// Bytes that come from memory together.
+/// Cache line size.
 const LINE: usize = 64;
 
-/// Nanoseconds of each step for one neuron, in a full region that holds half of all neurons. One
-/// neuron in five is asked for, in ascending order, as a token does it, and weights have passed
-/// through the caches since the step before.
+/// Nanoseconds per neuron of each operation, in a full region that holds half of all neurons. One neuron in five is
+/// requested, in ascending order, as a token does, and weights flow through the caches between the steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ColdRates {
-    /// Bytes of the region's tables.
+    /// Size of the region's tables.
     pub table_bytes: u64,
-    /// To see whether a neuron is there.
+    /// Test whether a neuron is cached.
     pub lookup_ns: f64,
-    /// To find it, note its use and hold it, with its share of the start of a token.
+    /// Find, record the use and pin, with its share of the start of a token.
     pub pin_ns: f64,
-    /// To release it.
+    /// Unpin.
     pub release_ns: f64,
-    /// To give the slot of another neuron to it.
+    /// Evict another neuron and take its slot.
     pub replace_ns: f64,
-    /// The bound: an access to as many bytes as the tables have, whose place is known only when the
-    /// one before is done.
+    /// Lower bound: one dependent access to memory as large as the tables.
     pub access_ns: f64,
 }
 
-/// Measures a region of `slots` slots, `time` for each number.
+/// Measures a region of `slots` slots, for `time` per operation.
 ///
 /// # Errors
-/// No memory.
+/// Out of memory.
 pub fn measure(slots: u32, time: Duration) -> Result<ColdRates, Failure> {
     let slots = slots.clamp(SCATTER as u32, 1 << 30);
     let table_bytes = SlotCache::overhead(Eviction::Lrfu, slots, 2 * u64::from(slots));
@@ -105,10 +103,9 @@ fn admit(cold: &mut SlotCache, neuron: u32) {
     }
 }
 
-/// Nanoseconds of an access to one of `bytes` bytes that waits for the one before: a walk through
-/// all lines in no order that could be foreseen.
+/// Nanoseconds of a dependent access to `bytes` bytes: a pointer chase through all cache lines in random order.
 fn access(bytes: u64, time: Duration) -> f64 {
-    /// A line that names the next one.
+    /// A cache line that holds the index of the next one.
     #[derive(Clone, Copy)]
     #[repr(align(64))]
     struct Line(u32);

@@ -1,4 +1,4 @@
-//! What a layer takes beyond the rates of kernels and memory, from a small model at work.
+//! Measures the fixed cost of a layer on a small model.
 
 use std::time::Instant;
 
@@ -7,15 +7,15 @@ use emberflow_engine::{Budget, Engine, Logits, Model, Options, Probe, Sparsity};
 
 use crate::Failure;
 
-/// Tokens of [`layers`] that are not counted, and those that are.
+/// Warm-up tokens, and measured tokens.
 const BEFORE: usize = 16;
 const DECODED: usize = 128;
 
-/// Measures what a layer takes beyond the other `rates`: `open` opens a small model, which decodes
-/// all in memory with each number of threads. Small, so that little else takes time.
+/// Measures the time of a layer beyond what `rates` explain. `open` opens a small model, which decodes entirely in
+/// memory with each thread count; it is small so that the fixed cost dominates.
 ///
 /// # Errors
-/// A model that cannot be opened or run.
+/// The model cannot be opened or run.
 pub fn layers(rates: &mut Rates, open: impl Fn() -> Result<Model, Failure>) -> Result<(), Failure> {
     for i in 0..rates.threads.len() {
         let options = Options {

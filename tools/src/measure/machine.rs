@@ -1,5 +1,5 @@
-//! Measuring [`Rates`]: a few seconds of the kernels that decoding uses, on memory of several sizes,
-//! and of the bookkeeping around them.
+//! Measures [`Rates`]: a few seconds of the kernels of decoding, on memory of several sizes, and of their
+//! bookkeeping.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -19,24 +19,24 @@ use super::cache;
 use super::timing::{SCATTER, best};
 use crate::Failure;
 
-/// Elements of a long row: the width of a 7B model's residual stream.
+/// Elements of a long row: the residual width of a 7B model.
 pub const LONG: usize = 4096;
 
-/// That of a small model's. Two lengths tell the cost of a row from the cost of its bytes.
+/// Elements of a short row, as in a small model. Two lengths separate the cost per row from the cost per byte.
 const SHORT: usize = 256;
 
-/// Memory that is walked through: within a core's cache, within a shared one, beyond.
+/// Working set sizes: within a core's cache, within a shared cache, in memory.
 const SETS: [u64; 3] = [1 << 20, 16 << 20, 256 << 20];
 
-/// Tokens of matrix products.
+/// Batch sizes of matrix products.
 const TOKENS: [usize; 4] = [2, 8, 32, 128];
 
-/// How long each number is measured.
+/// How thoroughly to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Time for each of some 30 numbers of a thread count.
+    /// Time for each of about 30 values per thread count.
     pub time: Duration,
-    /// Largest memory that is walked through, bytes; less where the machine has less.
+    /// Largest working set in bytes; less on small machines.
     pub memory: u64,
 }
 
@@ -49,14 +49,14 @@ impl Default for Effort {
     }
 }
 
-/// Measures this machine. It takes [`Effort::memory`] beside the program.
+/// Measures this machine. Allocates [`Effort::memory`].
 ///
 /// # Errors
-/// No memory.
+/// Out of memory.
 pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure> {
     let machine = Machine::here();
     let sets = sets(effort.memory);
-    // As weights lie: on huge pages.
+    // Huge pages, as for weights.
     let options = ArenaOptions {
         huge_pages: true,
         ..ArenaOptions::default()
@@ -64,7 +64,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
     let mut arena = Arena::new(1, sets[sets.len() - 1] as usize, 1, options)
         .map_err(emberflow_storage::Error::from)?;
     let Some(mut memory) = arena.take() else {
-        return Err(Failure::usage("no memory to measure"));
+        return Err(Failure::usage("not enough memory to measure"));
     };
     let pools: Vec<Compute> = counts(machine.cores)
         .into_iter()
@@ -102,8 +102,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
     })
 }
 
-/// Memory that is walked through, smallest first: [`SETS`] as far as `most` and a quarter of what
-/// is free go.
+/// Working set sizes in ascending order: [`SETS`] up to `most` and a quarter of free memory.
 fn sets(most: u64) -> Vec<u64> {
     let free = mem::mem_available().unwrap_or(u64::MAX) / 4;
     let most = most.min(free).max(SETS[0]);
@@ -112,7 +111,7 @@ fn sets(most: u64) -> Vec<u64> {
     sets
 }
 
-/// What a number of threads does without kernels.
+/// Rates of a thread count that do not depend on a kernel.
 fn thread_rates(on: &Compute, memory: &[u8], sets: &[u64], time: Duration) -> ThreadRates {
     let section = section(&on.workers, time);
     let read = |set: u64| {
@@ -131,8 +130,7 @@ fn thread_rates(on: &Compute, memory: &[u8], sets: &[u64], time: Duration) -> Th
     }
 }
 
-/// Nanoseconds of a parallel section of next to nothing, as decoding meets it: some microseconds
-/// after the one before. The median, as the time in which threads wake up varies.
+/// Median nanoseconds of an almost empty parallel section, some microseconds after the one before, as in decoding.
 fn section(workers: &Workers, time: Duration) -> f64 {
     const PAUSE: Duration = Duration::from_micros(5);
     let (start, mut all) = (Instant::now(), Vec::new());
@@ -151,8 +149,8 @@ fn section(workers: &Workers, time: Duration) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
-/// Separates what a row costs from what its bytes cost: `short` and `long` are nanoseconds per row
-/// of the two lengths, `long` for every size of memory.
+/// Separates the cost per row from the cost per byte. `short` and `long` are nanoseconds per row of the two lengths,
+/// `long` for every working set.
 fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Throughput {
     let bytes = [SHORT, LONG].map(|n| dtype.row_bytes(n) as f64);
     let first = long.first().copied().unwrap_or(short);
@@ -165,13 +163,13 @@ fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Throughput {
     }
 }
 
-/// Nanoseconds per row, by size of memory.
+/// Nanoseconds per row by working set.
 struct RowTimes {
     dot: Vec<f64>,
     neuron: Vec<f64>,
 }
 
-/// Rows of one format and what they are multiplied with.
+/// Rows of one format and the vectors they are multiplied with.
 struct Lab<'a> {
     cpu: Cpu,
     dtype: DType,
@@ -180,7 +178,7 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// The kernels of the format with every number of threads, for rows of both lengths.
+    /// Measures the kernels of the format for every thread count and both row lengths.
     fn kernels(
         &mut self,
         pools: &[Compute],
@@ -208,11 +206,11 @@ impl Lab<'_> {
         }
     }
 
-    /// Fills the memory with rows of `n` ordinary numbers.
+    /// Fills the memory with quantized rows of `n` numbers.
     fn fill(&mut self, n: usize) {
         let mut row = vec![0; self.dtype.row_bytes(n)];
         let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));
-        // The values are finite and in the range of every format.
+        // The values are finite and within the range of every format.
         let _ = quantize_row(self.dtype, &numbers(n), quants, scales);
         for to in self.memory.chunks_exact_mut(row.len()) {
             to.copy_from_slice(&row);
@@ -231,7 +229,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Rows one after the other, as attention and the head read them.
+    /// Consecutive rows, as attention and the head read them. Nanoseconds per row.
     fn dot(&self, workers: &Workers, n: usize, bytes: &[u8]) -> f64 {
         let (cpu, stride) = (self.cpu, self.dtype.row_bytes(n));
         let mut y = vec![0.0; bytes.len() / stride];
@@ -254,8 +252,8 @@ impl Lab<'_> {
         pass / rows
     }
 
-    /// Every [`SCATTER`]th neuron: the product with one row, the next one added to a sum, as a
-    /// cluster of the FFN does it. Nanoseconds per row, of which a neuron has two.
+    /// Every [`SCATTER`]th neuron: a dot product with one row, and the next row added to a sum, as in an FFN cluster.
+    /// Nanoseconds per row; a neuron has two.
     fn neuron(&self, workers: &Workers, n: usize, bytes: &[u8]) -> f64 {
         let (cpu, dtype) = (self.cpu, self.dtype);
         let len = dtype.row_bytes(n);
@@ -268,11 +266,11 @@ impl Lab<'_> {
         let quantized = activations.all();
         let clusters = neurons.div_ceil(per_cluster).max(1);
         let mut sums = vec![0.0; clusters.min(256) * n];
-        // Others fire each time, so that all of the memory is walked through.
+        // Other neurons are active each time, so that the whole working set is used.
         let mut turn = 0;
         let pass = best(self.time, || {
             turn = (turn + 1) % SCATTER;
-            // Sums are used again where there are many: a layer has some 100 clusters.
+            // Sums are reused: a layer has about 100 clusters.
             workers.for_each_chunk_mut(&mut sums, n, &|_, sum, out| {
                 let mut hidden = [0.0; CLUSTER];
                 for cluster in (sum..clusters).step_by(256) {
@@ -302,7 +300,7 @@ impl Lab<'_> {
         pass / (2 * neurons.max(1)) as f64
     }
 
-    /// Multiply-adds of matrix products by number of tokens.
+    /// Multiply-adds per second of matrix products, by batch size.
     fn gemm(&self, workers: &Workers) -> Vec<(u32, f64)> {
         let (cpu, dtype, n) = (self.cpu, self.dtype, LONG);
         let stride = dtype.row_bytes(n);
@@ -334,7 +332,7 @@ impl Lab<'_> {
     }
 }
 
-/// 10^9 bytes per second of checksums over memory that is in no cache, as what a device wrote is.
+/// GB/s of checksums over uncached memory, as after a read by the device.
 fn check(bytes: &[u8], time: Duration) -> f64 {
     let pass = best(time, || {
         for part in bytes.chunks(4096) {
@@ -344,7 +342,7 @@ fn check(bytes: &[u8], time: Duration) -> f64 {
     bytes.len() as f64 / pass
 }
 
-/// Nanoseconds to look at a gate, of which one in [`SCATTER`] fires, where nobody can foresee.
+/// Nanoseconds to test a gate, of which one in [`SCATTER`] is active, unpredictably.
 fn name(time: Duration) -> f64 {
     let mut state = 1u32;
     let gates: Vec<f32> = (0..2 * cache::USUAL)
@@ -366,8 +364,8 @@ fn name(time: Duration) -> f64 {
     pass / gates.len() as f64
 }
 
-/// Nanoseconds from a message to a thread that sleeps to its having it, and those that sending it
-/// takes: the medians, as the I/O thread meets it, some hundred microseconds after the last one.
+/// Median nanoseconds until a sleeping thread receives a message, and to send it, some hundred microseconds after the
+/// last one, as for the I/O thread.
 fn wake(time: Duration) -> (f64, f64) {
     const PAUSE: Duration = Duration::from_micros(200);
     let (send, receive) = std::sync::mpsc::channel::<Instant>();
@@ -395,7 +393,7 @@ fn wake(time: Duration) -> (f64, f64) {
     (sleeper.join().unwrap_or_default(), median(told))
 }
 
-/// Nanoseconds per element of a norm and of what follows it.
+/// Nanoseconds per element of a norm and what follows it.
 fn element(cpu: Cpu, time: Duration) -> f64 {
     let (x, weight, mut out) = (numbers(LONG), numbers(LONG), vec![0.0; LONG]);
     let mut activations = Activations::default();
@@ -407,7 +405,7 @@ fn element(cpu: Cpu, time: Duration) -> f64 {
     pass / LONG as f64
 }
 
-/// `n` ordinary numbers.
+/// `n` pseudo-random numbers.
 fn numbers(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0)

@@ -1,5 +1,5 @@
-//! Measuring the machine that plans are made for: a few seconds of the kernels that decoding uses, of
-//! the bookkeeping of the cache, and of a small model's layers.
+//! Measures the machine for the planner: kernels of decoding, bookkeeping of the cache, and the layers of a small
+//! model.
 
 pub mod cache;
 mod layers;

@@ -1,11 +1,11 @@
-//! Timing short pieces of work.
+//! Times short pieces of work.
 
 use std::time::{Duration, Instant};
 
-/// One neuron in this many fires.
+/// One neuron in this many is active.
 pub(super) const SCATTER: usize = 5;
 
-/// Nanoseconds of `f`: the best of as many runs as fit in `time`, after one that is not counted.
+/// Nanoseconds of `f`: the fastest of as many runs as fit in `time`, after one warm-up run.
 pub(super) fn best(time: Duration, mut f: impl FnMut()) -> f64 {
     f();
     let (start, mut best) = (Instant::now(), f64::INFINITY);

@@ -1,4 +1,4 @@
-//! What is decided before the first weight is read: order, geometry, metadata.
+//! Everything decided before the first weight is read: order, geometry, metadata.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,14 +22,14 @@ use crate::Failure;
 use crate::activity::parse;
 use crate::pack::calibrate::rounded::Rounded;
 
-/// Everything that is decided before the first weight is read.
+/// Everything decided before the first weight is read.
 pub(super) struct PackLayout {
     pub spec: Spec,
-    /// Source tensors in file order, beside `spec.tensors`.
+    /// Source tensors in file order, parallel to `spec.tensors`.
     pub tensors: Vec<TensorInfo>,
     pub format: NeuronFormat,
     pub sector: Sector,
-    /// Packed id → original id, one entry per bank; empty = original order.
+    /// Packed → original neuron number per bank; empty for the original order.
     pub order: Vec<Vec<u32>>,
     kind: Order,
 }
@@ -60,7 +60,7 @@ impl PackLayout {
             .filter(|t| !t.id.role.is_bundled())
             .cloned()
             .collect();
-        // none where neurons keep their order
+        // `None` if no neuron moves.
         let sorted_by = stats.as_ref().filter(|_| !order.is_empty());
         let kind = kind_of(sorted_by, options);
         let meta = ContainerMeta {
@@ -109,7 +109,7 @@ impl PackLayout {
         tensors + neurons * u64::from(self.spec.geometry.stride)
     }
 
-    /// Bytes of all weights and their scales, without padding.
+    /// Bytes of all weights and scales, without padding.
     pub fn payload_bytes(&self) -> u64 {
         let tensors: u64 = self.spec.tensors.iter().map(|t| t.len).sum();
         let neurons: u64 = self.spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
@@ -117,14 +117,14 @@ impl PackLayout {
         tensors + neurons * u64::from(g.payload() + g.scales_per_neuron)
     }
 
-    /// Original id of a packed neuron.
+    /// Original number of a packed neuron.
     pub fn original(&self, bank: usize, packed: usize) -> usize {
         self.order.get(bank).map_or(packed, |o| o[packed] as usize)
     }
 }
 
-/// The statistics that `--stats` names, which must be of a model of these sizes, and where they say
-/// of which, of the checkpoint with this fingerprint.
+/// Parses the statistics given by `--stats`. Their shape must match the model, and their fingerprint, if they have
+/// one, the checkpoint.
 fn stats_for(
     c: &ModelConfig,
     options: &PackOptions,
@@ -137,15 +137,15 @@ fn stats_for(
     let profile = stats.profile.as_deref();
     if let Some(profile) = profile.filter(|p| !p.model.ends_with(fingerprint)) {
         return Err(Failure::usage(format!(
-            "--stats is of {:?}, this checkpoint's fingerprint is {fingerprint}: the neurons may be in \
-             another order; pack this checkpoint without statistics and profile that",
+            "--stats belongs to {:?}, but this checkpoint has fingerprint {fingerprint}: the neurons may be in \
+             another order; pack this checkpoint without statistics and profile the result",
             profile.model
         )));
     }
     Ok(Some(stats))
 }
 
-/// How the bundles of a model's neurons are cut.
+/// Layout of the bundles of a model's neurons.
 fn geometry_for(
     c: &ModelConfig,
     output: &Path,
@@ -165,7 +165,7 @@ fn geometry_for(
     Ok(sector::choose(output, options.sector, geometry).map_err(refused)?)
 }
 
-/// A tensor beside the FFN as it will be stored.
+/// Specification of a non-FFN tensor as stored.
 fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
     let dtype = options.dtype_of(t.id);
     TensorSpec {
@@ -176,8 +176,7 @@ fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
     }
 }
 
-/// Packed id → original id, one entry per bank, empty for those that keep their order; nothing where
-/// all do.
+/// Packed → original neuron number per bank, empty for banks in the original order; an empty list if all are.
 fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) -> Vec<Vec<u32>> {
     let Some(stats) = stats else {
         return Vec::new();
@@ -193,12 +192,12 @@ fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) 
         let expert = layer.neurons.get(bank.expert as usize)?;
         Some(order::by_temperature(&expert.counts))
     };
-    match routing.counts_neurons() {
-        true => c
-            .banks()
+    if routing.counts_neurons() {
+        c.banks()
             .map(|b| of_expert(b).unwrap_or_default())
-            .collect(),
-        false => Vec::new(),
+            .collect()
+    } else {
+        Vec::new()
     }
 }
 
@@ -229,8 +228,8 @@ fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
     }
 }
 
-/// The order of one FFN's neurons: by temperature, and where the statistics know which
-/// fire together, those of similar temperature side by side.
+/// The order of one FFN's neurons: by temperature. If the statistics record coactivation, neurons of similar
+/// temperature that are active together become neighbours.
 fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bool) -> Vec<u32> {
     let counts = stats.counts(bank.layer, bank.expert).unwrap_or_default();
     match &stats.profile {
@@ -242,8 +241,8 @@ fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bo
     }
 }
 
-/// Names, lengths and times of change of the source's files: a pack is resumed
-/// only where none of them differ. Not stored.
+/// Hash of names, lengths and modification times of the source's files. A pack is resumed only if it is unchanged.
+/// Not stored in the container.
 pub(crate) fn state_of(path: &Path) -> u64 {
     let mut files = files_of(path);
     files.sort();
@@ -266,7 +265,7 @@ fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
 }
 
-/// A tokenizer that does not build would be found only when the model first runs.
+/// Builds the tokenizer, so that an invalid one is found before the model is used.
 pub(super) fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
     let path = source.path().display();
     let tokens = Tokenizer::from_json(source.tokenizer_json())
@@ -275,8 +274,8 @@ pub(super) fn check_tokenizer(source: &dyn Checkpoint) -> Result<(), Failure> {
     let vocab = source.config().vocab;
     if tokens > vocab {
         tracing::warn!(
-            "{path}: the tokenizer has ids up to {}, the model's vocabulary has {vocab} rows: \
-             a prompt that holds one of the tokens past them will be refused",
+            "{path}: the tokenizer has ids up to {}, but the model's vocabulary has {vocab} rows: \
+             prompts with tokens beyond it will be rejected",
             tokens - 1
         );
     }

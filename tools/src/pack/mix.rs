@@ -1,10 +1,10 @@
-//! `--quant auto:SIZE`: more bits for the matrices whose rounding costs most for each byte.
+//! `--quant auto:SIZE`: minimizes the total rounding error within a container size.
 //!
-//! A matrix's error is what rounding leaves of it: the squares of the differences as a share of the
-//! squares of its weights, on rows spread over it. One of the embedding is felt by every layer, and one
-//! of the head by every token (`weight_of`; measured in `benches/NOTEBOOK.md`). Neurons have one format, all of them. Every other
-//! matrix has its own: for each format of the neurons, the choice that leaves the smallest sum of
-//! errors within the size is found exactly, up to steps of 1/4096 of what is to be shared.
+//! The error of a matrix in a format is Σ(w − ŵ)² / Σw², measured on rows spread over it. Embedding and head count
+//! more (`weight_of`; measured in `benches/NOTEBOOK.md`): the embedding's error reaches every layer, the head's every
+//! token. All neurons share one format, every other matrix has its own. For each format of the neurons, dynamic
+//! programming finds the formats of the others with the smallest sum of errors, up to steps of 1/4096 of the bytes to
+//! be distributed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,36 +19,36 @@ use super::options::{PackOptions, is_float};
 use super::write::{MixedReport, Share};
 use crate::{Failure, q4_k, size};
 
-/// What a matrix may be stored as, smallest first.
+/// Possible formats, smallest first.
 const FORMATS: [DType; 5] = [DType::Q4, DType::Q4k, DType::Q8, DType::F16, DType::F32];
 
-/// Rows of a matrix that are rounded to learn its error.
+/// Rows of a matrix that are sampled to measure its error.
 const ROWS: usize = 256;
 
-/// Parts of the bytes that are shared out.
+/// Number of steps into which the available bytes are divided.
 const STEPS: usize = 4096;
 
-/// Bytes that sections may grow by when what they hold grows: each of two may begin one page later.
+/// Bytes reserved for page alignment: each of two sections may begin one page later.
 const PAGES: u64 = 2 * 4096;
 
-/// A matrix beside the neurons, or all neurons together.
-struct Item {
+/// A non-FFN matrix, or all neurons together.
+struct MixItem {
     /// Bytes and error in each of [`FORMATS`].
     stored: [Stored; FORMATS.len()],
 }
 
-/// A matrix in one format.
+/// Size and error of a matrix in one format.
 #[derive(Clone, Copy, Default)]
 struct Stored {
     bytes: u64,
     error: f64,
 }
 
-/// The options with the formats that leave the smallest error in an `output` of at most `size` bytes.
-/// It is shorter by more than 2 % only where matrices beside the neurons have no more error to lose.
+/// The options with the formats of the smallest error such that `output` has at most `size` bytes. It is more than 2
+/// % smaller only if larger formats would not reduce the error.
 ///
 /// # Errors
-/// A size below what the smallest formats need, which is named.
+/// A usage error with the smallest possible size, if `size` is below it.
 pub(super) fn mixed(
     source: &dyn Checkpoint,
     output: &Path,
@@ -62,11 +62,11 @@ pub(super) fn mixed(
     let mut of_others = Vec::with_capacity(others.len());
     for tensor in &others {
         let weight = weight_of(source, tensor.id.role);
-        of_others.push(Item::measure(source, tensor)?.times(weight));
+        of_others.push(MixItem::measure(source, tensor)?.times(weight));
     }
     let mut of_neurons = [0.0; FORMATS.len()];
     for tensor in &neurons {
-        let item = Item::measure(source, tensor)?;
+        let item = MixItem::measure(source, tensor)?;
         for (sum, stored) in of_neurons.iter_mut().zip(item.stored) {
             *sum += stored.error;
         }
@@ -80,7 +80,7 @@ pub(super) fn mixed(
         if least > size {
             continue;
         }
-        // mostly nothing is to be left for pages
+        // Usually no bytes need to be reserved for alignment.
         let fits = |formats: &[DType]| {
             let options = with(source, options, ffn, &others, formats);
             bytes_of(source, output, &options).map(|bytes| bytes <= size)
@@ -91,7 +91,7 @@ pub(super) fn mixed(
         }
         let stored = of_others.iter().zip(&formats);
         let error = error + stored.map(|(item, &f)| item.of(f).error).sum::<f64>();
-        // of equal errors the smaller one, which comes first
+        // For equal errors take the smaller format, which comes first.
         if best.is_none() || error < least_error {
             least_error = error;
             best = Some(with(source, options, ffn, &others, &formats));
@@ -106,7 +106,7 @@ pub(super) fn mixed(
     })
 }
 
-/// What was chosen.
+/// Report of the chosen formats.
 pub(super) fn report(
     source: &dyn Checkpoint,
     options: &PackOptions,
@@ -133,13 +133,13 @@ pub(super) fn report(
     }
 }
 
-/// Whether the format of a role's tensors is chosen: those of attention, embedding and head.
+/// Whether the format for this role is chosen individually: attention, embedding and head.
 pub(super) fn is_chosen(role: Role) -> bool {
     let of = |dtype| PackOptions::new(dtype).dtype(role);
     !role.is_bundled() && of(DType::Q8) != of(DType::F32)
 }
 
-/// Whether the tensors of a role are stored as the embedding is.
+/// Whether tensors of this role are stored in the embedding's format.
 pub(super) fn is_embedding(role: Role) -> bool {
     let options = PackOptions {
         attention: DType::F32,
@@ -160,7 +160,7 @@ pub(super) fn with(
     others: &[&TensorInfo],
     formats: &[DType],
 ) -> PackOptions {
-    // the roles' own are those that most bytes have
+    // A role's default format is the one that most of its bytes have.
     let most_of = |embedding: bool| {
         let mut bytes = [0; FORMATS.len()];
         for (tensor, &format) in others.iter().zip(formats) {
@@ -185,7 +185,7 @@ pub(super) fn with(
     PackOptions { mix, ..chosen }
 }
 
-/// Bytes of the container.
+/// Size of the container in bytes.
 fn bytes_of(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> Result<u64, Failure> {
     let layout = PackLayout::new(source, output, options, None)?;
     let computed = Layout::compute(&layout.spec);
@@ -196,7 +196,7 @@ fn bytes_of(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> Re
     Ok(computed.map_err(refused)?.file_len)
 }
 
-/// How often an error of a role's matrix counts.
+/// Weight of a role's error in the sum.
 fn weight_of(source: &dyn Checkpoint, role: Role) -> f64 {
     let c = source.config();
     let both = if c.tied_head && role == Role::Embed {
@@ -204,9 +204,10 @@ fn weight_of(source: &dyn Checkpoint, role: Role) -> f64 {
     } else {
         1.0
     };
-    match is_embedding(role) {
-        true => 2.0 * f64::from(c.layers) * both,
-        false => 1.0,
+    if is_embedding(role) {
+        2.0 * f64::from(c.layers) * both
+    } else {
+        1.0
     }
 }
 
@@ -217,7 +218,7 @@ fn place(format: DType) -> usize {
         .unwrap_or_default()
 }
 
-impl Item {
+impl MixItem {
     fn of(&self, format: DType) -> Stored {
         self.stored[place(format)]
     }
@@ -227,7 +228,7 @@ impl Item {
         self
     }
 
-    /// Rounds rows of a tensor, evenly spread, to each format.
+    /// Rounds evenly spread rows of a tensor to each format.
     fn measure(source: &dyn Checkpoint, tensor: &TensorInfo) -> Result<Self, Failure> {
         let cpu = Cpu::detect();
         let step = tensor.rows.div_ceil(ROWS);
@@ -248,7 +249,7 @@ impl Item {
                 }
                 let (quants, scales) = bytes.split_at_mut(dtype.quants_bytes(tensor.cols));
                 if quantize_row(dtype, &row, quants, scales).is_err() {
-                    // it cannot be stored so
+                    // The format cannot represent it.
                     *error = f64::INFINITY;
                     continue;
                 }
@@ -270,11 +271,11 @@ impl Item {
     }
 }
 
-/// The formats with the smallest sum of errors that take at most `bytes` more than the smallest ones.
-fn share_out(items: &[Item], bytes: u64) -> Vec<DType> {
+/// Formats with the smallest sum of errors, within `bytes` more than the smallest formats take.
+fn share_out(items: &[MixItem], bytes: u64) -> Vec<DType> {
     let step = (bytes / STEPS as u64).max(1);
     let steps = (bytes / step) as usize;
-    // least error with so many steps spent, and by item the format that it took
+    // Smallest error by number of steps spent, and the chosen format by item.
     let mut least = vec![0.0; steps + 1];
     let mut taken: Vec<Vec<u8>> = Vec::with_capacity(items.len());
     for item in items {

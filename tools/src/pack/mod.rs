@@ -1,11 +1,8 @@
-//! `emberflow pack`: a checkpoint becomes a container.
+//! `emberflow pack`: converts a checkpoint to a container.
 //!
-//! Everything streams: rows are read, quantised and written a batch at a time;
-//! only the transposition of one Down matrix is ever held whole. What is written
-//! depends on the checkpoint, the options and the sector alone. Without `--sector`
-//! the sector is what direct I/O needs on the output's file system (`sector.rs`), so
-//! the same command gives the same bytes on file systems that need the same; with it,
-//! anywhere. A killed pack can go on where it stopped.
+//! Everything streams: rows are read, quantized and written in batches; only one transposed Down matrix is held at a
+//! time. The output depends on the checkpoint, the options and the sector size alone. Without `--sector` the sector
+//! size is what direct I/O needs on the output's file system (`sector.rs`). An interrupted pack can be resumed.
 
 mod by_source;
 pub mod calibrate;
@@ -58,13 +55,14 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
     );
     bar.finish_and_clear();
     let report = report?;
-    match args.json {
-        true => print_json(&report),
-        false => tell(&report),
+    if args.json {
+        print_json(&report)
+    } else {
+        tell(&report)
     }
 }
 
-/// What the arguments ask for.
+/// Converts the arguments to options.
 fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     let mut options = match args.quant {
         PackQuant::AsSource => PackOptions::as_source(),
@@ -113,9 +111,9 @@ fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
     Ok(options)
 }
 
-/// Says how a container that has more bits than its source gets smaller.
+/// If the container has more bits per weight than its source, says how to make it smaller.
 fn tell_growth(report: &PackReport, out: &mut impl Write) -> std::io::Result<()> {
-    // A tenth more is what scales and padding of formats differ by.
+    // Scales and padding account for up to a tenth.
     let grows = report.bits_per_weight > 1.1 * report.source_bits_per_weight;
     if grows
         && report
@@ -125,7 +123,7 @@ fn tell_growth(report: &PackReport, out: &mut impl Write) -> std::io::Result<()>
     {
         writeln!(
             out,
-            "no fewer bits than the source has: --quant q4k or auto:SIZE makes a smaller container, with some loss"
+            "no weight lost bits; for a smaller container with some loss use --quant q4k or auto:SIZE"
         )?;
     }
     Ok(())
@@ -160,18 +158,18 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             .map(|o| format!("{} {}", o.matrices, o.format))
             .collect();
         let (ffn, others) = (&mixed.ffn, others.join(", "));
-        writeln!(out, "neurons in {ffn}; matrices beside them: {others}")?;
+        writeln!(out, "FFN in {ffn}; other matrices: {others}")?;
         if mixed.asked_bytes.is_none() && mixed.source_is_float {
             writeln!(
                 out,
-                "the source has floats: --quant q8 keeps more of them, --quant auto:SIZE makes a \
-                 container of any size between, --calibrate TEXT loses less at the same size"
+                "the source has floats: --quant q8 loses less, --quant auto:SIZE makes a container of any \
+                 size in between, --calibrate TEXT loses less at the same size"
             )?;
         }
     }
     tell_growth(report, &mut out)?;
     if let Some(c) = &report.calibrated {
-        writeln!(out, "rounded against {} tokens", c.tokens)?;
+        writeln!(out, "calibrated on {} tokens", c.tokens)?;
         if let Some(peak) = c.peak_rss_bytes {
             writeln!(out, "peak memory {}", size::show(peak))?;
         }
@@ -179,21 +177,21 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             let layers = c.resumed_layers;
             writeln!(
                 out,
-                "took over {layers} rounded layers of an interrupted pack"
+                "resumed {layers} calibrated layers of an interrupted pack"
             )?;
         }
     }
     if report.resumed_units > 0 {
         writeln!(
             out,
-            "took over {} finished parts of an interrupted pack",
+            "resumed {} finished parts of an interrupted pack",
             report.resumed_units
         )?;
     }
     Ok(())
 }
 
-/// Packs `checkpoint` into `output`. `progress` hears of bytes done and in all.
+/// Packs `checkpoint` into `output`. `progress` receives bytes done and total bytes.
 pub fn pack(
     checkpoint: &Path,
     output: &Path,
@@ -206,7 +204,7 @@ pub fn pack(
     pack_source(source.as_ref(), output, options, progress)
 }
 
-/// [`pack`] of an open checkpoint.
+/// [`pack`] for an open checkpoint.
 fn pack_source(
     source: &dyn Checkpoint,
     output: &Path,
@@ -232,7 +230,7 @@ fn pack_source(
         return Ok(PackReport { mixed, ..report });
     };
     let start = Instant::now();
-    // what is wrong with the options is told before the work
+    // Report invalid options before any work.
     PackLayout::new(source, output, options, None)?;
     let how = Calibration {
         text: &text.source,

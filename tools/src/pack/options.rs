@@ -1,4 +1,4 @@
-//! How to pack.
+//! Options of `pack`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use emberflow_storage::container::Prefer;
 use crate::cli::QuantArg;
 use crate::windows::Source;
 
-/// How to pack.
+/// Options of `pack`.
 #[derive(Debug, Clone)]
 pub struct PackOptions {
     /// Format of the neuron bundles.
@@ -21,44 +21,43 @@ pub struct PackOptions {
     pub attention: DType,
     /// Format of embedding and head.
     pub embedding: DType,
-    /// Sorts neurons by temperature, if given: a file of statistics and what is in it.
+    /// Statistics that order the neurons: file name and content.
     pub stats: Option<(PathBuf, Vec<u8>)>,
-    /// Places neurons that fire together next to each other, where the statistics know
-    /// which do.
+    /// Place neurons that are active together next to each other, if the statistics record it.
     pub coactivation: bool,
-    /// Bundle alignment; `None` = what direct I/O needs where the output lies.
+    /// Sector size; `None` for what direct I/O needs at the output.
     pub sector: Option<u32>,
-    /// Where scales go.
+    /// Where to store scales.
     pub scales: Prefer,
     /// Replace an existing output.
     pub force: bool,
-    /// Rounds weights against a text: a file, what is in it, and how many tokens of it.
+    /// Text to calibrate on.
     pub calibrate: Option<CalibrationText>,
-    /// Compute threads; 0 = one per core. They change no byte.
+    /// CPU threads; 0 = one per core. The result does not depend on them.
     pub threads: usize,
-    /// Bytes of the container: formats are chosen so that it has about as many.
+    /// Target size of the container in bytes, for which formats are chosen.
     pub size: Option<u64>,
-    /// Formats that follow those of the source.
+    /// Which formats follow the source.
     pub by_source: BySource,
-    /// Matrices beside the neurons in another format than their role's.
+    /// Non-FFN matrices whose format differs from their role's.
     pub mix: BTreeMap<TensorId, DType>,
-    /// Bytes after which finished parts are flushed to disk and count as done.
+    /// Flush to disk, and record progress, after this many bytes.
     pub durable_bytes: u64,
 }
 
-/// Which formats follow those of the source; the others are as the options say.
+/// Which formats follow the source; the others are given by the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BySource {
-    /// Of the neurons.
+    /// Neurons.
     pub ffn: bool,
-    /// Of the attention matrices.
+    /// Attention matrices.
     pub attention: bool,
-    /// Of embedding and head.
+    /// Embedding and head.
     pub embedding: bool,
 }
 
 impl BySource {
-    /// Every format.
+    /// All formats.
     pub const ALL: Self = Self {
         ffn: true,
         attention: true,
@@ -66,17 +65,17 @@ impl BySource {
     };
 }
 
-/// A text to round weights against.
+/// A calibration text.
 #[derive(Debug, Clone)]
 pub struct CalibrationText {
     /// The text.
     pub source: Arc<Source>,
-    /// Tokens to take of it.
+    /// Tokens to use.
     pub tokens: u32,
 }
 
 impl PackOptions {
-    /// Defaults for a quantisation: embedding and head in q8 where it has four bits.
+    /// Defaults for a format: embedding and head are q8 with 4-bit formats.
     pub fn new(quant: DType) -> Self {
         Self {
             ffn: quant,
@@ -100,7 +99,7 @@ impl PackOptions {
         }
     }
 
-    /// Formats with as many bits as the source has, and four to five where it has floats.
+    /// At least as many bits as the source; 4.5 for floats.
     pub fn as_source() -> Self {
         Self {
             by_source: BySource::ALL,
@@ -108,7 +107,7 @@ impl PackOptions {
         }
     }
 
-    /// Compute threads.
+    /// CPU threads.
     pub(super) fn threads(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -116,14 +115,13 @@ impl PackOptions {
         }
     }
 
-    /// These options for `source`: neurons that are in mxfp4 already stay so, bit for bit, where four
-    /// bits are asked for.
+    /// These options for `source`: with a 4-bit format, MXFP4 neurons are copied unchanged.
     pub(super) fn keeping_mxfp4(&self, source: &dyn Checkpoint) -> Self {
         let is_neuron = |t: &&TensorInfo| matches!(t.id.role, Role::Gate | Role::Up | Role::Down);
         let mut neurons = source.tensors().iter().filter(is_neuron);
         let (c, whole) = (source.config(), |n: u32| n.is_multiple_of(32));
         let stays = is_four_bits(self.ffn)
-            // statistics of routing leave neurons in their order
+            // Routing statistics do not reorder neurons.
             && (self.stats.is_none() || c.mixture.is_some())
             && !c.ffn_kind.activation.is_sparse()
             && whole(c.d_model)
@@ -140,7 +138,7 @@ impl PackOptions {
         self.mix.get(&id).copied().unwrap_or(self.dtype(id.role))
     }
 
-    /// The format of the tensors of a role, where `mix` has no other.
+    /// The format for tensors of a role, unless `mix` overrides it.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
             Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
@@ -167,7 +165,7 @@ pub(super) fn is_float(source: &dyn Checkpoint) -> bool {
     types.all(|name| matches!(name, "F32" | "F16" | "BF16"))
 }
 
-/// Whether weights are rounded to four bits in a format.
+/// Whether a format rounds weights to 4 bits.
 fn is_four_bits(dtype: DType) -> bool {
     matches!(dtype, DType::Q4 | DType::Q4k)
 }

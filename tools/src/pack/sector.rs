@@ -1,4 +1,4 @@
-//! The sector of a container: the unit of the reads of the device that will serve it.
+//! Chooses a container's sector size: the direct I/O block size of the device that will hold it.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,28 +7,27 @@ use emberflow_storage::container::{BundleGeometry, LayoutError};
 use emberflow_storage::io::FileSource;
 use emberflow_storage::profile::FileFacts;
 
-/// The largest sector of a container, which suits every device.
+/// Largest sector size; works on every device.
 const LARGEST: u32 = 4096;
 
-/// The smallest, which pads least.
+/// Smallest sector size; needs the least padding.
 const SMALLEST: u32 = 512;
 
-/// A sector and why it is this one.
+/// A sector size and the reason for it.
 #[derive(Debug, Clone)]
 pub(super) struct Sector {
     /// Bytes.
     pub bytes: u32,
-    /// The reason, as the end of a sentence that begins with the sector.
+    /// The reason, phrased to follow the size in a sentence.
     pub why: String,
 }
 
-/// The sector for `output`: the one `asked` for, the one that the file system there says that direct
-/// reads need, or where it does not say (file systems in memory, in user space, on top of others, of
-/// copies of blocks, and kernels before 6.1), the largest one if that pads little. `geometry` cuts
-/// bundles for a sector.
+/// The sector size for `output`: `asked` if given, else what the file system reports for direct I/O. If it reports
+/// nothing (tmpfs, FUSE, overlayfs, btrfs, kernels before 6.1), the largest size if that adds little padding.
+/// `geometry` lays out bundles for a sector size.
 ///
 /// # Errors
-/// What `geometry` gives.
+/// Errors of `geometry`.
 pub(super) fn choose(
     output: &Path,
     asked: Option<u32>,
@@ -41,11 +40,11 @@ pub(super) fn choose(
     let sector = match (asked, reported) {
         (Some(bytes), _) => Sector {
             bytes,
-            why: "as --sector says".into(),
+            why: "given by --sector".into(),
         },
         (None, Some(bytes)) => Sector {
             bytes,
-            why: format!("what direct reads need on {}", place(output)),
+            why: format!("the direct I/O block size on {}", place(output)),
         },
         (None, None) => unreported(&geometry, &place(output))?,
     };
@@ -53,44 +52,42 @@ pub(super) fn choose(
     Ok((sector, geometry))
 }
 
-/// The sector where the file system at `place` does not say what direct reads need.
+/// The sector size if the file system at `place` reports no direct I/O block size.
 fn unreported(
     geometry: &impl Fn(u32) -> Result<BundleGeometry, LayoutError>,
     place: &str,
 ) -> Result<Sector, LayoutError> {
     let large = geometry(LARGEST)?;
     let padding = 1.0 - f64::from(large.payload()) / f64::from(large.stride);
-    // as for the split of a bundle: an eighth is worth being read directly everywhere
+    // As for splitting bundles: an eighth of padding is acceptable for direct I/O on every device.
     if padding <= 1.0 / 8.0 {
         return Ok(Sector {
             bytes: LARGEST,
-            why: format!(
-                "which suits every device, as {place} does not say what direct reads need"
-            ),
+            why: format!("which works on every device; {place} reports no direct I/O block size"),
         });
     }
     Ok(Sector {
         bytes: SMALLEST,
         why: format!(
-            "as {place} does not say what direct reads need, and {LARGEST} would make {:.0} % of the \
-             bundles padding; give --sector {LARGEST} if the device that will serve the file needs it",
+            "as {place} reports no direct I/O block size and {LARGEST} would make {:.0} % of the \
+             bundles padding; use --sector {LARGEST} if the target device needs it",
             100.0 * padding
         ),
     })
 }
 
-/// What the file system says of a file made beside `output`, whose name is taken away at once.
+/// The direct I/O block size reported for a temporary file next to `output`.
 fn reported(output: &Path) -> Option<u32> {
     let mut probe = output.as_os_str().to_owned();
     probe.push(format!(".{}.probe", std::process::id()));
     let file = File::create_new(&probe).ok()?;
-    // left over, it would only be an empty file
+    // A leftover would be an empty file.
     let _ = std::fs::remove_file(&probe);
     let align = FileSource::reported_align(&file)?;
     Some(align.offset.clamp(SMALLEST, LARGEST))
 }
 
-/// The file system and the device of `output`, for messages.
+/// File system and device of `output`, for messages.
 fn place(output: &Path) -> String {
     let folder = match output.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -108,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// Bundles of four-bit rows of `d` weights.
+    /// Geometry of bundles of 4-bit rows of `d` weights.
     fn bundles(d: u32) -> impl Fn(u32) -> Result<BundleGeometry, LayoutError> {
         move |sector| {
             let (q, s) = (d / 2, d / 16);
@@ -118,14 +115,14 @@ mod tests {
 
     #[test]
     fn small_bundles_are_not_padded_for_a_device_that_nobody_knows() {
-        // 576 weights as in SmolLM2-135M: 972 bytes a neuron, in 1024 or 4096
+        // 576 weights, as in SmolLM2-135M: 972 bytes per neuron, padded to 1024 or 4096.
         let small = unreported(&bundles(576), "overlay").unwrap();
         assert_eq!(small.bytes, 512, "{small:?}");
         assert!(
             small.why.contains("76 %") && small.why.contains("--sector 4096"),
             "{small:?}"
         );
-        // 7168 weights: 12096 bytes in three pages
+        // 7168 weights: 12096 bytes in three pages.
         let large = unreported(&bundles(7168), "overlay").unwrap();
         assert_eq!(large.bytes, 4096, "{large:?}");
     }
@@ -143,7 +140,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
-    /// File systems in memory have no device: 4096 made containers five times as large there.
+    /// tmpfs reports no block size; sectors of 4096 would make containers five times as large.
     #[test]
     fn a_file_system_in_memory_pads_nothing() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {

@@ -1,5 +1,4 @@
-//! A pack that was stopped anywhere goes on, to the same bytes, whatever the family; sizes that are
-//! asked for.
+//! An interrupted pack of any family resumes to the same bytes; size targets are met or rejected.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +10,7 @@ use emberflow_models::{Checkpoint, SamplingDefaults, TensorInfo};
 
 use super::*;
 
-/// A checkpoint that fails after so many reads.
+/// A checkpoint whose reads fail after a given number.
 struct Failing<'a> {
     source: &'a dyn Checkpoint,
     reads: AtomicUsize,
@@ -70,7 +69,7 @@ impl Checkpoint for Failing<'_> {
     }
 }
 
-/// A checkpoint whose matrices say that they are of other types.
+/// A checkpoint that reports other types for its matrices.
 struct Labelled<'a> {
     source: &'a dyn Checkpoint,
     tensors: Vec<TensorInfo>,
@@ -150,8 +149,7 @@ fn options() -> PackOptions {
     }
 }
 
-/// Packs four times, of which the first three fail, the first one after half of all reads. Returns the last
-/// report.
+/// Packs four times; the first three runs fail, the first after half of all reads. Returns the last report.
 fn with_failures(source: &dyn Checkpoint, output: &Path, options: &PackOptions) -> PackReport {
     let failing = |reads: usize| Failing {
         source,
@@ -238,7 +236,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
         ..PackOptions::new(DType::Q4)
     };
     let packed = |size: u64| pack(&demo, &output, &sized(size), &mut |_, _| {});
-    // The bundled weights have eight bits: more take away no error.
+    // The bundled weights have 8 bits; more bits cannot reduce the error.
     let most = packed(12_000_000).unwrap().bytes;
     assert!(most < 11_900_000, "{most}");
     for size in [6_700_000, 7_000_000, 7_500_000, 8_200_000] {
@@ -248,7 +246,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
         assert_eq!(report.bytes, std::fs::metadata(&output).unwrap().len());
         assert_eq!(report.mixed.unwrap().asked_bytes, Some(size));
     }
-    // neurons in q8 would leave the others less than they need
+    // q8 neurons would leave too little for the other matrices.
     let report = packed(10_500_000).unwrap();
     assert_eq!(report.mixed.unwrap().ffn, "q4k");
     assert!(report.bytes < 8_400_000);
@@ -260,7 +258,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
     assert_eq!(packed(1 << 30).unwrap().bytes, most);
 }
 
-/// Bits of ggml's block formats (`ggml-common.h` of llama.cpp: bytes of a block by its weights).
+/// Bits per weight of ggml's block formats (`ggml-common.h` in llama.cpp: block bytes · 8 / weights).
 const BITS: [(&str, f64); 16] = [
     ("Q4_0", 4.5),
     ("Q4_1", 5.0),
@@ -280,7 +278,7 @@ const BITS: [(&str, f64); 16] = [
     ("F32", 32.0),
 ];
 
-/// `--quant auto`, the default: no matrix of a quantised source loses bits (q4k has 4.5, q8 8.5).
+/// `--quant auto`, the default: no matrix of a quantized source loses bits (q4k has 4.5, q8 8.5).
 #[test]
 fn no_matrix_gets_fewer_bits_than_the_source_has() {
     let dir = tempfile::tempdir().unwrap();
@@ -308,7 +306,7 @@ fn no_matrix_gets_fewer_bits_than_the_source_has() {
             assert!(float || has >= bits, "{name}: {}: {has}", tensor.id);
         }
     }
-    // as llama.cpp's Q4_K_M: values and Down in Q6_K, the others in Q4_K
+    // As in llama.cpp's Q4_K_M: V and Down in Q6_K, the others in Q4_K.
     let options = decided(&|t| match t.id.role {
         Role::V | Role::Down | Role::Embed => "Q6_K",
         _ => "Q4_K",
@@ -320,7 +318,7 @@ fn no_matrix_gets_fewer_bits_than_the_source_has() {
         };
         assert_eq!(options.dtype_of(tensor.id), expected, "{}", tensor.id);
     }
-    // what is asked for decides
+    // An explicit option overrides the source's formats.
     let asked = PackOptions {
         attention: DType::F16,
         by_source: BySource {

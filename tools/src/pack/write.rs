@@ -1,4 +1,4 @@
-//! Rows become a container: read, quantised and written a batch at a time.
+//! Writes a container: rows are read, quantized and written in batches.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,15 +17,15 @@ use super::options::PackOptions;
 use crate::pack::calibrate::rounded::Rounded;
 use crate::{Failure, q4_k};
 
-/// Rows that are read and quantised together.
+/// Rows read and quantized at once.
 const BATCH: usize = 64;
 
-/// What came out. Keys are a contract.
+/// Output of `pack --json`. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct PackReport {
-    /// The container.
+    /// Path of the container.
     pub output: String,
-    /// Its length.
+    /// File size in bytes.
     pub bytes: u64,
     /// Neurons written.
     pub neurons: u64,
@@ -33,39 +33,39 @@ pub struct PackReport {
     pub bundle_bytes: u32,
     /// Share of the bundles that is padding.
     pub padding_share: f64,
-    /// Unit of reads that bundles fill.
+    /// Alignment of bundles.
     pub sector: u32,
-    /// Why it is this one.
+    /// Reason for this sector size.
     pub sector_why: String,
-    /// Bits of a weight in the source, scales included, over all tensors.
+    /// Mean bits per weight of the source, including scales, over all tensors.
     pub source_bits_per_weight: f64,
     /// The same in the container, without padding.
     pub bits_per_weight: f64,
-    /// Whether neurons were sorted by temperature.
+    /// Order of the neurons.
     pub order: Order,
-    /// Units (tensors and banks) taken over from an interrupted pack.
+    /// Units (tensors and banks) resumed from an interrupted pack.
     pub resumed_units: usize,
-    /// What weights were rounded against, where they were.
+    /// Calibration, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibrated: Option<CalibratedReport>,
-    /// Formats that were chosen, to make a size or for the source's.
+    /// Chosen formats, if they follow a size or the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mixed: Option<MixedReport>,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// Formats that were chosen. Keys are a contract.
+/// Chosen formats. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct MixedReport {
-    /// The size that was asked for, if one was.
+    /// Requested size, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_bytes: Option<u64>,
     /// Whether all weights of the source are floats.
     pub source_is_float: bool,
-    /// The neurons' format.
+    /// Format of the neurons.
     pub ffn: String,
-    /// The formats of the matrices beside them, smallest first.
+    /// Formats of the other matrices, smallest first.
     pub others: Vec<Share>,
 }
 
@@ -74,24 +74,24 @@ pub struct MixedReport {
 pub struct Share {
     /// The format.
     pub format: String,
-    /// How many matrices have it.
+    /// Number of matrices.
     pub matrices: usize,
-    /// Their bytes.
+    /// Total bytes.
     pub bytes: u64,
 }
 
-/// How weights were rounded against a text. Keys are a contract.
+/// Calibration report. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct CalibratedReport {
-    /// Tokens of the text.
+    /// Tokens of the calibration text.
     pub tokens: u64,
-    /// Layers taken over from an interrupted pack.
+    /// Layers resumed from an interrupted pack.
     pub resumed_layers: u32,
-    /// Highest resident set of the process (VmHWM).
+    /// Peak resident set of the process (VmHWM).
     pub peak_rss_bytes: Option<u64>,
 }
 
-/// Packs `source` into `output`, with the matrices of `rounded` as they are there.
+/// Packs `source` into `output`, taking the matrices in `rounded` from there.
 pub(crate) fn write(
     source: &dyn Checkpoint,
     output: &Path,
@@ -159,7 +159,7 @@ pub(crate) fn write(
     })
 }
 
-/// The running pack.
+/// A running pack.
 struct Work<'a> {
     source: &'a dyn Checkpoint,
     layout: &'a PackLayout,
@@ -182,8 +182,8 @@ impl Work<'_> {
         }
     }
 
-    /// Reads rows of a tensor of neurons (`packed` ids `first..first + count`)
-    /// or of any other (rows in their order) into `self.rows`.
+    /// Reads rows into `self.rows`: for an FFN tensor the neurons with packed numbers `first..first + count`,
+    /// otherwise rows in their order.
     fn read(
         &mut self,
         id: TensorId,
@@ -205,7 +205,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Reads rows as [`read`](Self::read) does and puts them into `self.encoded` as stored.
+    /// Reads rows as [`read`](Self::read) does and encodes them into `self.encoded`.
     fn stored(
         &mut self,
         id: TensorId,
@@ -219,9 +219,10 @@ impl Work<'_> {
                 return Ok(());
             }
             self.read(id, bank, rows.start, rows.len(), cols)?;
-            return match id.role == Role::Down && self.layout.format.is_across() {
-                true => self.encode_across(id),
-                false => self.encode(id, dtype, cols),
+            return if id.role == Role::Down && self.layout.format.is_across() {
+                self.encode_across(id)
+            } else {
+                self.encode(id, dtype, cols)
             };
         };
         let stride = dtype.row_bytes(cols);
@@ -233,8 +234,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Puts rows that the checkpoint has in Q4_K into `self.encoded`, bit for bit. False where it has
-    /// them in another format.
+    /// Encodes Q4_K rows of the checkpoint as q4k into `self.encoded`, losslessly. Returns false if the checkpoint
+    /// has another format.
     fn imported(
         &mut self,
         id: TensorId,
@@ -253,7 +254,7 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// Encodes `self.rows` into `self.encoded`, quants then scales of each row.
+    /// Encodes `self.rows` into `self.encoded`: quants, then scales, row by row.
     fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
         let stride = dtype.row_bytes(cols);
         let count = self.rows.len() / cols;
@@ -277,11 +278,13 @@ impl Work<'_> {
                 self.source.path().display(),
                 dtype.name()
             ))),
-            Err(_) => Err(Failure::Fault("a worker died while quantising".into())),
+            Err(_) => Err(Failure::Fault(
+                "a worker thread panicked while quantizing".into(),
+            )),
         }
     }
 
-    /// Encodes `self.rows`, Down vectors of whole groups of neurons.
+    /// Encodes `self.rows`, the Down vectors of whole groups of neurons.
     fn encode_across(&mut self, id: TensorId) -> Result<(), Failure> {
         let d = self.layout.format.d;
         self.encoded.clear();
@@ -296,7 +299,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Writes one tensor that is not FFN.
+    /// Writes one non-FFN tensor.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
         let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);

@@ -1,4 +1,4 @@
-//! `emberflow profile` of a model with experts: how its router chooses.
+//! `emberflow profile` for mixtures of experts: records routing.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -22,28 +22,28 @@ use crate::model::open_routed;
 use crate::tell::tell;
 use crate::{Failure, atomic, interrupt, print_json, progress};
 
-/// Bytes of routes that are kept to count misses.
+/// Memory limit of the route trace used to count cache misses.
 const TRACE_BYTES: usize = 32 << 20;
 
-/// Tokens that fill a cache before its misses are counted.
+/// Tokens that warm up a cache before misses are counted.
 const WARM_UP: usize = 64;
 
-/// The result. Keys are a contract.
+/// Output of `profile --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Done {
-    /// The statistics.
+struct RoutingProfile {
+    /// Path of the statistics.
     output: String,
-    /// Tokens counted.
+    /// Tokens profiled.
     tokens: u64,
-    /// Share of a layer's experts that takes 90 % of its routes, mean of the layers.
+    /// Share of a layer's experts that receives 90 % of its routes, mean over layers.
     popular: f64,
-    /// Share of a token's experts that the next token visits too, mean of the layers.
+    /// Share of a token's experts that the next token also visits, mean over layers.
     reuse: f64,
-    /// How long it took.
+    /// Duration.
     seconds: f64,
 }
 
-/// Profiles `model`, which has experts, over a text.
+/// Profiles `model`, a mixture of experts, on a text.
 pub fn run(
     args: &ProfileRunArgs,
     model: Model,
@@ -72,7 +72,7 @@ pub fn run(
         (Some(profile), Some(routing)) => means(routing, profile.pairs),
         _ => (0.0, 0.0),
     };
-    let done = Done {
+    let done = RoutingProfile {
         output: output.display().to_string(),
         tokens: stats.tokens,
         popular,
@@ -84,8 +84,8 @@ pub fn run(
     }
     writeln!(
         std::io::stdout().lock(),
-        "{}: {} tokens in windows of {}, {:.1} % of the experts take 90 % of the routes, {:.1} % of a \
-         token's experts are those of the token before, {:.1} s",
+        "{}: {} tokens in windows of {}, {:.1} % of the experts receive 90 % of the routes, {:.1} % of a \
+         token's experts are reused from the token before, {:.1} s",
         done.output,
         done.tokens,
         cut.window,
@@ -96,7 +96,7 @@ pub fn run(
     Ok(())
 }
 
-/// Popularity and reuse, means of the layers with experts.
+/// Popularity and reuse, means over layers with experts.
 pub fn means(routing: &Routing, pairs: u64) -> (f64, f64) {
     let routed = || routing.layers.iter().filter(|l| !l.visits.is_empty());
     let count = routed().count().max(1) as f64;
@@ -123,12 +123,12 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
     }
 }
 
-/// Adds how often the neurons of experts fire: `fired` by bank in packed order, whose `original` ids
-/// these are.
+/// Adds activation counts of experts' neurons. `fired` holds counts by bank in packed order, `original` the original
+/// numbers.
 fn add_neurons(routing: &mut Routing, c: &ModelConfig, fired: &[Vec<u64>], original: &[Vec<u32>]) {
     for ((number, bank), fired) in c.banks().enumerate().zip(fired) {
         let layer = &mut routing.layers[bank.layer as usize];
-        // neither shared experts nor dense layers are routed to
+        // Shared experts and dense layers have no router.
         if bank.expert as usize >= layer.visits.len() {
             continue;
         }
@@ -145,7 +145,7 @@ fn add_neurons(routing: &mut Routing, c: &ModelConfig, fired: &[Vec<u64>], origi
     }
 }
 
-/// Runs all windows, `stop_after` of them at the most. By bank, for how many tokens each neuron fired.
+/// Runs all windows, at most `stop_after` of them. Returns activation counts per bank and neuron.
 fn record(
     engine: &mut Engine,
     recorder: &mut RouteRecorder,
@@ -153,13 +153,13 @@ fn record(
     stop_after: Option<u64>,
 ) -> Result<Vec<Vec<u64>>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
     let bar = progress::steps("profiling", cut.ids.len() as u64);
     let mut sequence = engine.new_sequence()?;
     let mut fired: Vec<Vec<u64>> = Vec::new();
     for (passed, body) in (1..).zip(cut.ids.chunks(cut.window as usize)) {
         sequence.clear();
-        // the start tokens belong to no text
+        // BOS is not part of the text.
         let chunk = engine.chunk();
         for piece in cut.start.chunks(chunk) {
             engine.forward(&mut sequence, piece, Logits::None)?;
@@ -178,7 +178,7 @@ fn record(
         if stop.load(Ordering::Relaxed) || stop_after == Some(passed) {
             bar.finish_and_clear();
             tell(format_args!(
-                "stopped after {} of {} tokens, which are lost; fewer take less time (--limit)",
+                "stopped after {} of {} tokens; their statistics are lost (use --limit for fewer tokens)",
                 recorder.tokens(),
                 cut.ids.len()
             ));
@@ -189,7 +189,7 @@ fn record(
     Ok(fired)
 }
 
-/// Adds the counts of a window to those before it.
+/// Adds the counts of a window to the total.
 fn add(all: &mut Vec<Vec<u64>>, window: Vec<Vec<u64>>) {
     if all.is_empty() {
         *all = window;
@@ -199,8 +199,8 @@ fn add(all: &mut Vec<Vec<u64>>, window: Vec<Vec<u64>>) {
     counts.for_each(|(all, count)| *all += count);
 }
 
-/// What caches of each size miss of a trace: the engine's, filled with the most popular experts.
-/// Nothing where the trace is too short to fill a cache.
+/// Miss rates of the engine's cache, filled with the most popular experts, for several sizes. Empty if the trace is
+/// too short.
 fn misses(trace: &RouteTrace) -> Result<ExpertMisses, Failure> {
     let mut misses = ExpertMisses::default();
     let layers = trace.visits().len();
@@ -247,7 +247,7 @@ mod tests {
             kept: tokens,
         });
         for layer in 0..2 {
-            // one expert for every token, the others in turn
+            // Every token visits expert 0, and one of the others in round robin.
             let experts = (0..tokens as u32).flat_map(|t| [0, 1 + t % 15]);
             recorder.see(layer, 0, 0, experts);
         }
@@ -255,7 +255,7 @@ mod tests {
         let misses = misses(recorder.trace()).unwrap();
         let rate = |size: usize| misses.rate(size as f64 / 16.0).unwrap();
         assert_eq!(misses.needed, 4 * (tokens - WARM_UP) as u64);
-        // a scan misses all that it scans, until everything fits
+        // A cyclic scan misses every access until everything fits.
         assert!((rate(8) - 0.5).abs() < 0.3, "{}", rate(8));
         assert!((2..16).all(|size| rate(size) >= rate(size + 1)));
         assert_eq!(rate(16), 0.0);

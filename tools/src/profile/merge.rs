@@ -1,4 +1,4 @@
-//! `emberflow profile merge`: statistics of several texts become one.
+//! `emberflow profile merge`: merges statistics of several texts.
 
 use std::io::Write as _;
 
@@ -8,14 +8,14 @@ use serde::Serialize;
 use crate::cli::ProfileMergeArgs;
 use crate::{Failure, atomic, print_json};
 
-/// What `--json` prints.
+/// Output of `profile merge --json`.
 #[derive(Serialize)]
 struct Merged {
-    /// The sum.
+    /// Path of the merged statistics.
     output: String,
-    /// Statistics added up.
+    /// Number of merged statistics.
     texts: usize,
-    /// Tokens counted in all.
+    /// Total tokens profiled.
     tokens: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The measured miss curve of a profile: the engine's cache, run over the firings of a sample of the
-//! neurons once for each of several sizes.
+//! Measured miss rates of a profile: replays the activations of sampled neurons through the engine's cache, for
+//! several cache sizes.
 
 use emberflow_predictor::FiringTrace;
 use emberflow_predictor::stats::Misses;
@@ -9,10 +9,10 @@ use emberflow_storage::cache::Key;
 use crate::Failure;
 use crate::cold::Cold;
 
-/// Tokens that fill a cache before its misses are counted.
+/// Tokens that warm up a cache before misses are counted.
 const WARM_UP: usize = 128;
 
-/// What caches of each size miss of a trace. Nothing where it is too short to fill a cache.
+/// Miss rates by cache size; empty if the trace is too short.
 pub fn count(trace: &FiringTrace) -> Result<Misses, Failure> {
     let mut misses = Misses::default();
     if trace.tokens() < 2 * WARM_UP {
@@ -42,7 +42,7 @@ fn key(trace: &FiringTrace, n: usize) -> Key {
     Key::new((n / each) as u32, (n % each) as u32)
 }
 
-/// A region for a share of the sampled neurons as an engine opens it: with the front of every bank.
+/// A cold region for a share of the sampled neurons, filled as the engine does: with the front of every bank.
 fn filled(trace: &FiringTrace, often: &[f64], share: f64) -> Result<Cold, Failure> {
     let slots = (share * often.len() as f64).round().max(1.0) as u64;
     let mut cold = Cold::new(slots, &vec![trace.sampled() as u32; trace.banks()])?;
@@ -57,7 +57,7 @@ fn filled(trace: &FiringTrace, often: &[f64], share: f64) -> Result<Cold, Failur
     Ok(cold)
 }
 
-/// One token, bank after bank: `missed` is told each neuron that is not there.
+/// Replays one token, bank after bank, and calls `missed` for each neuron that is not cached.
 fn pass(cold: &mut Cold, trace: &FiringTrace, token: usize, mut missed: impl FnMut(usize)) {
     let mut bank = 0;
     cold.begin_layer(bank);
@@ -84,7 +84,7 @@ mod tests {
     const BANKS: usize = 2;
     const NEURONS: usize = 100;
 
-    /// A trace of `tokens` tokens, for which `fires(token, neuron of all)` says who fires.
+    /// A trace of `tokens` tokens; `fires(token, neuron)` says whether a neuron is active.
     fn trace(tokens: usize, fires: impl Fn(usize, usize) -> bool) -> FiringTrace {
         let mut recorder = Recorder::new(Subject {
             model: "m".into(),
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn what_always_fires_stays_and_what_is_scanned_does_not() {
-        // A tenth of the neurons fires for every token, the others each for every fifth.
+        // A tenth of the neurons is active for every token, each other neuron for every fifth.
         let misses = count(&trace(400, |t, n| n % 10 == 0 || (n + t).is_multiple_of(5))).unwrap();
         for (size, share) in SIZES.iter().enumerate() {
             let always = misses.missed[size][class(1.0)];
-            // They are 10 % of all neurons, and a token needs 30 %.
+            // They are 10 % of all neurons; a token needs about 30 %.
             assert!(always > 0 || *share > 0.1, "{share}: {always}");
             assert!(always == 0 || *share < 0.35, "{share}: {always}");
         }

@@ -1,4 +1,4 @@
-//! `emberflow profile`: how a text makes a model's neurons fire.
+//! `emberflow profile`: records how often each neuron is active on a text.
 
 mod experts;
 mod merge;
@@ -27,29 +27,29 @@ use crate::tell::tell;
 use crate::text::{self, Tokens};
 use crate::{Failure, atomic, budget, interrupt, print_json, progress};
 
-/// Tokens of a window when none is given.
+/// Default tokens per window.
 const WINDOW: u32 = 256;
 
-/// Bytes of the sample of tokens.
+/// Memory limit of the token sample.
 const SAMPLE_BYTES: usize = 32 << 20;
 
-/// Time between two checkpoints.
+/// Interval between checkpoints.
 const CHECKPOINT: Duration = Duration::from_secs(20);
 
-/// The result. Keys are a contract.
+/// Output of `profile --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Done {
-    /// The statistics.
+struct NeuronProfile {
+    /// Path of the statistics.
     output: String,
-    /// Tokens counted.
+    /// Tokens profiled.
     tokens: u64,
-    /// Tokens taken over from a run that was stopped.
+    /// Tokens resumed from an interrupted run.
     resumed_tokens: u64,
-    /// Batches seen, by size 1, 2, 4, 8, 16, 32.
+    /// Batches recorded, by size 1, 2, 4, 8, 16, 32.
     steps: Vec<u64>,
-    /// Mean share of neurons that fire per token, by layer.
+    /// Mean share of active neurons per token, by layer.
     active_share: Vec<f64>,
-    /// How long it took.
+    /// Duration.
     seconds: f64,
 }
 
@@ -62,18 +62,18 @@ pub fn command(args: &ProfileArgs) -> Result<(), Failure> {
     }
 }
 
-/// Where an unfinished run is kept.
+/// Checkpoint file of an unfinished run.
 fn checkpoint_of(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".checkpoint");
     name.into()
 }
 
-/// A text and how it is cut.
+/// A text divided into windows.
 struct Cut {
     ids: Vec<u32>,
     window: u32,
-    /// Stand before each window.
+    /// Tokens before each window (BOS).
     start: Vec<u32>,
 }
 
@@ -90,12 +90,12 @@ impl Cut {
         Ok(Self { ids, window, start })
     }
 
-    /// Positions that a window takes.
+    /// Positions of a window.
     fn positions(&self) -> usize {
         self.window as usize + self.start.len()
     }
 
-    /// What makes this run another one than those on other texts, models or windows.
+    /// Identifies the run: text, model and windows.
     fn subject(&self, meta: &ContainerMeta) -> Subject {
         let c = &meta.config;
         let (layers, neurons) = (c.layers as usize, c.ffn as usize);
@@ -110,7 +110,7 @@ impl Cut {
     }
 }
 
-/// A new recorder, or that of a run that was stopped.
+/// A new recorder, or the one of an interrupted run.
 fn recorder(checkpoint: &Path, subject: &Subject) -> Result<Recorder, Failure> {
     match std::fs::read(checkpoint) {
         Ok(bytes) => Recorder::resume(&bytes, subject.clone()).map_err(Failure::stats(checkpoint)),
@@ -149,15 +149,15 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     let named = || Failure::stats(output);
     let mut stats = recorder.stats().restored(&original).map_err(named())?;
     if let Some(profile) = &mut stats.profile {
-        // The cold region holds nothing of layers that are needed whole beside others.
+        // In a model with sparse and dense layers, the cold region holds neurons of sparse layers only.
         let told_apart = |layer: usize| !c.has_zeros() || c.is_sparse(layer as u32);
         profile.misses = misses::count(&recorder.trace().of_banks(told_apart))?;
     }
     atomic::write(output, &stats.to_bytes().map_err(named())?)?;
-    // the result is safe; a checkpoint that stays is refused or used up by the next run
+    // The result is complete. A leftover checkpoint does no harm: the next run rejects or resumes it.
     let _ = std::fs::remove_file(&checkpoint);
     let profile = stats.profile.as_ref();
-    let done = Done {
+    let done = NeuronProfile {
         output: output.display().to_string(),
         tokens: stats.tokens,
         resumed_tokens,
@@ -171,8 +171,7 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
     Ok(done.print(cut.window)?)
 }
 
-/// Runs the windows that were not seen before, `stop_after` of them at the most, and keeps a
-/// checkpoint.
+/// Runs the remaining windows, at most `stop_after` of them, and writes checkpoints.
 fn record(
     engine: &mut Engine,
     recorder: &mut Recorder,
@@ -180,9 +179,9 @@ fn record(
     checkpoint: &Path,
     stop_after: Option<u64>,
 ) -> Result<(), Failure> {
-    // after the present window
+    // Ctrl-C stops after the current window.
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::sets(&stop);
+    interrupt::on_ctrl_c(&stop);
 
     let windows: Vec<&[u32]> = cut.ids.chunks(cut.window as usize).collect();
     let bar = progress::steps("profiling", cut.ids.len() as u64);
@@ -213,7 +212,7 @@ fn record(
         if stopped {
             bar.finish_and_clear();
             tell(format_args!(
-                "stopped after {} of {} tokens; the same command goes on from here",
+                "stopped after {} of {} tokens; run the same command again to resume",
                 recorder.tokens(),
                 cut.ids.len()
             ));
@@ -224,14 +223,14 @@ fn record(
     Ok(())
 }
 
-impl Done {
+impl NeuronProfile {
     fn print(&self, window: u32) -> std::io::Result<()> {
         let mut largest = (BATCHES.iter().zip(&self.steps)).filter(|&(_, &steps)| steps > 0);
         let layers = self.active_share.len();
         let mean = self.active_share.iter().sum::<f64>() / layers.max(1) as f64;
         writeln!(
             std::io::stdout().lock(),
-            "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons fire per token, {:.1} s",
+            "{}: {} tokens in windows of {window}, batches of up to {}, {:.1} % of neurons active per token, {:.1} s",
             self.output,
             self.tokens,
             largest.next_back().map_or(1, |(&size, _)| size),
@@ -253,7 +252,7 @@ fn watch(
     let mut sequence = engine.new_sequence()?;
     let chunk = engine.chunk();
     for (from, piece) in (0..).step_by(chunk).zip(tokens.chunks(chunk)) {
-        // the start tokens belong to no text
+        // BOS is not part of the text.
         let skip = lead.saturating_sub(from).min(piece.len());
         let at = (from + skip).saturating_sub(lead);
         let mut see = |seen: &FfnSeen<'_>| {

@@ -1,8 +1,8 @@
-//! Published hot/cold curves.
+//! Published activation skew.
 
-/// PowerInfer, figure 4, per layer (the first three): the share of a layer's neurons that gives 80 % of
-/// its activations. `bamboo` is what makes 99.99 % of neurons fire within 128 tokens at 15 % active
-/// (PowerInfer-2's Bamboo-7B), for neurons that fire independently.
+/// Share of neurons that accounts for 80 % of activations. The first three: PowerInfer, figure 4, per layer.
+/// `bamboo`: the independent-activation model with 15 % active neurons in which 99.99 % of neurons are active within
+/// 128 tokens (PowerInfer-2, Bamboo-7B).
 pub const CURVES: [(&str, f64); 5] = [
     ("opt-30b", 0.26),
     ("llama2-reglu-70b", 0.43),

@@ -1,4 +1,4 @@
-//! `emberflow profile show`: what the statistics say.
+//! `emberflow profile show`: prints and plots statistics.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,73 +13,73 @@ use crate::chart::{Axes, Panel, panels};
 use crate::cli::ProfileShowArgs;
 use crate::{Failure, atomic, print_json};
 
-/// Shares of steps from which a neuron is called hot, and nearly always active.
+/// Shares of steps above which a neuron counts as hot, and as nearly always active.
 const HOT: [f64; 2] = [0.5, 0.9];
 
-/// What is shown. Keys are a contract.
+/// Output of `profile show --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Shown {
-    /// The statistics.
+    /// Path of the statistics.
     file: String,
-    /// Tokens they were counted over.
+    /// Tokens profiled.
     tokens: u64,
-    /// Model and checkpoint; absent for counts alone.
+    /// Model and checkpoint; absent in files with counts only.
     model: Option<String>,
-    /// Tokens of a window, of which a batch takes as many as its size says; absent for counts alone.
+    /// Tokens per window; absent in files with counts only. A batch of n takes n windows.
     window: Option<u32>,
-    /// Tokens sampled with all neurons that fired.
+    /// Tokens sampled with all their active neurons.
     sampled: usize,
-    /// What a cache of so many of the neurons misses; empty where it was not counted.
-    misses: Vec<Miss>,
-    /// By layer.
+    /// Miss rates by cache size; empty if not measured.
+    misses: Vec<NeuronMiss>,
+    /// Per layer.
     layers: Vec<LayerSummary>,
-    /// Share of neurons that gives 80 % of activations, in published models (PowerInfer, figure 4;
-    /// bamboo from PowerInfer-2).
+    /// Share of neurons that accounts for 80 % of activations in published models (PowerInfer, figure 4; bamboo from
+    /// PowerInfer-2).
     published_hot_share_80: Vec<(&'static str, f64)>,
 }
 
-/// One size of the cache. Keys are a contract.
+/// Miss rate for one cache size. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Miss {
-    /// Share of the neurons that it holds.
+struct NeuronMiss {
+    /// Cache size as a share of the neurons.
     cache: f64,
-    /// Share of the needed neurons that it does not hold.
+    /// Share of needed neurons that miss.
     missed: f64,
 }
 
 /// One layer. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct LayerSummary {
-    /// Number.
+    /// Layer number.
     layer: u32,
-    /// Mean share of neurons that fire per token.
+    /// Mean share of active neurons per token.
     active_share: f64,
-    /// Share of neurons that gives 80 % of activations.
+    /// Share of neurons that accounts for 80 % of activations.
     hot_share_80: f64,
-    /// Share of activations whose hidden value is not zero; less than 1 where Up has a ReLU.
+    /// Share of activations with a nonzero hidden value; less than 1 if Up has a ReLU.
     contributing: Option<f64>,
-    /// Chance that a neuron that fires for a token fires for the next one too.
+    /// Probability that a neuron active for a token is also active for the next.
     persistence: Option<f64>,
-    /// The same for 8, 32 and 128 tokens later; missing in older files.
+    /// The same 8, 32 and 128 tokens later; empty in older files.
     persistence_later: Vec<f64>,
     /// By batch size.
     batches: Vec<Batch>,
-    /// |hidden| below which 10, 25, 50, 75, 90, 99 % of the values that are not zero lie.
+    /// 10, 25, 50, 75, 90 and 99 % quantiles of nonzero |hidden|.
     hidden_quantiles: Vec<f32>,
 }
 
 /// One batch size. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Batch {
-    /// Tokens of a batch.
+    /// Tokens per batch.
     size: usize,
-    /// Batches seen.
+    /// Batches recorded.
     steps: u64,
-    /// Mean share of neurons that fire for one of its tokens at least.
+    /// Mean share of neurons active for at least one token of the batch.
     active_share: f64,
-    /// Share of neurons that fire in half of the batches.
+    /// Share of neurons active in at least half of the batches.
     hot_50: f64,
-    /// Share of neurons that fire in nine of ten.
+    /// Share of neurons active in at least 90 % of the batches.
     hot_90: f64,
 }
 
@@ -170,11 +170,11 @@ fn batches(profile: &Profile, counts: &[u64], bank: usize) -> Vec<Batch> {
     BATCHES.iter().enumerate().filter_map(of).collect()
 }
 
-fn misses(counted: &Misses) -> Vec<Miss> {
+fn misses(counted: &Misses) -> Vec<NeuronMiss> {
     if counted.is_empty() {
         return Vec::new();
     }
-    let of = |(size, &cache): (usize, &f64)| Miss {
+    let of = |(size, &cache): (usize, &f64)| NeuronMiss {
         cache,
         missed: counted.rate(size),
     };
@@ -183,23 +183,24 @@ fn misses(counted: &Misses) -> Vec<Miss> {
 
 fn text(s: &Shown) -> String {
     let mut out = format!("{}: {} tokens", s.file, s.tokens);
-    // writing to a String cannot fail
+    // Writing to a String cannot fail.
     let _ = match &s.model {
         Some(model) => writeln!(out, " of {model}, {} sampled", s.sampled),
-        None => writeln!(out, "; counts alone, profile the model for more"),
+        None => writeln!(out, "; counts only (profile the model for more)"),
     };
     let _ = writeln!(
         out,
-        "layer  active  80 % from  again after 1, 8, 32, 128  contributing  |hidden| at 10 50 90 %"
+        "layer  active  80 % from  reuse after 1, 8, 32, 128  contributing  |hidden| at 10 50 90 %"
     );
     s.layers.iter().for_each(|l| layer_line(&mut out, l));
     batch_lines(&mut out, s);
     if !s.misses.is_empty() {
-        let percent = |m: &Miss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
+        let percent =
+            |m: &NeuronMiss| format!("{:.0} %: {:.1} %", 100.0 * m.cache, 100.0 * m.missed);
         let misses: Vec<String> = s.misses.iter().map(percent).collect();
         let _ = writeln!(
             out,
-            "needed neurons that a cache of a share of all misses: {}",
+            "cache misses by cache size (share of all neurons): {}",
             misses.join("  ")
         );
     }
@@ -208,7 +209,7 @@ fn text(s: &Shown) -> String {
         .collect();
     let _ = writeln!(
         out,
-        "80 % of activations, published: {}",
+        "neurons for 80 % of activations, published: {}",
         published.join(", ")
     );
     out
@@ -242,7 +243,7 @@ fn batch_lines(out: &mut String, s: &Shown) {
     if s.layers.iter().any(|l| !l.batches.is_empty()) {
         let _ = writeln!(
             out,
-            "neurons active in a batch of 1, 2 … (in half of the batches; in nine of ten):"
+            "neurons active in a batch of 1, 2 … (in 50 % of the batches; in 90 %):"
         );
     }
     for l in s.layers.iter().filter(|l| !l.batches.is_empty()) {
@@ -258,7 +259,7 @@ fn batch_lines(out: &mut String, s: &Shown) {
         for size in BATCHES.iter().filter(|size| !seen(size)) {
             let _ = writeln!(
                 out,
-                "no batch of {size} was seen: one takes {size} windows of {window} tokens, a text of {} \
+                "no batch of {size} was recorded: it needs {size} windows of {window} tokens, a text of {} \
                  tokens",
                 *size as u64 * u64::from(window)
             );
@@ -266,7 +267,7 @@ fn batch_lines(out: &mut String, s: &Shown) {
     }
 }
 
-/// Skew, activity by batch size, persistence.
+/// Plots skew, activity by batch size, and persistence.
 fn svg(stats: &ActivationStats, s: &Shown) -> String {
     let experts = || stats.layers.iter().flat_map(|l| &l.experts);
     let name = |l: &LayerSummary| format!("layer {}", l.layer);
@@ -276,7 +277,7 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
         .zip(experts())
         .map(|(l, e)| (name(l), cumulative(&e.counts)))
         .collect();
-    // a published number is one point of a curve
+    // A published value is one point of a curve.
     skew.extend(s.published_hot_share_80.iter().map(|&(name, share)| {
         let mark = vec![(share, 0.77), (share, 0.83)];
         (format!("{name} (published)"), mark)
@@ -291,9 +292,9 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
         let curves = BATCHES.iter().enumerate().filter(|&(i, _)| p.steps[i] > 0);
         let curves = curves.map(|(i, size)| (format!("batch {size}"), frequency(stats, p, i)));
         charts.push(Panel {
-            title: "activity by batch size, mean of the layers".into(),
+            title: "activity by batch size, mean over layers".into(),
             x: "share of neurons, most active first",
-            y: "share of batches in which they fire",
+            y: "share of batches in which they are active",
             curves: curves.collect(),
         });
         let curves = s
@@ -303,9 +304,9 @@ fn svg(stats: &ActivationStats, s: &Shown) -> String {
             .zip(&p.banks)
             .map(|((l, e), bank)| (name(l), persistence(&e.counts, &bank.stayed)));
         charts.push(Panel {
-            title: "persistence: firing again for the next token".into(),
+            title: "persistence: active again for the next token".into(),
             x: "share of neurons, hottest first",
-            y: "chance to fire again",
+            y: "probability of being active again",
             curves: curves.collect(),
         });
     }
@@ -323,10 +324,10 @@ fn falling(list: &[u64]) -> Vec<u64> {
     sorted
 }
 
-/// At most this many points of a curve.
+/// Maximum points of a curve.
 const POINTS: usize = 128;
 
-/// Every so many of a list's entries, with its place in it.
+/// At most [`POINTS`] evenly spaced entries of a list, with their relative positions.
 fn thin<T: Copy>(list: &[T]) -> impl Iterator<Item = (f64, T)> {
     let step = list.len().div_ceil(POINTS).max(1);
     let n = list.len().max(1) as f64;
@@ -359,7 +360,7 @@ fn frequency(stats: &ActivationStats, profile: &Profile, size: usize) -> Vec<(f6
     thin(&mean).collect()
 }
 
-/// Mean over neighbours in temperature, as single neurons are noisy.
+/// Persistence by temperature, averaged over neighbours to reduce noise.
 fn persistence(counts: &[u64], stayed: &[u64]) -> Vec<(f64, f64)> {
     let mut order: Vec<usize> = (0..counts.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(counts[i]));

@@ -1,4 +1,4 @@
-//! `emberflow profile show` for a model with experts.
+//! `emberflow profile show` for mixtures of experts.
 
 use std::fmt::Write as _;
 
@@ -9,78 +9,78 @@ use serde::Serialize;
 use super::experts::means;
 use crate::chart::{Labels, heat};
 
-/// What is shown. Keys are a contract.
+/// Output of `profile show --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
 pub struct ShownExperts {
-    /// The statistics.
+    /// Path of the statistics.
     file: String,
-    /// Tokens they were counted over.
+    /// Tokens profiled.
     tokens: u64,
     /// Model and checkpoint.
     model: String,
-    /// Tokens of a window.
+    /// Tokens per window.
     window: u32,
-    /// Experts of a layer.
+    /// Experts per layer.
     experts: u32,
-    /// Experts that a token visits.
+    /// Experts per token.
     chosen: u32,
-    /// Share of the experts that takes 90 % of the routes, mean of the layers.
+    /// Share of experts that receives 90 % of the routes, mean over layers.
     popular: f64,
-    /// Share of a token's experts that the next token visits too, mean of the layers.
+    /// Share of a token's experts that the next token also visits, mean over layers.
     reuse: f64,
-    /// What the engine's cache of a share of all experts misses; empty where it was not counted.
-    misses: Vec<Miss>,
-    /// By layer.
+    /// Miss rates of the engine's cache by size; empty if not measured.
+    misses: Vec<ExpertMiss>,
+    /// Per layer.
     layers: Vec<LayerRoutes>,
 }
 
-/// One size of the cache. Keys are a contract.
+/// Miss rate for one cache size. Keys are a contract.
 #[derive(Debug, Serialize)]
-struct Miss {
-    /// Share of the experts that it holds.
+struct ExpertMiss {
+    /// Cache size as a share of all experts.
     cache: f64,
-    /// Share of the visits whose expert it does not hold.
+    /// Share of visits that miss.
     missed: f64,
 }
 
 /// One layer. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct LayerRoutes {
-    /// Number.
+    /// Layer number.
     layer: usize,
-    /// Share of the tokens that visit each expert.
+    /// Share of tokens that visit each expert.
     popularity: Vec<f64>,
-    /// Share of the routes that the most popular expert takes.
+    /// Share of routes to the most popular expert.
     top: f64,
-    /// Share of the experts that takes half of the routes, and nine tenths.
+    /// Share of experts that receives 50 % and 90 % of the routes.
     covering_50: f64,
     covering_90: f64,
-    /// Share of a token's experts that the next token visits too.
+    /// Share of a token's experts that the next token also visits.
     reuse: f64,
-    /// The same if tokens were routed independently, by popularity alone.
+    /// Expected reuse if tokens were routed independently by popularity.
     reuse_by_popularity: f64,
-    /// The two experts that are chosen together most often for their popularity.
+    /// The pair of experts with the highest lift.
     together: Option<Pair>,
-    /// Share of a visited expert's neurons that fire; absent where that was not counted.
+    /// Share of a visited expert's neurons that are active; absent if not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     active_share: Option<f64>,
-    /// Share of the layer's neurons that makes 80 % of the firings.
+    /// Share of the layer's neurons that accounts for 80 % of activations.
     #[serde(skip_serializing_if = "Option::is_none")]
     hot_share: Option<f64>,
 }
 
-/// Two experts. Keys are a contract.
+/// A pair of experts. Keys are a contract.
 #[derive(Debug, Serialize)]
 struct Pair {
-    /// Which.
+    /// Expert numbers.
     experts: [u32; 2],
-    /// Share of the tokens that visit both.
+    /// Share of tokens that visit both.
     share: f64,
-    /// How many times as many as if they were chosen independently.
+    /// Frequency relative to independent routing.
     lift: f64,
 }
 
-/// What `routing` says.
+/// Summarizes routing statistics.
 pub fn shown(
     file: String,
     stats: &ActivationStats,
@@ -120,7 +120,7 @@ pub fn shown(
     let sizes = (1..=SIXTEENTHS).map(|n| n as f64 / (SIXTEENTHS + 1) as f64);
     let miss = |cache| {
         let missed = routing.misses.rate(cache)?;
-        Some(Miss { cache, missed })
+        Some(ExpertMiss { cache, missed })
     };
     let (popular, reuse) = means(routing, profile.pairs);
     ShownExperts {
@@ -137,24 +137,24 @@ pub fn shown(
     }
 }
 
-/// The same as text.
+/// Formats the summary as text.
 pub fn text(s: &ShownExperts) -> String {
     let percent = |v: f64| format!("{:.1} %", 100.0 * v);
-    // writing to a String cannot fail
+    // Writing to a String cannot fail.
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{}: {} tokens of {}, {} of {} experts for each",
+        "{}: {} tokens of {}, {} of {} experts per token",
         s.file, s.tokens, s.model, s.chosen, s.experts
     );
     let _ = writeln!(
         out,
-        "layer  top expert  50 % from  90 % from   again  by popularity  most together"
+        "layer  top expert  50 % from  90 % from   reuse  by popularity  top pair"
     );
     for l in &s.layers {
         let pair = l.together.as_ref().map_or("-".into(), |p| {
             format!(
-                "{} and {}: {}, {:.1} times as often as by chance",
+                "{} and {}: {}, {:.1} times chance",
                 p.experts[0],
                 p.experts[1],
                 percent(p.share),
@@ -174,7 +174,7 @@ pub fn text(s: &ShownExperts) -> String {
     }
     let _ = writeln!(
         out,
-        "all layers: 90 % of the routes from {} of the experts, {} of a token's experts again",
+        "all layers: {} of the experts receive 90 % of the routes, {} of a token's experts are reused",
         percent(s.popular),
         percent(s.reuse)
     );
@@ -184,7 +184,7 @@ pub fn text(s: &ShownExperts) -> String {
         let of = known.len() as f64;
         let _ = writeln!(
             out,
-            "neurons: {} of a visited expert's fire, {} of a layer's make 80 % of the firings",
+            "neurons: {} of a visited expert's are active, {} of a layer's account for 80 % of activations",
             percent(known.iter().sum::<f64>() / of),
             percent(hot / of)
         );
@@ -196,14 +196,14 @@ pub fn text(s: &ShownExperts) -> String {
     if !misses.is_empty() {
         let _ = writeln!(
             out,
-            "visits that a cache of a share of all experts misses: {}",
+            "cache misses by cache size (share of all experts): {}",
             misses.join("  ")
         );
     }
     out
 }
 
-/// Popularity by layer: a row for each layer, its experts from the most popular one on.
+/// Heat map of popularity: one row per layer, most popular expert first.
 pub fn svg(s: &ShownExperts) -> String {
     let rows: Vec<(String, Vec<f64>)> = (s.layers.iter())
         .map(|l| {
@@ -214,8 +214,8 @@ pub fn svg(s: &ShownExperts) -> String {
         .collect();
     let title = format!("{}: which experts {} tokens visit", s.model, s.tokens);
     let facts = format!(
-        "{} of {} experts for a token; 90 % of the routes from {:.0} % of the experts, {:.0} % of a \
-         token's experts again",
+        "{} of {} experts per token; {:.0} % of the experts receive 90 % of the routes, {:.0} % of a \
+         token's experts are reused",
         s.chosen,
         s.experts,
         100.0 * s.popular,

@@ -1,6 +1,6 @@
-//! Requests of `/v1/chat/completions` and `/v1/completions`.
+//! Requests of `/v1/chat/completions`, `/v1/completions` and `/v1/responses`.
 //!
-//! What becomes of each field says `fields/`.
+//! `fields/` lists how each field is handled.
 
 use emberflow_engine::{Request, Text};
 use emberflow_models::chat::{Conversation, Message};
@@ -15,15 +15,15 @@ use super::turn::Turn;
 use super::{calls, lines, sampling, thoughts};
 use crate::template::Renderer;
 
-/// Most stop strings of a request, and bytes of each.
+/// Maximum number of stop strings of a request, and of bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP: usize = 256;
-/// Most tokens that are told at a place.
+/// Maximum `top_logprobs`.
 const MAX_TOP: usize = 20;
-/// Tokens of a completion that names no number.
+/// Default `max_tokens` of a completion.
 const COMPLETION_TOKENS: usize = 16;
 
-/// Which of the two kinds of request.
+/// The API endpoint of a request, which decides the form of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `/v1/chat/completions`
@@ -44,10 +44,10 @@ pub enum Kind {
     Native,
 }
 
-/// Fields that both kinds of request share.
+/// Fields common to all generation requests.
 #[derive(Debug, Default, Deserialize)]
 pub struct Common {
-    /// Name of the model.
+    /// Model name.
     pub model: Option<String>,
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
@@ -62,34 +62,34 @@ pub struct Common {
     pub stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     priority: Option<i64>,
-    logprobs: Option<LogProbsAsked>,
+    logprobs: Option<LogProbsOption>,
     top_logprobs: Option<usize>,
     #[serde(flatten)]
-    rules: rules::Asked,
+    rules: rules::ConstraintOptions,
     #[serde(flatten)]
-    sampling: sampling::Asked,
-    /// What tokens its texts may have.
+    sampling: sampling::SamplingOptions,
+    /// Restrictions on tokens.
     #[serde(flatten)]
-    pub bounds: bounds::Asked,
-    /// Tools that may be called.
+    pub bounds: bounds::TokenLimits,
+    /// Tools.
     #[serde(flatten)]
-    pub calls: calls::Asked,
-    /// What the chat template is told, and what becomes of thoughts.
+    pub calls: calls::ToolOptions,
+    /// Chat template arguments and reasoning.
     #[serde(flatten)]
-    pub thoughts: thoughts::Asked,
-    /// Where its texts end by their lines.
+    pub thoughts: thoughts::ReasoningOptions,
+    /// Line-based end conditions.
     #[serde(flatten)]
-    pub lines: lines::Asked,
+    pub lines: lines::LineOptions,
     best_of: Option<usize>,
 }
 
-/// Whether (chats) or how many (completions).
+/// `logprobs`: a boolean in chats, a number in completions.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(
     untagged,
-    expecting = "`logprobs` is true or false in chats, a number in completions"
+    expecting = "`logprobs` must be a boolean in chats, a number in completions"
 )]
-enum LogProbsAsked {
+enum LogProbsOption {
     Whether(bool),
     Top(usize),
 }
@@ -100,7 +100,7 @@ struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`stop` is a text or a list of texts")]
+#[serde(untagged, expecting = "`stop` must be a string or a list of strings")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -112,7 +112,7 @@ pub struct ChatRequest {
     messages: Vec<InMessage>,
     continue_final_message: Option<Value>,
     add_generation_prompt: Option<bool>,
-    /// The other fields.
+    /// Common fields.
     #[serde(flatten)]
     pub common: Common,
 }
@@ -120,19 +120,19 @@ pub struct ChatRequest {
 #[derive(Debug, Deserialize)]
 struct InMessage {
     role: String,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     tool_calls: Option<Vec<Value>>,
     tool_call_id: Option<String>,
     name: Option<String>,
     reasoning_content: Option<String>,
-    /// Others, which the chat template may know.
+    /// Other members, for the chat template.
     #[serde(flatten)]
     more: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`content` is a text or a list of parts")]
-enum Content {
+#[serde(untagged, expecting = "`content` must be a string or a list of parts")]
+enum MessageContent {
     Text(String),
     Parts(Vec<ContentPart>),
 }
@@ -145,7 +145,7 @@ struct ContentPart {
     thinking: Option<String>,
 }
 
-/// Text of a reasoning item's parts.
+/// The text of a reasoning item's parts.
 fn joined(parts: &[ContentPart]) -> String {
     parts
         .iter()
@@ -156,17 +156,17 @@ fn joined(parts: &[ContentPart]) -> String {
 /// `/v1/responses`
 #[derive(Debug, Deserialize)]
 pub struct ResponsesRequest {
-    input: Input,
+    input: ResponsesInput,
     instructions: Option<String>,
     text: Option<Value>,
-    /// The other fields.
+    /// Common fields.
     #[serde(flatten)]
     pub common: Common,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`input` is a text or a list of items")]
-enum Input {
+#[serde(untagged, expecting = "`input` must be a string or a list of items")]
+enum ResponsesInput {
     Text(String),
     Items(Vec<InItem>),
 }
@@ -176,23 +176,23 @@ struct InItem {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    output: Option<Content>,
+    output: Option<MessageContent>,
     summary: Option<Vec<ContentPart>>,
 }
 
 /// `/v1/completions`
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
-    prompt: Prompt,
-    /// Whether each text begins with its prompt.
+    prompt: PromptInput,
+    /// Whether the prompt is repeated before each text.
     pub echo: Option<bool>,
-    /// What follows each text.
+    /// Text after the gap to fill.
     suffix: Option<String>,
-    /// The other fields.
+    /// Common fields.
     #[serde(flatten)]
     pub common: Common,
 }
@@ -200,9 +200,9 @@ pub struct CompletionRequest {
 #[derive(Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "`prompt` is a text, a list of texts, a list of tokens or a list of such lists"
+    expecting = "`prompt` must be a string, a list of strings, a list of tokens or a list of token lists"
 )]
-pub enum Prompt {
+pub enum PromptInput {
     /// A text.
     Text(String),
     /// Tokens.
@@ -214,7 +214,7 @@ pub enum Prompt {
 }
 
 impl Common {
-    /// Refuses a choice among more texts than are sent.
+    /// Checks that `best_of` is not larger than `n`.
     pub fn check(&self) -> Result<(), ApiError> {
         let (best, n) = (self.best_of, self.samples());
         match best.filter(|&best| best != n) {
@@ -227,25 +227,25 @@ impl Common {
         }
     }
 
-    /// What the texts are held to.
+    /// The grammar or schema of the response.
     ///
     /// # Errors
-    /// More than one kind, or a malformed one.
+    /// More than one, or an invalid one.
     pub fn rules(&self) -> Result<Option<Rules>, ApiError> {
         self.rules.rules()
     }
 
-    /// Number of continuations.
+    /// `n`: number of choices.
     pub fn samples(&self) -> usize {
         self.n.unwrap_or(1)
     }
 
-    /// Whether this is background work: a priority above 0.
+    /// Whether this is a background request: priority above 0.
     pub fn proactive(&self) -> bool {
         self.priority.is_some_and(|p| p > 0)
     }
 
-    /// Whether a stream ends with the numbers of tokens.
+    /// Whether a stream ends with a usage chunk.
     pub fn include_usage(&self) -> bool {
         let options = self.stream_options.as_ref();
         options.and_then(|o| o.include_usage).unwrap_or(false)
@@ -259,51 +259,51 @@ impl Common {
             Some(OneOrMany::Many(stops)) => stops.clone(),
         };
         if stops.len() > MAX_STOPS || stops.iter().any(|stop| stop.len() > MAX_STOP) {
-            let message = format!("at most {MAX_STOPS} stop strings of {MAX_STOP} bytes");
+            let message =
+                format!("at most {MAX_STOPS} stop strings of {MAX_STOP} bytes are allowed");
             return Err(ApiError::param("stop", message));
         }
         Ok(stops)
     }
 
-    /// How many of the likeliest tokens to say at each token, if log-probabilities are asked for.
+    /// `top_logprobs` if log-probabilities are requested.
     fn log_probs(&self) -> Result<Option<usize>, ApiError> {
         let top = match self.logprobs {
-            None | Some(LogProbsAsked::Whether(false)) => match self.top_logprobs {
+            None | Some(LogProbsOption::Whether(false)) => match self.top_logprobs {
                 None | Some(0) => return Ok(None),
                 Some(_) => {
                     let message = "`top_logprobs` needs `logprobs`";
                     return Err(ApiError::param("top_logprobs", message));
                 }
             },
-            Some(LogProbsAsked::Whether(true)) => self.top_logprobs.unwrap_or(0),
-            Some(LogProbsAsked::Top(top)) => top,
+            Some(LogProbsOption::Whether(true)) => self.top_logprobs.unwrap_or(0),
+            Some(LogProbsOption::Top(top)) => top,
         };
-        match top <= MAX_TOP {
-            true => Ok(Some(top)),
-            false => {
-                let message = format!("at most {MAX_TOP} tokens are told at each place");
-                Err(ApiError::param("logprobs", message))
-            }
+        if top <= MAX_TOP {
+            Ok(Some(top))
+        } else {
+            let message = format!("`top_logprobs` or `logprobs` may be at most {MAX_TOP}");
+            Err(ApiError::param("logprobs", message))
         }
     }
 
-    /// What bounds each text of at most `most` tokens.
+    /// Restrictions on the tokens of each text, whose maximum length is `most`.
     pub fn bounds(&self, text: &Text, most: usize) -> Result<Bounds, ApiError> {
         let ignore_eos = self.ignore_eos.unwrap_or(false);
         self.bounds.bounds(text, ignore_eos, most)
     }
 
-    /// Whether the stop string that ends a text is a part of it.
+    /// Whether the response includes the stop string that ended it.
     pub fn keeps_stop(&self) -> bool {
         self.include_stop_str_in_output.unwrap_or(false)
     }
 
-    /// Whether special tokens give text.
+    /// Whether special tokens appear in the text.
     pub fn shows_special(&self) -> bool {
         self.skip_special_tokens == Some(false)
     }
 
-    /// Keeps as many of a prompt's last tokens as the request says; -1 as many as the context has.
+    /// Truncates a prompt to the requested number of last tokens; -1 stands for the context length.
     pub fn truncate(&self, prompt: &mut Vec<u32>, context: usize) -> Result<(), ApiError> {
         let most = match self.truncate_prompt_tokens {
             None => return Ok(()),
@@ -313,7 +313,7 @@ impl Common {
                 .filter(|&most| most > 0)
                 .ok_or_else(|| {
                     let message =
-                        format!("`truncate_prompt_tokens` is {most}, expected 1 or more, or -1");
+                        format!("`truncate_prompt_tokens` is {most}; expected at least 1, or -1");
                     ApiError::param("truncate_prompt_tokens", message)
                 })?,
         };
@@ -321,8 +321,7 @@ impl Common {
         Ok(())
     }
 
-    /// What to generate after a prompt of `prompt` of `context` positions. `seed` is used where none
-    /// is given.
+    /// The engine's request for a prompt of `prompt` tokens in a context of `context`. `seed` is the default seed.
     pub fn request(
         &self,
         text: &Text,
@@ -342,17 +341,17 @@ impl Common {
 }
 
 impl ChatRequest {
-    /// Tokens of the conversation's text.
+    /// Tokens of the rendered conversation.
     pub fn tokens(&self, text: &Text, rendered: &str) -> Result<Vec<u32>, ApiError> {
         let tokens = match self.common.add_special_tokens {
             Some(true) => text.encode(rendered),
-            // The template writes its own special tokens.
+            // The template writes special tokens itself.
             _ => text.tokens(rendered),
         };
         tokens.map_err(ApiError::invalid)
     }
 
-    /// Text of the conversation. It has its own special tokens.
+    /// Renders the conversation with the chat template, which writes special tokens itself.
     pub fn rendered(&self, template: &Renderer, tools: &[Value]) -> Result<String, ApiError> {
         let developer = template.source(!tools.is_empty()).contains("developer");
         let messages = self
@@ -361,7 +360,7 @@ impl ChatRequest {
             .map(|message| message.message(developer));
         let mut messages: Vec<Message> = messages.collect::<Result<_, _>>()?;
         if messages.is_empty() {
-            return Err(ApiError::param("messages", "there are no messages"));
+            return Err(ApiError::param("messages", "`messages` must not be empty"));
         }
         let turn = Turn::of(
             self.continue_final_message.as_ref(),
@@ -382,7 +381,7 @@ impl ChatRequest {
         if first.is_ok() || !messages.iter().any(is_null) {
             return first;
         }
-        // Many templates take content for a text, also beside calls.
+        // Many templates expect `content` to be a string even if there are tool calls.
         for message in messages.iter_mut().filter(|message| is_null(message)) {
             message.set("content", "".into());
         }
@@ -390,7 +389,7 @@ impl ChatRequest {
     }
 }
 
-/// A call as templates read it: its arguments are an object, not its text.
+/// A tool call with its arguments as an object, as templates expect, instead of JSON text.
 fn with_object(call: &Value) -> Value {
     let mut call = call.clone();
     if let Some(arguments) = call.pointer_mut("/function/arguments")
@@ -404,7 +403,7 @@ fn with_object(call: &Value) -> Value {
 }
 
 impl InItem {
-    /// Adds what the item says to the conversation.
+    /// Appends the item to the conversation.
     fn say(self, messages: &mut Vec<InMessage>) -> Result<(), ApiError> {
         match (self.kind.as_deref(), self.role) {
             (None | Some("message"), Some(role)) => match messages.last_mut() {
@@ -417,7 +416,7 @@ impl InItem {
                 let function = json!({"name": self.name, "arguments": self.arguments});
                 let call = json!({"id": self.call_id, "type": "function", "function": function});
                 match messages.last_mut() {
-                    // Several calls are one turn.
+                    // Consecutive calls belong to one assistant message.
                     Some(last) if last.tool_calls.is_some() || last.only_reasons() => {
                         last.tool_calls.get_or_insert_default().push(call);
                     }
@@ -433,18 +432,19 @@ impl InItem {
             }),
             (Some("reasoning"), _) => {
                 let text = match (self.content, self.summary) {
-                    (Some(Content::Text(text)), _) => text,
-                    (Some(Content::Parts(parts)), _) => joined(&parts),
+                    (Some(MessageContent::Text(text)), _) => text,
+                    (Some(MessageContent::Parts(parts)), _) => joined(&parts),
                     (None, summary) => joined(&summary.unwrap_or_default()),
                 };
-                // Of the turn that follows.
+                // It belongs to the assistant message that follows.
                 messages.push(InMessage {
                     reasoning_content: Some(text),
                     ..InMessage::new("assistant", None)
                 });
             }
             _ => {
-                let message = "only messages with a role, calls of functions and their outputs";
+                let message =
+                    "only messages, function calls and function call outputs are supported";
                 return Err(ApiError::param("input", message));
             }
         }
@@ -453,7 +453,7 @@ impl InItem {
 }
 
 impl InMessage {
-    fn new(role: &str, content: Option<Content>) -> Self {
+    fn new(role: &str, content: Option<MessageContent>) -> Self {
         Self {
             role: role.to_owned(),
             content,
@@ -465,19 +465,19 @@ impl InMessage {
         }
     }
 
-    /// Whether it is the beginning of a turn.
+    /// Whether the message contains reasoning only, so that it continues with the next item.
     fn only_reasons(&self) -> bool {
         let rest = self.content.is_none() && self.tool_calls.is_none();
         rest && self.reasoning_content.is_some()
     }
 
-    /// As the template sees it, which may know the role `developer`.
+    /// Converts the message for the template. `developer`: whether the template knows this role.
     fn message(&self, developer: bool) -> Result<Message, ApiError> {
         let mut thoughts = String::new();
         let content = match &self.content {
             None => Value::Null,
-            Some(Content::Text(text)) => text.as_str().into(),
-            Some(Content::Parts(parts)) => {
+            Some(MessageContent::Text(text)) => text.as_str().into(),
+            Some(MessageContent::Parts(parts)) => {
                 let mut all = String::new();
                 for part in parts {
                     match (part.text.as_ref().or(part.thinking.as_ref()), &*part.kind) {
@@ -493,14 +493,14 @@ impl InMessage {
             }
         };
         let role = match self.role.as_str() {
-            // The newer name of the same role, which few templates know.
+            // The newer name of `system`; few templates know it.
             "developer" if !developer => "system",
             role @ "developer" | role @ ("system" | "user" | "assistant" | "tool" | "function") => {
                 role
             }
             role => {
                 let message = format!(
-                    "there is no role `{role}`; known: system, developer, user, assistant, tool, function"
+                    "unknown role `{role}`; expected system, developer, user, assistant, tool or function"
                 );
                 return Err(ApiError::param("messages", message));
             }
@@ -530,18 +530,23 @@ impl InMessage {
 }
 
 impl ResponsesRequest {
-    /// The same as a chat.
+    /// Converts the request to a chat.
     pub fn chat(mut self) -> Result<ChatRequest, ApiError> {
         if let Some(format) = self.text.as_mut().and_then(|text| text.get_mut("format")) {
             self.common.rules.set_format(format.take());
         }
         let mut messages = Vec::new();
         if let Some(instructions) = self.instructions {
-            messages.push(InMessage::new("system", Some(Content::Text(instructions))));
+            messages.push(InMessage::new(
+                "system",
+                Some(MessageContent::Text(instructions)),
+            ));
         }
         match self.input {
-            Input::Text(text) => messages.push(InMessage::new("user", Some(Content::Text(text)))),
-            Input::Items(items) => {
+            ResponsesInput::Text(text) => {
+                messages.push(InMessage::new("user", Some(MessageContent::Text(text))))
+            }
+            ResponsesInput::Items(items) => {
                 for item in items {
                     item.say(&mut messages)?;
                 }
@@ -556,13 +561,14 @@ impl ResponsesRequest {
     }
 }
 
-impl Prompt {
-    /// Tokens of each; with `add_special` with the tokenizer's own around texts.
+impl PromptInput {
+    /// Tokens of each prompt; `add_special` adds BOS and EOS around texts as the tokenizer does.
     pub fn tokens(&self, text: &Text, add_special: bool) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |prompt: &String| {
-            let tokens = match add_special {
-                true => text.encode(prompt),
-                false => text.tokens(prompt),
+            let tokens = if add_special {
+                text.encode(prompt)
+            } else {
+                text.tokens(prompt)
             };
             tokens.map_err(ApiError::invalid)
         };
@@ -587,14 +593,16 @@ impl CompletionRequest {
         let infill = Infill::of(text, "suffix")?;
         let between = |prompt: &String| infill.between(prompt, suffix);
         match &self.prompt {
-            _ if self.echo == Some(true) => refuse("`echo` and `suffix` do not go together"),
-            Prompt::Text(prompt) => Ok(vec![between(prompt)?]),
-            Prompt::Texts(prompts) => prompts.iter().map(between).collect(),
-            Prompt::Tokens(_) | Prompt::TokenLists(_) => refuse("`suffix` needs `prompt` as text"),
+            _ if self.echo == Some(true) => refuse("`echo` and `suffix` cannot be combined"),
+            PromptInput::Text(prompt) => Ok(vec![between(prompt)?]),
+            PromptInput::Texts(prompts) => prompts.iter().map(between).collect(),
+            PromptInput::Tokens(_) | PromptInput::TokenLists(_) => {
+                refuse("`suffix` needs a `prompt` of text")
+            }
         }
     }
 
-    /// What ends the texts of gaps.
+    /// Stop strings of fill-in-the-middle texts.
     pub fn ends(&self, text: &Text) -> Vec<String> {
         match self.suffix.as_deref() {
             None | Some("") => Vec::new(),
@@ -602,7 +610,7 @@ impl CompletionRequest {
         }
     }
 
-    /// Tokens to generate where the request does not say.
+    /// Default `max_tokens`.
     pub fn default_tokens() -> usize {
         COMPLETION_TOKENS
     }

@@ -1,4 +1,4 @@
-//! What all handlers see.
+//! State shared by all HTTP handlers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,115 +20,117 @@ use crate::template::Renderer;
 
 /// State of the HTTP side.
 pub struct App {
-    /// Shared with the engine's thread.
+    /// State shared with the engine thread.
     pub shared: Arc<Shared>,
-    /// To the engine's thread.
+    /// Sends jobs to the engine thread.
     pub jobs: Sender<Job>,
     /// Tokenizer and metadata.
     pub text: Text,
     /// The chat template, if the model has one.
     pub template: Option<Renderer>,
-    /// Name of the model.
+    /// Model name.
     pub model: String,
-    /// Bytes of its file.
+    /// Size of the model file in bytes.
     pub size: u64,
-    /// Positions of a request.
+    /// Context length of a request.
     pub context: usize,
-    /// Texts at once.
+    /// Maximum number of concurrent sequences.
     pub parallel: usize,
-    /// Requests that may wait beside.
+    /// Maximum number of waiting requests.
     pub queue: usize,
-    /// Compiles what texts are held to, if there is memory for it.
+    /// Compiles grammars and schemas; `None` with `--grammars 0`.
     pub compiler: Option<Arc<Compiler>>,
-    /// Requests that are being served or wait.
+    /// Limits the number of running and waiting requests.
     pub permits: Arc<Semaphore>,
-    /// Requests that are read or made into tokens now: parsed JSON takes many times its bytes.
+    /// Limits the number of requests being parsed and tokenized: parsed JSON takes many times its bytes.
     pub readers: Arc<Semaphore>,
-    /// Most bytes of a body.
+    /// Maximum bytes of a body.
     pub body_limit: usize,
-    /// The key that clients must send.
+    /// API key.
     pub key: Option<String>,
-    /// Origin that browsers may send beside those of this machine.
+    /// Additional CORS origin.
     pub origin: Option<String>,
-    /// Names under which clients may ask beside those that nobody can register.
+    /// Additional allowed host names.
     pub hosts: Vec<String>,
-    /// Whether requests that name another model are refused.
+    /// Whether requests that name another model are rejected.
     pub strict_model: bool,
-    /// Seconds since 1970 at the start.
+    /// Start time, Unix seconds.
     pub created: u64,
-    /// When it started.
+    /// Start time.
     pub started: Instant,
-    /// Number of responses so far.
+    /// Number of responses.
     pub count: AtomicU64,
 }
 
-/// What a request holds while it is read.
+/// Semaphore permits of a request.
 #[derive(Debug)]
-pub struct Held {
-    /// Its place among all requests.
+pub struct RequestPermits {
+    /// One of all running and waiting requests.
     pub permit: OwnedSemaphorePermit,
-    /// Its place among those that are read; given back when its tokens are known.
+    /// One of those being parsed; released after tokenization.
     pub reader: OwnedSemaphorePermit,
 }
 
-/// Seconds since 1970.
+/// Current Unix time in seconds.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs()
 }
 
 impl App {
-    /// Permission for one more request.
+    /// A permit for one more request.
     pub fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.check_ready()?;
         let permit = self.permits.clone().try_acquire_owned();
         permit.map_err(|_| ApiError::busy())
     }
 
-    /// Waits for a place among the requests that are read.
+    /// Waits for a permit to parse a request.
     pub async fn reader(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let reader = self.readers.clone().acquire_owned().await;
         reader.map_err(|_| ApiError::unavailable("the server is shutting down"))
     }
 
-    /// Whether requests are served now.
+    /// Checks that the model is loaded and the server is not shutting down.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         if self.shared.closing() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
-        match self.shared.ready() {
-            true => Ok(()),
-            false => Err(ApiError::unavailable("Loading model")),
+        if self.shared.ready() {
+            Ok(())
+        } else {
+            Err(ApiError::unavailable("Loading model"))
         }
     }
 
-    /// Checks the fields that both kinds of request share.
+    /// Checks the common fields.
     pub fn check(&self, common: &Common) -> Result<(), ApiError> {
         self.serves_model(common.model.as_deref().unwrap_or_default())?;
         common.check()
     }
 
-    /// Checks the name of a model that a request asks: the only one there is serves every name, unless
-    /// it is to be strict.
+    /// Checks the requested model name. Every name is accepted unless `--strict-model` is given.
     pub fn serves_model(&self, name: &str) -> Result<(), ApiError> {
-        match self.strict_model {
-            true => self.check_model(name),
-            false => Ok(()),
+        if self.strict_model {
+            self.check_model(name)
+        } else {
+            Ok(())
         }
     }
 
-    /// Whether there is a model of this name.
+    /// Checks that the model has this name.
     pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
-        match name.is_empty() || name == self.model {
-            true => Ok(()),
-            false => Err(ApiError::unknown(format!(
-                "there is no model `{name}`; this server has `{}`",
+        if name.is_empty() || name == self.model {
+            Ok(())
+        } else {
+            Err(ApiError::unknown(format!(
+                "model `{name}` not found; this server has `{}`",
                 self.model
-            ))),
+            )))
         }
     }
 
-    /// Hands a job to the engine's thread.
+    /// Sends a job to the engine thread.
     pub fn submit(&self, job: Job) -> Result<(), ApiError> {
         let reactive = !job.proactive;
         let sent = self.jobs.send(job);
@@ -139,18 +141,18 @@ impl App {
         Ok(())
     }
 
-    /// Checks tokens that a client sent.
+    /// Checks that tokens sent by a client exist.
     pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), ApiError> {
         let vocab = self.text.config().vocab;
         match tokens.iter().find(|&&token| token >= vocab) {
             None => Ok(()),
             Some(token) => Err(ApiError::invalid(format!(
-                "token {token} is not one of the vocabulary's {vocab}"
+                "token {token} is outside the vocabulary of {vocab}"
             ))),
         }
     }
 
-    /// Runs work that takes long apart from the connections.
+    /// Runs long computations on a blocking thread.
     pub async fn compute<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -159,10 +161,10 @@ impl App {
         done.unwrap_or_else(|e| Err(ApiError::failed(e)))
     }
 
-    /// What each of `texts` texts is held to, once there is memory for it.
+    /// Waits for a grammar slot and compiles the constraint of `texts` texts.
     ///
     /// # Errors
-    /// Rules that are wrong or too large, or more texts than may be held.
+    /// Invalid or too large grammars, or more texts than slots.
     pub async fn held(
         self: &Arc<Self>,
         rules: Option<Rules>,
@@ -174,7 +176,7 @@ impl App {
             return Ok(None);
         };
         let refused = || {
-            let message = "this server holds texts to no grammar, schema or tool (see --grammars)";
+            let message = "grammars, JSON schemas and forced tool calls are disabled on this server (--grammars 0)";
             ApiError::invalid(message)
         };
         let compiler = self.compiler.as_ref().ok_or_else(refused)?;
@@ -184,7 +186,7 @@ impl App {
         Ok(Some(Box::new(held.await?)))
     }
 
-    /// The entry of `/v1/models`.
+    /// The model's entry in `/v1/models`.
     pub fn model_json(&self) -> Value {
         json!({
             "id": self.model,
@@ -195,12 +197,12 @@ impl App {
         })
     }
 
-    /// Number of this response.
+    /// A new response number.
     pub fn next(&self) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether `key` may use the server. Takes the same time for every wrong key of equal length.
+    /// Whether `key` is the API key. The comparison takes constant time for keys of equal length.
     pub fn allows_key(&self, key: Option<&str>) -> bool {
         let Some(wanted) = &self.key else {
             return true;
@@ -213,8 +215,8 @@ impl App {
         wanted.len() == key.len() && differs == 0
     }
 
-    /// Whether requests to `host` are answered. A page can make its own name lead to this address and then
-    /// read what is here; addresses and names that nobody can register are not such names.
+    /// Whether the Host header is allowed. This prevents DNS rebinding: a web page can make its own domain resolve to
+    /// this server. IP addresses and names that cannot be registered are safe.
     pub fn allows_host(&self, host: &HeaderValue) -> bool {
         const RESERVED: [&str; 4] = [".localhost", ".local", ".internal", ".home.arpa"];
         let Ok(host) = host.to_str() else {
@@ -233,9 +235,8 @@ impl App {
             || self.hosts.iter().any(named)
     }
 
-    /// Whether pages from `origin` may use the server, which they know as `host`: those of this machine,
-    /// its own page, and the one that was named. A name that is not this machine's own does not count
-    /// as its own page: somebody else's name may lead here.
+    /// Whether the CORS origin is allowed: pages from this machine, this server's own page (same `host`), and the
+    /// configured origin. A host name counts as the server's own only if it passes the rebinding check.
     pub fn allows_origin(&self, origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
         let Ok(origin) = origin.to_str() else {
             return false;

@@ -1,5 +1,4 @@
-//! Which tokens a text may take, beside the rules that it is held to: those of a list, no bad words, and
-//! none that end it before its time.
+//! Restrictions on tokens besides grammars: allowed tokens, bad words, minimum length.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,16 +9,16 @@ use serde_json::Value;
 
 use super::error::ApiError;
 
-/// Most tokens that end a text, and most bad words, of a request; bytes of each of these.
+/// Maximum numbers of stop tokens and bad words, and of bytes per word.
 const MAX_ENDS: usize = 128;
 const MAX_WORDS: usize = 300;
 const MAX_WORD: usize = 256;
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 const MAX_BIAS: usize = 300;
 
-/// The fields of a request, with vLLM's names and meaning.
+/// Request fields, with vLLM's names and meaning.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct TokenLimits {
     min_tokens: Option<usize>,
     stop_token_ids: Option<Vec<u32>>,
     allowed_token_ids: Option<Vec<u32>>,
@@ -27,25 +26,25 @@ pub struct Asked {
     logit_bias: Option<Value>,
 }
 
-impl Asked {
-    /// Tokens that end a text beside the model's own; they are no part of it.
+impl TokenLimits {
+    /// Additional tokens that end the text; they are not part of it.
     ///
     /// # Errors
-    /// Too many, or tokens that the model does not have.
+    /// Too many, or unknown tokens.
     pub fn ends(&self, vocab: u32) -> Result<Vec<u32>, ApiError> {
         let ends = self.stop_token_ids.clone().unwrap_or_default();
         if ends.len() > MAX_ENDS {
-            let message = format!("{} tokens; at most {MAX_ENDS} end a text", ends.len());
+            let message = format!("{} tokens; at most {MAX_ENDS} are allowed", ends.len());
             return Err(ApiError::param("stop_token_ids", message));
         }
         known("stop_token_ids", &ends, vocab)?;
         Ok(ends)
     }
 
-    /// What bounds a text of at most `most` tokens.
+    /// The restrictions of a text of at most `most` tokens.
     ///
     /// # Errors
-    /// Fields that are malformed or too large.
+    /// Invalid or too large fields.
     pub fn bounds(&self, text: &Text, ignore_eos: bool, most: usize) -> Result<Bounds, ApiError> {
         let vocab = text.config().vocab;
         let least = self.min_tokens.unwrap_or(0);
@@ -75,19 +74,20 @@ impl Asked {
         })
     }
 
-    /// What is added to logits: an object of tokens and numbers, or a list of pairs of these. A token is
-    /// its number or a text, of which every token counts; `false` forbids it.
+    /// `logit_bias`: an object from tokens to numbers, or a list of pairs. A token is a number, or a text all of
+    /// whose tokens are meant; `false` bans it.
     ///
     /// # Errors
-    /// Another form, tokens that the model does not have, too many.
+    /// Another form, unknown tokens, or too many.
     pub fn bias(&self, text: &Text) -> Result<Vec<Bias>, ApiError> {
         let wrong = |message: &str| ApiError::param("logit_bias", message);
         let mut biases = Vec::new();
         let mut add = |token: Value, value: &Value| {
             biases.extend(biased(text, &token, value)?);
-            match biases.len() <= MAX_BIAS {
-                true => Ok(()),
-                false => Err(wrong(&format!("at most {MAX_BIAS} tokens"))),
+            if biases.len() <= MAX_BIAS {
+                Ok(())
+            } else {
+                Err(wrong(&format!("at most {MAX_BIAS} tokens are allowed")))
             }
         };
         match &self.logit_bias {
@@ -101,23 +101,23 @@ impl Asked {
             Some(Value::Array(all)) => {
                 for pair in all {
                     let (Some(token), Some(value)) = (pair.get(0), pair.get(1)) else {
-                        return Err(wrong("a pair is [TOKEN, NUMBER]"));
+                        return Err(wrong("a pair must be [TOKEN, NUMBER]"));
                     };
                     add(token.clone(), value)?;
                 }
             }
-            Some(_) => return Err(wrong("`logit_bias` is an object or a list of pairs")),
+            Some(_) => return Err(wrong("`logit_bias` must be an object or a list of pairs")),
         }
         Ok(biases)
     }
 
-    /// The bad words' tokens: of each as it stands at the beginning of a text, and after a space.
+    /// Tokens of the bad words, at the start of a text and after a space.
     fn never(&self, text: &Text) -> Result<Vec<Vec<u32>>, ApiError> {
         let words = self.bad_words.as_deref().unwrap_or_default();
         let refuse = |message: String| ApiError::param("bad_words", message);
         if words.len() > MAX_WORDS || words.iter().any(|word| word.len() > MAX_WORD) {
             return Err(refuse(format!(
-                "at most {MAX_WORDS} words of {MAX_WORD} bytes"
+                "at most {MAX_WORDS} words of {MAX_WORD} bytes are allowed"
             )));
         }
         let mut never: Vec<Vec<u32>> = Vec::new();
@@ -135,7 +135,7 @@ impl Asked {
     }
 }
 
-/// The bias of a token, or of each token of a text.
+/// Bias of a token, or of each token of a text.
 fn biased(text: &Text, token: &Value, add: &Value) -> Result<Vec<Bias>, ApiError> {
     let vocab = text.config().vocab;
     let add = match add {
@@ -158,41 +158,42 @@ fn biased(text: &Text, token: &Value, add: &Value) -> Result<Vec<Bias>, ApiError
             .map(|token| Bias { token, add })
             .collect()),
         None => {
-            let message =
-                format!("tokens below {vocab}, or texts, with values of -100 to 100 or false");
+            let message = format!(
+                "expected tokens below {vocab} or strings, with values of -100 to 100 or false"
+            );
             Err(ApiError::param("logit_bias", message))
         }
     }
 }
 
-/// Whether the vocabulary has these tokens.
+/// Checks that the vocabulary has these tokens.
 fn known(field: &'static str, tokens: &[u32], vocab: u32) -> Result<(), ApiError> {
     match tokens.iter().find(|&&token| token >= vocab) {
         None => Ok(()),
         Some(token) => {
-            let message = format!("token {token} is not one of the vocabulary's {vocab}");
+            let message = format!("token {token} is outside the vocabulary of {vocab}");
             Err(ApiError::param(field, message))
         }
     }
 }
 
-/// What bounds a text.
+/// Restrictions on the tokens of a text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bounds {
-    /// The tokens that it may take, in the order of their numbers; `None` for all.
+    /// Allowed tokens, ascending; `None` for all.
     pub only: Option<Vec<u32>>,
-    /// Sequences of tokens that it may not take.
+    /// Banned token sequences.
     pub never: Vec<Vec<u32>>,
-    /// Tokens before the first one that may end it.
+    /// Minimum number of tokens.
     pub least: usize,
-    /// Tokens that end it.
+    /// Tokens that end the text.
     pub ends: Vec<u32>,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub vocab: u32,
 }
 
 impl Bounds {
-    /// A text within these bounds and those of `inner`. Without bounds it is `inner`.
+    /// Combines these restrictions with the constraint `inner`; returns `inner` if there are none.
     pub fn hold(self, inner: Option<Box<dyn Constraint>>) -> Option<Box<dyn Constraint>> {
         if self.only.is_none() && self.never.is_empty() && self.least == 0 {
             return inner;
@@ -207,15 +208,15 @@ impl Bounds {
     }
 }
 
-/// A text within bounds.
+/// A text with restrictions.
 #[derive(Debug)]
 struct Bounded {
     bounds: Arc<Bounds>,
     inner: Option<Box<dyn Constraint>>,
-    /// Its last tokens, as many as a bad word has before its last one.
+    /// Last tokens, as many as the longest bad word needs.
     last: VecDeque<u32>,
     taken: usize,
-    /// Tokens that would complete a bad word, in the order of their numbers.
+    /// Tokens that would complete a bad word, ascending.
     banned: Vec<u32>,
 }
 
@@ -236,11 +237,13 @@ impl Constraint for Bounded {
             Some(only) => only.iter().any(|&token| self.allows(token)),
             None => (0..self.bounds.vocab).any(|token| self.allows(token)),
         };
-        match any {
-            true => Ok(()),
-            false => {
-                Err("`allowed_token_ids`, `bad_words` and `min_tokens` leave no token".to_owned())
-            }
+        if any {
+            Ok(())
+        } else {
+            Err(
+                "`allowed_token_ids`, `bad_words` and `min_tokens` leave no token to choose from"
+                    .to_owned(),
+            )
         }
     }
 
@@ -287,7 +290,7 @@ impl Constraint for Bounded {
 mod tests {
     use super::*;
 
-    /// The tokens that may follow after `taken`, of a vocabulary of eight.
+    /// Tokens allowed after `taken`, of a vocabulary of eight.
     fn allowed(bounds: &Bounds, taken: &[u32]) -> Result<Vec<u32>, String> {
         let mut held = bounds.clone().hold(None).unwrap();
         for &token in taken {

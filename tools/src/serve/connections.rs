@@ -1,4 +1,4 @@
-//! Accepts connections, within limits: a client that sends nothing, or takes nothing, is let go.
+//! Accepts connections, with limits on their number, memory and idle time.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,39 +18,39 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::peer::Peer;
 
-/// Time for the head of a request to arrive, and for the next one of a connection to come.
+/// Time to receive a request's head, also for further requests on a connection.
 const HEAD_TIME: Duration = Duration::from_secs(20);
-/// Time in which a client takes some of what it asked for.
+/// Time in which a client must read some of its response.
 const WRITE_TIME: Duration = Duration::from_secs(30);
-/// Time for a request and its answer when all places are taken.
+/// Time for a request and its response if all slots are taken.
 const CROWDED_TIME: Duration = Duration::from_secs(2);
-/// The same where few files are left to open.
+/// The same if file descriptors are scarce.
 const HURRIED_TIME: Duration = Duration::from_millis(300);
-/// Connections beside the places, for those who are told that all are taken.
+/// Additional connections, which receive a rejection.
 pub const SPARE: usize = 16;
-/// Time to wait after the system had no connection to give.
+/// Wait after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Files that must be left to open when a connection gets a place beside others: for connections that are
-/// answered once, and for the process that renders a chat template.
+/// File descriptors that must be free to accept a connection normally: for rejected connections, and for the process
+/// that renders chat templates.
 const FILES: u64 = 10;
-/// Bytes that a connection keeps of its requests.
+/// Read buffer of a connection.
 const BUFFER: usize = 16 << 10;
-/// Bytes that a connection takes in all.
+/// Memory of a connection.
 pub const MEMORY: u64 = 2 * BUFFER as u64;
 
-/// Routers and numbers of the connections.
-pub struct Doors {
-    /// Answers those who have a place.
+/// Routers and limits of the connections.
+pub struct Routers {
+    /// Serves accepted connections.
     pub router: Router,
-    /// Most of these at once.
+    /// Maximum number of these.
     pub most: usize,
-    /// Answers the others: that there is no place, and what must be told even then.
+    /// Serves connections beyond the limit: rejections, health and metrics.
     pub crowded: Router,
 }
 
-/// Serves until `stop`; connections that are then running end by themselves. Who comes when all places
-/// are taken, or no files are left to open, is answered once, within [`CROWDED_TIME`].
-pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output = ()>) {
+/// Serves until `stop`, then lets running connections finish. Connections beyond the limit, or when file descriptors
+/// are scarce, get one response within [`CROWDED_TIME`].
+pub async fn serve(listener: TcpListener, doors: Routers, stop: impl Future<Output = ()>) {
     let mut stop = pin!(stop);
     let places = Arc::new(Semaphore::new(doors.most));
     let spare = Arc::new(Semaphore::new(SPARE));
@@ -64,7 +64,7 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
     once.header_read_timeout(CROWDED_TIME).keep_alive(false);
     loop {
         let next = async {
-            // Closed by nobody.
+            // The semaphore is never closed.
             let spare = spare.clone().acquire_owned().await.ok()?;
             Some((listener.accept().await, spare))
         };
@@ -74,15 +74,15 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
             else => break,
         };
         let Ok((stream, _)) = accepted else {
-            // No more file descriptors, or a client that has gone.
+            // Out of file descriptors, or the client has disconnected.
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // Without it small pieces of a stream would wait for each other.
+        // TCP_NODELAY, so that small pieces of a stream are sent at once.
         let _ = stream.set_nodelay(true);
         let peer = Peer::new(stream);
         let stream = TokioIo::new(Box::pin(limited(peer.clone())));
-        // A client that breaks off is no fault of ours.
+        // Disconnecting clients are not an error.
         let alone = places.available_permits() == doors.most;
         let files = has_files(if alone { 0 } else { FILES });
         let place = places.clone().try_acquire_owned().ok();
@@ -109,7 +109,7 @@ pub async fn serve(listener: TcpListener, doors: Doors, stop: impl Future<Output
     running.shutdown().await;
 }
 
-/// Whether this process may open so many more files. Where that cannot be found out, it may.
+/// Whether this process may open `more` files. True if unknown.
 fn has_files(more: u64) -> bool {
     let limit = getrlimit(Resource::Nofile).current;
     let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count);

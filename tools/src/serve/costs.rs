@@ -1,31 +1,29 @@
-//! What a decoding pass takes, by the number of texts in it: whether more texts at once are faster,
-//! and how much they slow each other down.
+//! Measured time of a decode pass by the number of sequences in it.
 //!
-//! Where a pass waits for memory or for the device, a second text is nearly free; where it computes,
-//! two texts take twice as long as one. Which holds depends on the model, the budget and the machine,
-//! so it is measured while the server runs.
+//! If a pass is bound by memory or I/O, a second sequence is nearly free; if it is bound by compute, two take twice
+//! as long. This depends on the model, the budget and the machine, so it is measured while the server runs.
 
 use std::time::Duration;
 
-/// Most texts that are told apart.
+/// Maximum number of sequences that are distinguished.
 const MOST: usize = 64;
-/// Passes from which a mean is trusted.
+/// Passes after which a mean is trusted.
 const TRUSTED: u32 = 6;
-/// Weight of the last pass in the mean.
+/// Weight of the last pass in the moving average.
 const LAST: f64 = 0.1;
-/// A mean that is older than this is measured again.
+/// Age after which a mean is measured again.
 const STALE: Duration = Duration::from_secs(300);
-/// More texts run together if a token then takes at most this share of the time.
+/// More sequences run together if the time per token falls to at most this share.
 const GAIN: f64 = 0.93;
-/// Most that background work may slow interactive texts down.
+/// Maximum slowdown of interactive sequences by background ones.
 const SLOWER: f64 = 1.2;
 
 #[derive(Debug, Clone, Copy)]
 struct Cost {
-    /// Mean seconds per token of all texts.
+    /// Mean seconds per token.
     token: f64,
     passes: u32,
-    /// When it was last measured, since some start.
+    /// Time of the last measurement.
     at: Duration,
 }
 
@@ -35,7 +33,7 @@ impl Cost {
     }
 }
 
-/// Means by number of texts.
+/// Mean costs by number of sequences.
 #[derive(Debug)]
 pub struct Costs {
     by_texts: [Option<Cost>; MOST],
@@ -48,7 +46,7 @@ impl Costs {
         }
     }
 
-    /// Records a pass that gave `tokens` while `texts` decoded.
+    /// Records a pass with `texts` sequences that generated `tokens` tokens.
     pub fn add(&mut self, now: Duration, texts: usize, tokens: usize, time: Duration) {
         let Some(cost) = texts
             .checked_sub(1)
@@ -77,15 +75,15 @@ impl Costs {
         });
     }
 
-    /// Seconds per token while `texts` decode, if known.
+    /// Seconds per token with `texts` sequences, if known.
     fn token(&self, now: Duration, texts: usize) -> Option<f64> {
         let cost = (*self.by_texts.get(texts.checked_sub(1)?)?)?;
         (cost.passes >= TRUSTED && !cost.is_stale(now)).then_some(cost.token)
     }
 
-    /// How many texts run together for the most tokens per second, among powers of two. What is not
-    /// known is tried, up to four times the best: two texts may gain nothing where four do.
-    pub fn together(&self, now: Duration) -> usize {
+    /// The number of sequences, among powers of two, with the highest throughput. Unknown numbers are tried, up to
+    /// four times the best: two sequences may be no faster although four are.
+    pub fn best_batch(&self, now: Duration) -> usize {
         let (mut best, mut least) = (1, f64::INFINITY);
         let mut texts = 1;
         while texts <= MOST.min(4 * best) {
@@ -100,9 +98,9 @@ impl Costs {
         best
     }
 
-    /// How many background texts, at most `most`, run beside `texts` interactive ones without slowing
-    /// them down by more than a fifth. What is not known is tried.
-    pub fn beside(&self, now: Duration, texts: usize, most: usize) -> usize {
+    /// How many background sequences, at most `most`, may run along with `texts` interactive ones without slowing
+    /// them down by more than [`SLOWER`]. Unknown numbers are tried.
+    pub fn background_limit(&self, now: Duration, texts: usize, most: usize) -> usize {
         let Some(alone) = self.token(now, texts).map(|token| token * texts as f64) else {
             return 0;
         };
@@ -120,7 +118,7 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1);
 
-    /// Costs after passes of up to `known` texts that take `ms(texts)`.
+    /// Costs after passes of up to `known` sequences that take `ms(sequences)`.
     fn costs(known: usize, ms: impl Fn(usize) -> u64) -> Costs {
         let mut costs = Costs::new();
         for texts in 1..=known {
@@ -134,37 +132,48 @@ mod tests {
     #[test]
     fn as_many_run_together_as_are_faster() {
         let free = costs(8, |_| 10);
-        assert_eq!(free.together(NOW), 16, "to be tried");
-        assert_eq!(costs(8, |n| 10 * n as u64).together(NOW), 1, "no gain");
+        assert_eq!(free.best_batch(NOW), 16, "to be tried");
+        assert_eq!(costs(8, |n| 10 * n as u64).best_batch(NOW), 1, "no gain");
         let eight = |n: usize| [10, 20, 0, 24, 0, 0, 0, 60][n - 1];
         assert_eq!(
-            costs(8, eight).together(NOW),
+            costs(8, eight).best_batch(NOW),
             16,
             "two gain nothing, four do"
         );
         let all = costs(16, |n| if n > 8 { 120 } else { eight(n) });
-        assert_eq!(all.together(NOW), 4);
-        assert_eq!(Costs::new().together(NOW), 1, "one is measured first");
-        assert_eq!(costs(1, |_| 10).together(NOW), 2, "then two");
+        assert_eq!(all.best_batch(NOW), 4);
+        assert_eq!(Costs::new().best_batch(NOW), 1, "one is measured first");
+        assert_eq!(costs(1, |_| 10).best_batch(NOW), 2, "then two");
     }
 
     #[test]
     fn background_work_slows_interactive_texts_by_a_fifth_at_most() {
-        assert_eq!(costs(8, |_| 10).beside(NOW, 1, 2), 2, "free");
-        assert_eq!(costs(8, |n| 10 * n as u64).beside(NOW, 1, 2), 0, "not free");
-        assert_eq!(costs(8, |n| 10 + n as u64).beside(NOW, 1, 2), 2);
-        assert_eq!(costs(8, |n| 10 + 2 * n as u64).beside(NOW, 1, 2), 1);
-        assert_eq!(costs(1, |_| 10).beside(NOW, 1, 2), 2, "tried");
-        assert_eq!(Costs::new().beside(NOW, 1, 2), 0, "alone is measured first");
+        assert_eq!(costs(8, |_| 10).background_limit(NOW, 1, 2), 2, "free");
+        assert_eq!(
+            costs(8, |n| 10 * n as u64).background_limit(NOW, 1, 2),
+            0,
+            "not free"
+        );
+        assert_eq!(costs(8, |n| 10 + n as u64).background_limit(NOW, 1, 2), 2);
+        assert_eq!(
+            costs(8, |n| 10 + 2 * n as u64).background_limit(NOW, 1, 2),
+            1
+        );
+        assert_eq!(costs(1, |_| 10).background_limit(NOW, 1, 2), 2, "tried");
+        assert_eq!(
+            Costs::new().background_limit(NOW, 1, 2),
+            0,
+            "alone is measured first"
+        );
     }
 
     #[test]
     fn a_mean_follows_what_changes() {
         let mut costs = costs(4, |n| 10 * n as u64);
-        assert_eq!(costs.together(NOW), 1);
+        assert_eq!(costs.best_batch(NOW), 1);
         for _ in 0..100 {
             costs.add(NOW, 2, 2, Duration::from_millis(11));
         }
-        assert_eq!(costs.together(NOW), 8, "to be tried");
+        assert_eq!(costs.best_batch(NOW), 8, "to be tried");
     }
 }

@@ -1,5 +1,4 @@
-//! `/v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`: the mean of a text's last hidden
-//! states.
+//! `/v1/embeddings`, Ollama's `/api/embed` and `/api/embeddings`: mean of the last hidden states.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,20 +18,20 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::api::{Kind, Prompt};
+use super::api::{Kind, PromptInput};
 use super::app::App;
 use super::error::{ApiError, Plain};
 use super::fields::on;
 use super::http::{proactive, read_fields};
 use super::ollama::plain_name;
-use super::peer::patient;
+use super::peer::json_with_probes;
 use super::submit::{RESULT_BYTES, check_prompts};
 use super::worker::{Job, Out};
 
-/// Most texts of a request.
+/// Maximum inputs of a request.
 const MAX_INPUTS: usize = 2048;
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/embeddings", post(openai))
@@ -45,7 +44,7 @@ pub fn routes() -> Router<Arc<App>> {
 #[derive(Debug, Deserialize)]
 struct EmbeddingsRequest {
     model: Option<String>,
-    input: Prompt,
+    input: PromptInput,
     encoding_format: Option<String>,
     dimensions: Option<usize>,
     priority: Option<i64>,
@@ -56,19 +55,19 @@ struct EmbeddingsRequest {
 struct EmbedRequest {
     model: Option<String>,
     #[serde(default)]
-    input: Inputs,
+    input: EmbeddingInputs,
     truncate: Option<bool>,
     dimensions: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`input` is a text or a list of texts")]
-enum Inputs {
+#[serde(untagged, expecting = "`input` must be a string or a list of strings")]
+enum EmbeddingInputs {
     One(String),
     Many(Vec<String>),
 }
 
-impl Default for Inputs {
+impl Default for EmbeddingInputs {
     fn default() -> Self {
         Self::Many(Vec::new())
     }
@@ -87,15 +86,15 @@ struct OldEmbedRequest {
 #[serde(untagged)]
 enum Values<'a> {
     Numbers(&'a [f32]),
-    /// Of the numbers' little-endian bytes.
+    /// Of the little-endian f32 bytes.
     Base64(String),
 }
 
-/// What is computed for the inputs of a request.
+/// Embeddings of the inputs of a request.
 struct Embedded {
-    /// The embeddings, in the order of the inputs.
+    /// In the order of the inputs.
     all: Vec<Vec<f32>>,
-    /// Tokens of all inputs.
+    /// Total tokens.
     tokens: usize,
     /// Held until the response is sent.
     permit: OwnedSemaphorePermit,
@@ -113,7 +112,7 @@ async fn openai(
         None | Some("float") => false,
         Some("base64") => true,
         Some(_) => {
-            let message = "`encoding_format` is `float` or `base64`";
+            let message = "`encoding_format` must be `float` or `base64`";
             return Err(ApiError::param("encoding_format", message));
         }
     };
@@ -125,22 +124,23 @@ async fn openai(
     drop(reader);
     let answer = async move {
         let mut found = embed(&app, prompts, background, permit).await?;
-        found.normalise(dimensions)?;
+        found.normalize(dimensions)?;
         let model = json!(app.model);
         let tokens = found.tokens;
         let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
         let head = "{\"object\":\"list\",\"data\":[".to_owned();
         let tail = format!("],\"model\":{model},\"usage\":{usage}}}");
         Ok(found.written(head, tail, move |index, values| {
-            let values = match base64 {
-                true => Values::Base64(base64::encode(bytes(values))),
-                false => Values::Numbers(values),
+            let values = if base64 {
+                Values::Base64(base64::encode(bytes(values)))
+            } else {
+                Values::Numbers(values)
             };
             let values = serde_json::to_string(&values).unwrap_or_default();
             format!("{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{values}}}")
         }))
     };
-    patient(answer, ApiError::into_response).await
+    json_with_probes(answer, ApiError::into_response).await
 }
 
 async fn ollama(
@@ -153,9 +153,9 @@ async fn ollama(
     let (request, reader) = read_fields::<EmbedRequest>(on::OLLAMA_EMBED, &app, body).await?;
     app.serves_model(plain_name(request.model.as_deref().unwrap_or_default()))?;
     let texts = match request.input {
-        Inputs::One(text) if text.is_empty() => Vec::new(),
-        Inputs::One(text) => vec![text],
-        Inputs::Many(texts) => texts,
+        EmbeddingInputs::One(text) if text.is_empty() => Vec::new(),
+        EmbeddingInputs::One(text) => vec![text],
+        EmbeddingInputs::Many(texts) => texts,
     };
     let most = match request.truncate {
         Some(false) => usize::MAX,
@@ -167,7 +167,7 @@ async fn ollama(
     let dimensions = request.dimensions;
     let answer = async move {
         let mut found = embed(&app, prompts, background, permit).await?;
-        found.normalise(dimensions)?;
+        found.normalize(dimensions)?;
         let head = format!("{{\"model\":{},\"embeddings\":[", json!(app.model));
         let tail = format!(
             "],\"total_duration\":{},\"load_duration\":0,\"prompt_eval_count\":{}}}",
@@ -178,10 +178,10 @@ async fn ollama(
             serde_json::to_string(values).unwrap_or_default()
         }))
     };
-    patient(answer, Plain::into_response).await
+    json_with_probes(answer, Plain::into_response).await
 }
 
-/// The older path: one text, and its mean as it is, not of length 1.
+/// The older endpoint: one input; its mean is not normalized.
 async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response, Plain> {
     let permit = app.permit()?;
     let (request, reader) =
@@ -195,7 +195,7 @@ async fn ollama_one(State(app): State<Arc<App>>, body: Body) -> Result<Response,
         let values = found.all.first().map_or(&[][..], |values| values);
         Ok(Json(Single { embedding: values }).into_response())
     };
-    patient(answer, Plain::into_response).await
+    json_with_probes(answer, Plain::into_response).await
 }
 
 #[derive(Serialize)]
@@ -203,7 +203,7 @@ struct Single<'a> {
     embedding: &'a [f32],
 }
 
-/// Tokens of texts, the first `most` of each.
+/// Tokenizes the inputs; truncates each to `most` tokens.
 async fn encoded(
     app: &Arc<App>,
     texts: Vec<String>,
@@ -211,14 +211,14 @@ async fn encoded(
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let ours = app.clone();
     let all = app.compute(move || {
-        let mut all = Prompt::Texts(texts).tokens(&ours.text, true)?;
+        let mut all = PromptInput::Texts(texts).tokens(&ours.text, true)?;
         all.iter_mut().for_each(|tokens| tokens.truncate(most));
         Ok(all)
     });
     all.await
 }
 
-/// Little-endian.
+/// Little-endian bytes.
 fn bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
@@ -226,8 +226,8 @@ fn bytes(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// Has the engine compute the mean of the last hidden states of each prompt. Only a few prompts are the
-/// engine's at once: others get their turn, and a job takes more memory than the text that it came as.
+/// Computes the mean of the last hidden states of each prompt. Only a few prompts are queued at a time, so that other
+/// requests get through and memory stays small.
 async fn embed(
     app: &Arc<App>,
     prompts: Vec<Vec<u32>>,
@@ -238,14 +238,14 @@ async fn embed(
     let width = app.text.config().d_model as usize;
     let most = MAX_INPUTS.min(RESULT_BYTES / (4 * width)).max(1);
     if count > most {
-        let message = format!("{count} texts, and a response has room for {most}; send fewer");
+        let message = format!("{count} inputs; at most {most} are allowed for this model");
         return Err(ApiError::param("input", message));
     }
     check_prompts(app, Kind::Embedding, &prompts)?;
     let tokens = prompts.iter().map(Vec::len).sum();
     let (mut all, mut running) = (Vec::with_capacity(count), VecDeque::new());
     for prompt in prompts {
-        // As many as run, and as many that are next.
+        // As many as run at once, plus as many again in the queue.
         if running.len() == 2 * app.parallel
             && let Some(out) = running.pop_front()
         {
@@ -292,11 +292,11 @@ async fn mean(mut out: UnboundedReceiver<Out>) -> Result<Vec<f32>, ApiError> {
 }
 
 impl Embedded {
-    /// Keeps the first `dimensions` of each embedding, and makes its length 1.
-    fn normalise(&mut self, dimensions: Option<usize>) -> Result<(), ApiError> {
+    /// Truncates each embedding to `dimensions` and normalizes it to length 1.
+    fn normalize(&mut self, dimensions: Option<usize>) -> Result<(), ApiError> {
         let width = self.all.first().map_or(0, Vec::len);
         if dimensions.is_some_and(|most| most == 0 || (width > 0 && most > width)) {
-            let message = format!("this model's embeddings have 1 to {width} dimensions");
+            let message = format!("`dimensions` must be between 1 and {width} for this model");
             return Err(ApiError::param("dimensions", message));
         }
         for values in &mut self.all {
@@ -310,8 +310,8 @@ impl Embedded {
         Ok(())
     }
 
-    /// The response: `head`, the embeddings as `item` writes them, `tail`. They are written one by one,
-    /// as their texts take several times their memory.
+    /// Streams the response: `head`, each embedding as formatted by `item`, `tail`. The JSON text takes several times
+    /// the memory of the embeddings.
     fn written(
         self,
         head: String,

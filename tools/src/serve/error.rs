@@ -1,4 +1,4 @@
-//! Errors as clients of OpenAI's interface expect them.
+//! Error responses in the formats of OpenAI, Anthropic and Ollama.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -15,12 +15,12 @@ pub struct ApiError {
     size: Option<ContextSize>,
 }
 
-/// A prompt that is longer than the context.
+/// A prompt that exceeds the context.
 #[derive(Debug, Clone, Copy)]
 pub struct ContextSize {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Positions of the context.
+    /// Context length.
     pub context: usize,
 }
 
@@ -35,12 +35,12 @@ impl ApiError {
         }
     }
 
-    /// 400: the request is wrong.
+    /// 400: invalid request.
     pub fn invalid(message: impl ToString) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// 400: this parameter is wrong, or not supported.
+    /// 400: invalid or unsupported parameter.
     pub fn param(param: &'static str, message: impl ToString) -> Self {
         Self {
             param: Some(param),
@@ -48,8 +48,8 @@ impl ApiError {
         }
     }
 
-    /// 400: the text of this parameter is longer than the context. Type and members are those of
-    /// llama.cpp's server, by which clients know that they must shorten.
+    /// 400: the prompt exceeds the context. Type and members are those of llama.cpp's server, so that clients know to
+    /// shorten it.
     pub fn too_long(param: &'static str, size: ContextSize) -> Self {
         let ContextSize { prompt, context } = size;
         let message = format!(
@@ -62,36 +62,36 @@ impl ApiError {
         }
     }
 
-    /// 401: no key, or a wrong one.
+    /// 401: missing or wrong API key.
     pub fn key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
     }
 
-    /// 403: a web page from elsewhere.
+    /// 403: CORS origin not allowed.
     pub fn origin() -> Self {
-        let message = "web pages from this origin may not ask; --allow-origin names one that may";
+        let message = "this origin is not allowed; see --allow-origin";
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// 403: a name that may be somebody else's.
+    /// 403: host name not allowed.
     pub fn host(name: &str) -> Self {
         let name: String = name.chars().take(100).collect();
         let message = format!(
-            "requests to `{name}` are not answered: pages of whoever owns that name could read what is here; \
-             --allow-host names one that may be asked"
+            "host `{name}` is not allowed, to prevent DNS rebinding; \
+             see --allow-host"
         );
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// 404: there is no such thing.
+    /// 404: not found.
     pub fn unknown(message: impl ToString) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
-    /// 405: not with this method.
+    /// 405: method not allowed.
     pub fn method() -> Self {
-        let message = "this path does not take this method; /openapi.json says which it takes";
+        let message = "method not allowed; /openapi.json lists the methods of each path";
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "invalid_request_error",
@@ -99,9 +99,9 @@ impl ApiError {
         )
     }
 
-    /// 408: the body did not come.
+    /// 408: the body did not arrive in time.
     pub fn slow() -> Self {
-        let message = "the body did not arrive in time";
+        let message = "the request body did not arrive in time";
         Self::new(
             StatusCode::REQUEST_TIMEOUT,
             "invalid_request_error",
@@ -109,9 +109,9 @@ impl ApiError {
         )
     }
 
-    /// 413: the body is too large.
+    /// 413: body too large.
     pub fn large(limit: usize) -> Self {
-        let message = format!("the body is larger than {limit} bytes, more than the context holds");
+        let message = format!("the request body is larger than the limit of {limit} bytes");
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "invalid_request_error",
@@ -119,18 +119,18 @@ impl ApiError {
         )
     }
 
-    /// 429: too many requests at once.
+    /// 429: queue full.
     pub fn busy() -> Self {
-        let message = "too many requests wait; try again in a while";
+        let message = "too many requests are waiting; try again later";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
     }
 
-    /// 500: a request that failed.
+    /// 500: the request failed.
     pub fn failed(message: impl ToString) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// 503: not yet, or not any more.
+    /// 503: starting or shutting down.
     pub fn unavailable(message: impl ToString) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -139,9 +139,9 @@ impl ApiError {
         )
     }
 
-    /// 503: all connections are taken.
+    /// 503: too many connections.
     pub fn crowded() -> Self {
-        Self::unavailable("all connections of this server are taken; try again in a while")
+        Self::unavailable("too many connections; try again later")
     }
 
     fn with(&self, body: Value) -> Response {
@@ -157,7 +157,7 @@ impl ApiError {
         response
     }
 
-    /// The error object of Anthropic's interface.
+    /// The error object of Anthropic's API.
     pub fn typed(&self) -> Value {
         let kind = match self.status {
             StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
@@ -168,7 +168,7 @@ impl ApiError {
         json!({"type": "error", "error": {"type": kind, "message": self.message}})
     }
 
-    /// The error object.
+    /// The error object of OpenAI's API.
     pub fn body(&self) -> Value {
         let mut error = json!({
             "message": self.message,
@@ -184,7 +184,7 @@ impl ApiError {
     }
 }
 
-/// An error as Ollama's clients expect it.
+/// An error in Ollama's format.
 pub struct Plain(ApiError);
 
 impl From<ApiError> for Plain {
@@ -200,7 +200,7 @@ impl IntoResponse for Plain {
     }
 }
 
-/// An error as Anthropic's clients expect it.
+/// An error in Anthropic's format.
 pub struct Typed(ApiError);
 
 impl From<ApiError> for Typed {

@@ -1,4 +1,4 @@
-//! From a request's output to its response.
+//! Builds responses from the engine's output.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -14,19 +14,19 @@ use super::api::Kind;
 use super::app::App;
 use super::calls::Part;
 use super::error::{ApiError, Plain};
-use super::peer::{COMMENT, attentive, patient};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::reply::{Call, CallPiece, Choice};
-use super::submit::{Asked, PING, Pending, submit};
+use super::submit::{GenerateRequest, PING, Pending, submit};
 use super::worker::Out;
 use super::{ollama, responses};
 
-/// Runs a request.
+/// Waits for a request's output, or streams it.
 ///
 /// # Errors
-/// A request that is wrong, or failed.
+/// Invalid or failed requests.
 pub async fn respond(
     app: Arc<App>,
-    asked: Asked,
+    asked: GenerateRequest,
     permit: OwnedSemaphorePermit,
 ) -> Result<Response, ApiError> {
     let streams = asked.common.stream == Some(true);
@@ -42,12 +42,14 @@ pub async fn respond(
             _ => whole(pending).await,
         }
     };
-    // In lines of JSON white space has no meaning.
+    // White space is ignored between lines of JSON.
     let probe = if ollama { b" " } else { COMMENT };
-    match streams {
-        true => Ok(attentive(answer.await?, probe)),
-        false if ollama => patient(answer, |why| Plain::from(why).into_response()).await,
-        false => patient(answer, ApiError::into_response).await,
+    if streams {
+        Ok(stream_with_probes(answer.await?, probe))
+    } else if ollama {
+        json_with_probes(answer, |why| Plain::from(why).into_response()).await
+    } else {
+        json_with_probes(answer, ApiError::into_response).await
     }
 }
 
@@ -105,13 +107,13 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// A stream in the making.
-struct Streamed {
+/// State of a stream.
+struct ChunkStream {
     pending: Pending,
     with_usage: bool,
-    /// Calls of each text so far.
+    /// Number of tool calls per text so far.
     calls: Vec<usize>,
-    /// Events that are ready.
+    /// Events ready to be sent.
     ready: VecDeque<String>,
     ended: bool,
 }
@@ -131,7 +133,7 @@ fn streamed(mut pending: Pending, with_usage: bool) -> Response {
             }));
         }
     }
-    let state = Streamed {
+    let state = ChunkStream {
         calls: vec![0; pending.texts.len()],
         pending,
         with_usage,
@@ -146,7 +148,7 @@ fn streamed(mut pending: Pending, with_usage: bool) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl ChunkStream {
     /// The next event's data; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         while self.ready.is_empty() && !self.ended {
@@ -155,11 +157,11 @@ impl Streamed {
         self.ready.pop_front()
     }
 
-    /// Takes output of the engine's thread.
+    /// Handles one output of the engine thread.
     async fn take(&mut self) {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => self.pending.usage.cached += cached,
-            // Not asked for in streams.
+            // Never requested in streams.
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Text {
                 index,
@@ -168,10 +170,11 @@ impl Streamed {
                 ..
             }) => {
                 self.pending.texts[index].log_probs.extend(log_probs);
-                // A piece without text only tells log-probabilities.
-                let parts = match text.is_empty() {
-                    true => vec![Part::Text(text)],
-                    false => self.pending.parts(index, text),
+                // A piece without text only carries log-probabilities.
+                let parts = if text.is_empty() {
+                    vec![Part::Text(text)]
+                } else {
+                    self.pending.parts(index, text)
                 };
                 for part in parts {
                     self.part(index, part);
@@ -184,7 +187,7 @@ impl Streamed {
         }
     }
 
-    /// Sends a part of a text, with the log-probabilities so far.
+    /// Sends a part of a text with the pending log-probabilities.
     fn part(&mut self, index: usize, part: Part) {
         let tokens = std::mem::take(&mut self.pending.texts[index].log_probs);
         let log_probs = (!tokens.is_empty()).then(|| self.pending.log_probs(index, &tokens));
@@ -231,7 +234,7 @@ impl Streamed {
         self.ready.push_back(chunk);
     }
 
-    /// Ends a text, and after the last one the stream.
+    /// Ends a text; the last one ends the stream.
     fn end(&mut self, index: usize, stopped: bool, tokens: usize) {
         let (rest, reason) = self.pending.rest(index, stopped);
         for part in rest {

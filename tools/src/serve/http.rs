@@ -1,4 +1,4 @@
-//! The HTTP side: routes, limits, keys.
+//! HTTP routes, limits and authentication.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
-use super::app::{App, Held};
+use super::app::{App, RequestPermits};
 use super::calls::Plan;
 use super::error::{ApiError, Plain, Typed};
 use super::fields::{self, on};
 use super::generate::respond;
 use super::page::page;
 use super::stats::{slots, stats};
-use super::submit::Asked;
+use super::submit::GenerateRequest;
 use super::thoughts::Opening;
 
 /// Time for a body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(15);
-/// Most bytes of a body that is too large that are read before it is refused.
+/// Bytes that are read and dropped of a body that is too large, before it is rejected.
 const DROPPED: usize = 64 << 20;
-/// Header that names the class of a request: `reactive` or `proactive`.
+/// Header with the class of a request: `reactive` or `proactive`.
 const CLASS: &str = "x-emberflow-class";
 
-/// Paths that ask for no key.
+/// Paths that need no API key.
 const PUBLIC: [&str; 6] = [
     "/",
     "/health",
@@ -46,7 +46,7 @@ const PUBLIC: [&str; 6] = [
     "/openapi.json",
 ];
 
-/// All routes: those of OpenAI's interface, and `more`.
+/// All routes: those of OpenAI's API, and `more`.
 pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
     let v1 = Router::new()
         .route("/chat/completions", post(chat))
@@ -77,7 +77,7 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         .route("/openapi.json", get(description))
         .route("/", get(page))
         .fallback(|uri: Uri| async move {
-            let message = "there is nothing at this path; /openapi.json lists all paths";
+            let message = "path not found; /openapi.json lists all paths";
             refused(&uri, ApiError::unknown(message))
         })
         .method_not_allowed_fallback(|uri: Uri| async move { refused(&uri, ApiError::method()) })
@@ -85,10 +85,10 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
         .with_state(app)
 }
 
-/// What those are told for whom there is no place: health and metrics as ever, otherwise to come again.
+/// Routes for connections beyond the limit: health and metrics; everything else gets status 503.
 pub fn crowded(app: Arc<App>) -> Router {
     let refuse = |uri: Uri, body: Body| async move {
-        // A client that sends sees no answer before it has sent all.
+        // Clients read no response before they have sent the whole body.
         let _ = collect(body, 0).await;
         refused(&uri, ApiError::crowded())
     };
@@ -101,7 +101,7 @@ pub fn crowded(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// An error in the form that the clients of a path expect.
+/// An error in the format of the path's API.
 fn refused(uri: &Uri, why: ApiError) -> Response {
     match uri.path() {
         path if path.starts_with("/v1/messages") => Typed::from(why).into_response(),
@@ -110,7 +110,7 @@ fn refused(uri: &Uri, why: ApiError) -> Response {
     }
 }
 
-/// Checks the key and answers browsers on this machine.
+/// Checks the API key, host and origin, and answers CORS preflight requests.
 async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) -> Response {
     let headers = request.headers();
     let sent = headers.get(header::ORIGIN);
@@ -136,7 +136,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let mut response = match why {
         Some(why) => {
             let uri = request.uri().clone();
-            // A client that sends sees no answer before it has sent all.
+            // Clients read no response before they have sent the whole body.
             let _ = tokio::time::timeout(BODY_TIME, collect(request.into_body(), 0)).await;
             refused(&uri, why)
         }
@@ -149,7 +149,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         let methods = HeaderValue::from_static("GET, POST");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-        // Clients name their system and version in headers of their own.
+        // Clients send custom headers, such as their system and version.
         if let Some(names) = wanted {
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names);
         }
@@ -169,11 +169,12 @@ fn sent_key(headers: &HeaderMap) -> Option<&str> {
 /// Reads and parses a body.
 pub async fn read<T: DeserializeOwned>(app: &App, body: Body) -> Result<T, ApiError> {
     let bytes = receive(app, body).await?;
-    serde_json::from_slice(&bytes).map_err(|e| ApiError::invalid(format!("the body: {e}")))
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::invalid(format!("invalid JSON in the request body: {e}")))
 }
 
-/// Reads the body of a request of a kind (`fields::on`), whose fields the table knows. The second value is
-/// its place among the requests that are read: to be held until its tokens are known.
+/// Reads the body of a request and checks its fields against the table (`fields::on`). The permit limits parsing;
+/// hold it until the request is tokenized.
 pub async fn read_fields<T: DeserializeOwned>(
     on: u16,
     app: &App,
@@ -189,25 +190,27 @@ async fn receive(app: &App, body: Body) -> Result<Vec<u8>, ApiError> {
     bytes.map_err(|_| ApiError::slow())?
 }
 
-/// A body of at most `limit` bytes. The rest of a larger one is read and dropped: a client sees the
-/// refusal only when it has sent all.
+/// Reads a body of at most `limit` bytes. The rest of a larger body is read and dropped, because clients read the
+/// error only after they have sent everything.
 async fn collect(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     let mut pieces = body.into_data_stream();
     let (mut all, mut len) = (Vec::new(), 0);
     while let Some(piece) = pieces.next().await {
         let piece = piece.map_err(ApiError::invalid)?;
         len += piece.len();
-        match len <= limit {
-            true => all.extend_from_slice(&piece),
-            false => all = Vec::new(),
+        if len <= limit {
+            all.extend_from_slice(&piece)
+        } else {
+            all = Vec::new()
         }
         if len > DROPPED {
             break;
         }
     }
-    match len <= limit {
-        true => Ok(all),
-        false => Err(ApiError::large(limit)),
+    if len <= limit {
+        Ok(all)
+    } else {
+        Err(ApiError::large(limit))
     }
 }
 
@@ -218,7 +221,7 @@ async fn chat(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields(on::CHAT, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     converse(app, &headers, request, Kind::Chat, held).await
 }
 
@@ -229,35 +232,35 @@ async fn responses(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<ResponsesRequest>(on::RESPONSE, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     converse(app, &headers, request.chat()?, Kind::Response, held).await
 }
 
-/// Answers a conversation.
+/// Answers a chat.
 pub async fn converse(
     app: Arc<App>,
     headers: &HeaderMap,
     request: ChatRequest,
     kind: Kind,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
     let asked = conversation(&app, headers, request, kind, held.reader).await?;
     respond(app, asked, held.permit).await
 }
 
-/// A conversation as the model reads it.
+/// A parsed and tokenized chat.
 pub struct Prepared {
-    /// Its tokens.
+    /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// What is done about its tools.
+    /// How its tools are called.
     plan: Option<Plan>,
-    /// How its answer begins.
+    /// How its reasoning begins.
     opening: Option<Opening>,
-    /// Its other fields.
+    /// Common fields.
     common: Common,
 }
 
-/// Reads a conversation.
+/// Renders and tokenizes a chat.
 pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
@@ -284,14 +287,14 @@ pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, 
     prepared.await
 }
 
-/// A conversation, ready to be answered.
+/// Prepares a chat for generation.
 pub async fn conversation(
     app: &Arc<App>,
     headers: &HeaderMap,
     request: ChatRequest,
     kind: Kind,
     reader: OwnedSemaphorePermit,
-) -> Result<Asked, ApiError> {
+) -> Result<GenerateRequest, ApiError> {
     let Prepared {
         common,
         mut plan,
@@ -303,7 +306,7 @@ pub async fn conversation(
     let calls = plan.as_mut().and_then(|plan| plan.rules.take());
     let (preface, rules) = match (common.rules()?, calls) {
         (Some(_), Some(_)) if forced => {
-            let message = "a text that must be a call has no other form; leave one of them out";
+            let message = "a forced tool call cannot be combined with a grammar or schema";
             return Err(ApiError::param("tool_choice", message));
         }
         (format, calls) => {
@@ -315,7 +318,7 @@ pub async fn conversation(
     };
     let proactive = proactive(headers)?.unwrap_or(common.proactive());
     let texts = common.samples();
-    Ok(Asked {
+    Ok(GenerateRequest {
         kind,
         constraint: app.held(rules, preface, texts, proactive).await?,
         plan,
@@ -336,35 +339,35 @@ async fn completion(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields(on::TEXT, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     complete(app, headers, request, Kind::Text, held).await
 }
 
-/// Continues texts.
+/// Answers a completion.
 pub async fn complete(
     app: Arc<App>,
     headers: HeaderMap,
     request: CompletionRequest,
     kind: Kind,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
     let asked = continuation(&app, &headers, request, kind, held.reader).await?;
     respond(app, asked, held.permit).await
 }
 
-/// Texts, ready to be continued.
+/// Prepares a completion for generation.
 pub async fn continuation(
     app: &Arc<App>,
     headers: &HeaderMap,
     request: CompletionRequest,
     kind: Kind,
     reader: OwnedSemaphorePermit,
-) -> Result<Asked, ApiError> {
+) -> Result<GenerateRequest, ApiError> {
     app.check(&request.common)?;
     let ours = app.clone();
     let proactive = proactive(headers)?.unwrap_or(request.common.proactive());
     if request.common.calls.is_given() {
-        let message = "completions call no tools; use /v1/chat/completions";
+        let message = "completions do not support tools; use /v1/chat/completions";
         return Err(ApiError::param("tools", message));
     }
     let rules = request.common.rules()?;
@@ -380,7 +383,7 @@ pub async fn continuation(
                 echo.push(text.map_err(ApiError::invalid)?);
             }
         }
-        Ok(Asked {
+        Ok(GenerateRequest {
             kind,
             proactive,
             prompts,
@@ -403,14 +406,14 @@ pub async fn continuation(
     Ok(asked)
 }
 
-/// What the header says about the class.
+/// The class in the header, if any.
 pub fn proactive(headers: &HeaderMap) -> Result<Option<bool>, ApiError> {
     match headers.get(CLASS).map(|value| value.as_bytes()) {
         None => Ok(None),
         Some(b"reactive") => Ok(Some(false)),
         Some(b"proactive") => Ok(Some(true)),
         Some(_) => Err(ApiError::invalid(
-            "x-emberflow-class is `reactive` or `proactive`",
+            "x-emberflow-class must be `reactive` or `proactive`",
         )),
     }
 }
@@ -432,7 +435,7 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     Ok(Json(json!({"status": "ok"})))
 }
 
-/// As vLLM has it.
+/// As in vLLM.
 async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
@@ -478,9 +481,10 @@ async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>
     let request: Tokenize = read(&app, body).await?;
     let ours = app.clone();
     let tokens = app.compute(move || {
-        let tokens = match request.add_special {
-            true => ours.text.encode(&request.content),
-            false => ours.text.tokens(&request.content),
+        let tokens = if request.add_special {
+            ours.text.encode(&request.content)
+        } else {
+            ours.text.tokens(&request.content)
         };
         tokens.map_err(ApiError::invalid)
     });

@@ -1,10 +1,10 @@
-//! Prompts whose middle is missing, for models whose tokenizer has the tokens for it.
+//! Fill-in-the-middle prompts, for models whose tokenizer has the tokens.
 
 use emberflow_engine::Text;
 
 use super::error::ApiError;
 
-/// The names by which the tokens are known, as in llama.cpp.
+/// Names of the tokens, as in llama.cpp.
 const PREFIX: [&str; 8] = [
     "<|fim_prefix|>",
     "<fim-prefix>",
@@ -45,11 +45,10 @@ const REPOSITORY: [&str; 5] = [
 ];
 const FILE: [&str; 1] = ["<|file_sep|>"];
 
-/// What stands between other files where there is no token for it.
+/// Separator between other files if there is no token for it.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
-/// The tokens that end a gap's text beside the model's own, as stop strings: another file, another
-/// repository, nothing.
+/// Additional stop strings of an infill: the tokens for another file, another repository, and padding.
 pub fn ends(text: &Text) -> Vec<String> {
     let names = PADDING.iter().chain(&REPOSITORY).chain(&FILE).copied();
     let declared = ["fim_pad", "fim_repository", "fim_file"];
@@ -60,21 +59,21 @@ pub fn ends(text: &Text) -> Vec<String> {
     known.map(str::to_owned).collect()
 }
 
-/// The token that the checkpoint itself says to be this one.
+/// The token that the checkpoint declares for this purpose.
 fn declared_as<'a>(text: &'a Text, name: &str) -> Option<&'a str> {
     text.meta().named_tokens.get(name).map(|token| &**token)
 }
 
-/// A file beside the one with the gap.
+/// Another file of the repository.
 #[derive(Debug)]
 pub struct File {
-    /// Its name.
+    /// File name.
     pub name: String,
-    /// Its text.
+    /// Content.
     pub text: String,
 }
 
-/// The tokens of a model.
+/// Fill-in-the-middle tokens of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Infill<'a> {
     text: &'a Text,
@@ -85,22 +84,22 @@ pub struct Infill<'a> {
     file: Option<u32>,
 }
 
-/// The parts of a prompt, as tokens.
+/// Tokenized parts of an infill prompt.
 #[derive(Debug, Default)]
 pub struct Gap {
     /// Before the gap.
     pub before: Vec<u32>,
-    /// Behind it.
+    /// After the gap.
     pub after: Vec<u32>,
     /// Other files.
     pub beside: Vec<u32>,
 }
 
 impl<'a> Infill<'a> {
-    /// Those of the model's tokenizer.
+    /// The tokens of the model's tokenizer.
     ///
     /// # Errors
-    /// A tokenizer without them; `field` asked for them.
+    /// The tokenizer has none; `field` is the request field that needs them.
     pub fn of(text: &'a Text, field: &'static str) -> Result<Self, ApiError> {
         let tokenizer = text.tokenizer();
         let find = |declared: &str, names: &[&'static str]| {
@@ -114,7 +113,7 @@ impl<'a> Infill<'a> {
             find("fim_middle", &MIDDLE),
         ) else {
             let message = format!(
-                "this model's tokenizer has no tokens for a gap (such as `{}`), which `{field}` needs",
+                "this model's tokenizer has no fill-in-the-middle tokens (such as `{}`), which `{field}` needs",
                 PREFIX[0]
             );
             return Err(ApiError::param(field, message));
@@ -133,7 +132,7 @@ impl<'a> Infill<'a> {
         self.text.tokens(text).map_err(ApiError::invalid)
     }
 
-    /// The prompt for what stands between two texts.
+    /// The prompt for the text between `before` and `after`.
     ///
     /// # Errors
     /// As [`Text::tokens`].
@@ -145,7 +144,7 @@ impl<'a> Infill<'a> {
         }))
     }
 
-    /// The prompt of a gap.
+    /// Assembles the prompt.
     pub fn prompt(&self, gap: Gap) -> Vec<u32> {
         let mut all = gap.beside;
         all.extend_from_slice(self.text.start_tokens());
@@ -157,9 +156,9 @@ impl<'a> Infill<'a> {
         all
     }
 
-    /// The prompt of a gap in a file of a repository, of at most `most` tokens: of what stands before the
-    /// gap its end is kept, of what stands behind it the beginning, three to one, and of other files the
-    /// last ones as far as there is room.
+    /// The prompt for a gap in a file of a repository, at most `most` tokens. The end of the text before the gap and
+    /// the beginning of the text after it are used in a ratio of three to one; then the last of the other files that
+    /// fit.
     ///
     /// # Errors
     /// As [`Text::tokens`].
@@ -175,7 +174,7 @@ impl<'a> Infill<'a> {
             after: self.tokens(after)?,
             beside: self.beside(files)?,
         };
-        // The three tokens, and those before every text.
+        // The three tokens of the gap, and BOS.
         let room = most.saturating_sub(3 + self.text.start_tokens().len());
         let quarter = room / 4;
         let after = gap
@@ -190,7 +189,7 @@ impl<'a> Infill<'a> {
         Ok(self.prompt(gap))
     }
 
-    /// Other files, and that the one with the gap follows.
+    /// Tokens of the other files, followed by the marker of the current file.
     fn beside(&self, files: &[File]) -> Result<Vec<u32>, ApiError> {
         let mut all = Vec::new();
         if let Some(token) = self.repository {

@@ -1,24 +1,24 @@
-//! Where a text ends by its lines: `n_indent` and `t_max_predict_ms` of llama.cpp's server.
+//! Line-based end conditions: `n_indent` and `t_max_predict_ms` of llama.cpp's server.
 
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub struct Asked {
-    /// Least number of spaces and tabs that each line after the first one begins with; another line is
-    /// no part of the text.
+pub struct LineOptions {
+    /// Minimum indentation, in spaces and tabs, of each line after the first; a line with less ends the text and is
+    /// not part of it.
     n_indent: Option<usize>,
-    /// Milliseconds after the first token.
+    /// End at the first new line this many milliseconds after the first token.
     t_max_predict_ms: Option<u64>,
 }
 
-/// Ends a text at a line that is indented less than asked for, or at the first new line after a time.
+/// Ends a text at a line with too little indentation, or at the first new line after a time.
 #[derive(Debug)]
 pub struct Lines {
-    asked: Asked,
-    /// Spaces and tabs so far, at the beginning of a line.
+    asked: LineOptions,
+    /// Indentation of the current line so far.
     indent: Option<usize>,
     first: Option<Instant>,
     ended: bool,
@@ -26,7 +26,7 @@ pub struct Lines {
 
 impl Lines {
     /// For one text.
-    pub fn new(asked: Asked) -> Self {
+    pub fn new(asked: LineOptions) -> Self {
         Self {
             asked,
             indent: None,
@@ -35,8 +35,8 @@ impl Lines {
         }
     }
 
-    /// Takes the next piece of the text at the time `now`. Cuts it where the text ends, and returns
-    /// whether it does.
+    /// Processes the next piece of text, received at `now`. Truncates it at the end of the text and returns whether
+    /// the text ended.
     pub fn push(&mut self, text: &mut String, now: Instant) -> bool {
         let least = self.asked.n_indent.unwrap_or(0);
         let mut cut = None;
@@ -58,7 +58,7 @@ impl Lines {
         self.ended
     }
 
-    /// Whether the text has ended by its lines.
+    /// Whether the text has ended.
     pub fn ended(&self) -> bool {
         self.ended
     }
@@ -69,13 +69,13 @@ mod tests {
     use super::*;
 
     fn lines(n_indent: usize, t_max_predict_ms: Option<u64>) -> Lines {
-        Lines::new(Asked {
+        Lines::new(LineOptions {
             n_indent: Some(n_indent),
             t_max_predict_ms,
         })
     }
 
-    /// The rules are those of `process_token` in llama.cpp's server.
+    /// As `process_token` in llama.cpp's server.
     #[test]
     fn a_line_that_is_indented_less_ends_the_text() {
         let cut = |least, pieces: &[&str]| {

@@ -1,4 +1,4 @@
-//! Log-probabilities as clients of OpenAI's interface read them.
+//! Log-probabilities in OpenAI's formats.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,24 @@ use serde::Serialize;
 
 use super::api::Kind;
 
-/// The `logprobs` object of a text or a piece of it.
+/// The `logprobs` object of a text or of a piece of it.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum LogProbsJson {
     /// Of a chat.
     Chat {
-        /// Its tokens.
+        /// One entry per token.
         content: Vec<TokenJson>,
     },
-    /// Of a completion, one entry per token.
+    /// Of a completion; all lists have one entry per token.
     Text {
-        /// The tokens' texts.
+        /// Text of each token.
         tokens: Vec<String>,
-        /// Their log-probabilities; the first token of a prompt has none.
+        /// Log-probabilities; `None` for the first token of a prompt.
         token_logprobs: Vec<Option<f32>>,
-        /// The likeliest ones.
+        /// Most likely tokens.
         top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-        /// Where they begin in the text, in characters.
+        /// Positions in the text, in characters.
         text_offset: Vec<usize>,
     },
 }
@@ -36,32 +36,32 @@ pub struct TokenJson {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
-    /// The likeliest ones; they have none themselves.
+    /// Most likely tokens, themselves without this member.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<TokenJson>>,
 }
 
-/// Writes log-probabilities.
+/// Formats log-probabilities.
 #[derive(Debug, Clone, Copy)]
-pub struct Writer<'a> {
-    /// Kind of the response.
+pub struct LogProbsWriter<'a> {
+    /// API of the response.
     pub kind: Kind,
-    /// Gives tokens their texts.
+    /// Converts tokens to text.
     pub tokenizer: &'a Tokenizer,
 }
 
-/// The tokens of a piece of text.
+/// Tokens of a piece of text.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece<'a> {
-    /// A first token without a probability: that of a prompt.
+pub struct TokenSpan<'a> {
+    /// First token of a prompt, which has no probability.
     pub first: Option<u32>,
-    /// The others.
+    /// Other tokens.
     pub tokens: &'a [LogProbs],
 }
 
-impl Writer<'_> {
-    /// The object. `offset` is where the piece begins in the text, and then where it ends.
-    pub fn write(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+impl LogProbsWriter<'_> {
+    /// The `logprobs` object. `offset` is the position of the piece in the text, and is advanced to its end.
+    pub fn write(&self, piece: TokenSpan<'_>, offset: &mut usize) -> LogProbsJson {
         match self.kind {
             Kind::Text => self.text(piece, offset),
             _ => LogProbsJson::Chat {
@@ -86,12 +86,12 @@ impl Writer<'_> {
         }
     }
 
-    fn text(&self, piece: Piece<'_>, offset: &mut usize) -> LogProbsJson {
+    fn text(&self, piece: TokenSpan<'_>, offset: &mut usize) -> LogProbsJson {
         let (mut tokens, mut offsets) = (Vec::new(), Vec::new());
         let (mut likely, mut tops) = (Vec::new(), Vec::new());
         if let Some(first) = piece.first {
             offsets.push(*offset);
-            // Where it is a special token, the text does not show it.
+            // Special tokens do not appear in the text.
             *offset += self.shown(first);
             tokens.push(self.name(first));
             likely.push(None);
@@ -104,7 +104,7 @@ impl Writer<'_> {
             likely.push(Some(one.chosen.log_prob));
             let mut top = BTreeMap::new();
             for entry in &one.top {
-                // Parts of characters can have the same name; the likeliest comes first.
+                // Partial characters can have the same name; keep the most likely one.
                 top.entry(self.name(entry.token)).or_insert(entry.log_prob);
             }
             tops.push(Some(top));
@@ -117,11 +117,12 @@ impl Writer<'_> {
         }
     }
 
-    /// Characters of a token in a text.
+    /// Number of characters of a token in the text.
     fn shown(&self, token: u32) -> usize {
-        match self.tokenizer.is_special(token) {
-            true => 0,
-            false => self.name(token).chars().count(),
+        if self.tokenizer.is_special(token) {
+            0
+        } else {
+            self.name(token).chars().count()
         }
     }
 

@@ -15,19 +15,19 @@ use super::reply::Call;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
-/// A block of a message.
+/// A content block.
 #[derive(Debug)]
 enum Block {
     /// Text.
     Text(String),
-    /// What the model writes to itself.
+    /// Reasoning.
     Thoughts(String),
-    /// A call of a tool.
+    /// A tool call.
     Call(Call),
 }
 
-/// The message as far as it is known.
-struct Answer {
+/// The message so far.
+struct MessageReply {
     pending: Pending,
     blocks: Vec<Block>,
     started: bool,
@@ -37,9 +37,9 @@ struct Answer {
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed> {
-    let mut answer = Answer {
+    let mut answer = MessageReply {
         pending,
         blocks: Vec::new(),
         started: false,
@@ -56,8 +56,8 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed>
     Ok(Json(answer.message()).into_response())
 }
 
-impl Answer {
-    /// Takes output of the engine's thread; returns what it brings.
+impl MessageReply {
+    /// Handles one output of the engine thread and returns the new parts.
     async fn next(&mut self) -> Result<Vec<Part>, ApiError> {
         let mut parts = match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => {
@@ -83,7 +83,7 @@ impl Answer {
         Ok(parts)
     }
 
-    /// Whether a block begins with this.
+    /// Whether the part begins a new block.
     fn begins(&self, part: &Part) -> bool {
         !matches!(
             (part, self.blocks.last()),
@@ -93,7 +93,7 @@ impl Answer {
         )
     }
 
-    /// Adds what the text brings.
+    /// Appends a part.
     fn add(&mut self, part: Part) {
         match (part, self.blocks.last_mut()) {
             (Part::Text(more), Some(Block::Text(text)))
@@ -130,7 +130,7 @@ impl Answer {
         }
     }
 
-    /// Numbers of tokens; known ones of the prompt are counted apart.
+    /// Token counts; cached prompt tokens are listed separately.
     fn usage(&self) -> Value {
         let usage = &self.pending.usage;
         json!({
@@ -159,12 +159,12 @@ impl Block {
     fn json(&self) -> Value {
         match self {
             Self::Text(text) => json!({"type": "text", "text": text}),
-            // Nobody here signs it.
+            // This server does not sign reasoning.
             Self::Thoughts(text) => {
                 json!({"type": "thinking", "thinking": text, "signature": ""})
             }
             Self::Call(call) => {
-                // What was cut off is no JSON.
+                // Truncated arguments are not valid JSON.
                 let input = serde_json::from_str(&call.arguments);
                 let input: Value = input.unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
@@ -172,7 +172,7 @@ impl Block {
         }
     }
 
-    /// The same without what it holds.
+    /// The block without content, for its start event.
     fn begin(&self) -> Value {
         match self {
             Self::Text(_) => Self::Text(String::new()).json(),
@@ -186,16 +186,16 @@ impl Block {
     }
 }
 
-/// A stream in the making.
-struct Streamed {
-    answer: Answer,
+/// State of a stream.
+struct MessageStream {
+    answer: MessageReply,
     ready: VecDeque<Value>,
     begun: bool,
     ended: bool,
 }
 
-fn streamed(answer: Answer) -> Response {
-    let state = Streamed {
+fn streamed(answer: MessageReply) -> Response {
+    let state = MessageStream {
         answer,
         ready: VecDeque::new(),
         begun: false,
@@ -214,7 +214,7 @@ fn streamed(answer: Answer) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl MessageStream {
     /// The next event; `None` at the end.
     async fn next(&mut self) -> Option<Value> {
         while self.ready.is_empty() && !self.ended {
@@ -246,7 +246,7 @@ impl Streamed {
         self.ready.push_back(event);
     }
 
-    /// Number of the last block.
+    /// Index of the last block.
     fn last(&self) -> usize {
         self.answer.blocks.len().saturating_sub(1)
     }

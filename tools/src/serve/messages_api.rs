@@ -1,6 +1,6 @@
-//! Requests of Anthropic's interface: `/v1/messages` and `/v1/messages/count_tokens`.
+//! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 //!
-//! They become chats of OpenAI's interface, which checks them.
+//! Requests are converted to OpenAI chats, which are then checked as such.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use super::error::{ApiError, Typed};
 use super::fields::{self, on};
 use super::http::{conversation, prepared, read_fields};
 use super::messages::respond;
-use super::peer::{COMMENT, attentive, patient};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::submit::submit;
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/messages", post(messages))
@@ -32,28 +32,28 @@ pub fn routes() -> Router<Arc<App>> {
 /// `/v1/messages`
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
-    messages: Vec<Turn>,
-    system: Option<Content>,
+    messages: Vec<MessageParam>,
+    system: Option<BlockContent>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     stop_sequences: Option<Value>,
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
-    /// Those that chats have too.
+    /// Fields that chats have too.
     #[serde(flatten)]
     same: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Turn {
+struct MessageParam {
     role: String,
-    content: Content,
+    content: BlockContent,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`content` is a text or a list of blocks")]
-enum Content {
+#[serde(untagged, expecting = "`content` must be a string or a list of blocks")]
+enum BlockContent {
     Text(String),
     Blocks(Vec<Value>),
 }
@@ -69,9 +69,10 @@ async fn messages(
     let streams = request.common.stream == Some(true);
     let asked = conversation(&app, &headers, request, Kind::Message, reader).await?;
     let answer = respond(submit(&app, asked, permit)?, streams);
-    match streams {
-        true => Ok(attentive(answer.await?, COMMENT)),
-        false => patient(answer, Typed::into_response).await,
+    if streams {
+        Ok(stream_with_probes(answer.await?, COMMENT))
+    } else {
+        json_with_probes(answer, Typed::into_response).await
     }
 }
 
@@ -83,12 +84,12 @@ async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Result<Json<Va
 }
 
 impl MessagesRequest {
-    /// The same as a chat.
+    /// Converts the request to a chat.
     fn chat(self) -> Result<ChatRequest, ApiError> {
         fields::rewrite(on::CHAT, &self.fields()?)
     }
 
-    /// The fields of a chat.
+    /// The fields of the chat.
     fn fields(self) -> Result<Map<String, Value>, ApiError> {
         let mut fields = self.same;
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
@@ -128,7 +129,7 @@ impl MessagesRequest {
     }
 }
 
-/// A tool as chats have it.
+/// Converts a tool.
 fn tool(mut tool: Value) -> Result<Value, ApiError> {
     match tool["type"].as_str() {
         None | Some("custom") => {
@@ -142,13 +143,14 @@ fn tool(mut tool: Value) -> Result<Value, ApiError> {
             Ok(json!({"type": "function", "function": function}))
         }
         Some(kind) => {
-            let message = format!("tools of type `{kind}` are not supported; describe your own");
+            let message =
+                format!("tools of type `{kind}` are not supported; only client tools are");
             Err(ApiError::param("tools", message))
         }
     }
 }
 
-/// Which tools may be called, as chats say it.
+/// Converts `tool_choice`.
 fn chosen(choice: &Value) -> Result<Value, ApiError> {
     match (choice["type"].as_str(), &choice["name"]) {
         (Some(word @ ("auto" | "none")), _) => Ok(word.into()),
@@ -158,19 +160,19 @@ fn chosen(choice: &Value) -> Result<Value, ApiError> {
         }
         _ => {
             let message =
-                "`tool_choice` has the type `auto`, `any`, `none`, or `tool` and a `name`";
+                "`tool_choice` must have type `auto`, `any`, `none`, or `tool` with a `name`";
             Err(ApiError::param("tool_choice", message))
         }
     }
 }
 
-/// A block of a kind that is not read here.
+/// Error for an unsupported block type.
 fn unknown(kind: &Value) -> ApiError {
     let message = format!("content of type {kind} is not supported here");
     ApiError::param("messages", message)
 }
 
-impl Content {
+impl BlockContent {
     fn blocks(self) -> Vec<Value> {
         match self {
             Self::Text(text) => vec![json!({"type": "text", "text": text})],
@@ -178,7 +180,7 @@ impl Content {
         }
     }
 
-    /// Its text, if it has nothing else.
+    /// Its text, if all blocks are text.
     fn text(self) -> Result<String, ApiError> {
         let mut all = String::new();
         for block in self.blocks() {
@@ -191,8 +193,8 @@ impl Content {
     }
 }
 
-impl Turn {
-    /// Adds what the turn says to the conversation: results of tools are messages of their own.
+impl MessageParam {
+    /// Appends the message to the conversation. Tool results become separate messages.
     fn say(self, messages: &mut Vec<Value>) -> Result<(), ApiError> {
         let (mut text, mut thoughts, mut calls) = (String::new(), String::new(), Vec::new());
         let message = |text: String| json!({"role": self.role, "content": text});
@@ -218,7 +220,7 @@ impl Turn {
                 (Some("thinking"), "assistant") => {
                     thoughts += block["thinking"].as_str().unwrap_or_default();
                 }
-                // Nobody here can read it.
+                // Encrypted reasoning of other servers is skipped.
                 (Some("redacted_thinking"), "assistant") => {}
                 _ => return Err(unknown(&block["type"])),
             }
@@ -237,12 +239,12 @@ impl Turn {
     }
 }
 
-/// The text that a tool gave.
+/// Text of a tool result.
 fn result(content: Value) -> Result<String, ApiError> {
     match content {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text),
-        Value::Array(blocks) => Content::Blocks(blocks).text(),
+        Value::Array(blocks) => BlockContent::Blocks(blocks).text(),
         _ => Err(unknown(&content["type"])),
     }
 }
@@ -251,7 +253,7 @@ fn result(content: Value) -> Result<String, ApiError> {
 mod tests {
     use super::*;
 
-    /// The chat that llama.cpp's server makes of the same message (`convert_anthropic_to_oai`), texts joined.
+    /// As converted by llama.cpp's server (`convert_anthropic_to_oai`), with texts joined.
     #[test]
     fn a_message_is_a_chat() {
         let message = json!({

@@ -1,11 +1,11 @@
-//! Totals of the server, and `/metrics`: Prometheus' text format.
+//! Server totals, and `/metrics` in Prometheus' text format.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use emberflow_engine::Counters;
 
-/// Upper bounds of the buckets, in seconds.
+/// Upper bounds of the histogram buckets, in seconds.
 const BOUNDS: [f64; 12] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
@@ -13,25 +13,25 @@ const BOUNDS: [f64; 12] = [
 /// Totals since the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
-    /// Requests that ran.
+    /// Requests started.
     pub requests: u64,
-    /// Texts whose client went away.
+    /// Texts whose client disconnected.
     pub cancelled: u64,
-    /// Times that a text was set aside for another.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Tokens of prompts that were computed.
+    /// Prompt tokens computed.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that were known.
+    /// Prompt tokens reused from the KV cache.
     pub cached_tokens: u64,
     /// Generated tokens.
     pub predicted_tokens: u64,
-    /// Texts that run now.
+    /// Texts running.
     pub processing: usize,
-    /// Requests that wait now.
+    /// Requests waiting.
     pub waiting: usize,
     /// The engine's counters.
     pub counters: Counters,
-    /// Time in passes.
+    /// Total time of passes.
     pub pass: Duration,
     /// Interactive requests.
     pub reactive: Class,
@@ -39,40 +39,40 @@ pub struct Totals {
     pub proactive: Class,
 }
 
-/// A class of requests.
+/// Totals of one class of requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Class {
-    /// Texts that run now.
+    /// Texts running.
     pub running: usize,
-    /// Requests that wait now.
+    /// Requests waiting.
     pub waiting: usize,
-    /// Texts that ended.
+    /// Texts finished.
     pub ended: u64,
-    /// From arrival to the start.
+    /// Time from arrival to start.
     pub queue: Histogram,
-    /// From arrival to the first token.
+    /// Time to first token.
     pub first: Histogram,
-    /// Mean time of a text's further tokens.
+    /// Mean time per further token of a text.
     pub token: Histogram,
 }
 
-/// Counts of durations by length.
+/// A histogram of durations.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Histogram {
-    /// By bucket, not cumulative; the last one has no bound.
+    /// Per bucket, not cumulative; the last bucket is unbounded.
     counts: [u64; BOUNDS.len() + 1],
     sum: f64,
 }
 
 impl Histogram {
-    /// Counts a duration.
+    /// Records a duration.
     pub fn add(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.counts[BOUNDS.partition_point(|&bound| bound < seconds)] += 1;
         self.sum += seconds;
     }
 
-    /// Mean in seconds; 0 if there is none.
+    /// Mean in seconds; 0 if empty.
     pub fn mean(&self) -> f64 {
         self.sum / self.counts.iter().sum::<u64>().max(1) as f64
     }
@@ -93,7 +93,7 @@ impl Histogram {
     }
 }
 
-/// One number.
+/// A single value.
 struct Metric {
     name: &'static str,
     help: &'static str,
@@ -104,31 +104,27 @@ const fn metric(name: &'static str, help: &'static str, value: fn(&Totals) -> u6
     Metric { name, help, value }
 }
 
-/// Names that end in `_total` are counters, others gauges.
+/// Names ending in `_total` are counters, the others gauges.
 const METRICS: [Metric; 13] = [
-    metric("requests_total", "Requests that ran.", |t| t.requests),
+    metric("requests_total", "Requests started.", |t| t.requests),
     metric(
         "requests_cancelled_total",
-        "Texts whose client went away.",
+        "Texts whose client disconnected.",
         |t| t.cancelled,
     ),
-    metric("requests_processing", "Texts that run now.", |t| {
+    metric("requests_processing", "Texts running.", |t| {
         t.processing as u64
     }),
-    metric("requests_deferred", "Requests that wait now.", |t| {
+    metric("requests_deferred", "Requests waiting.", |t| {
         t.waiting as u64
     }),
-    metric(
-        "preemptions_total",
-        "Times that a text was set aside.",
-        |t| t.preemptions,
-    ),
+    metric("preemptions_total", "Preemptions.", |t| t.preemptions),
     metric("prompt_tokens_total", "Prompt tokens computed.", |t| {
         t.prompt_tokens
     }),
     metric(
         "prompt_tokens_cached_total",
-        "Prompt tokens known before.",
+        "Prompt tokens reused from the KV cache.",
         |t| t.cached_tokens,
     ),
     metric("tokens_predicted_total", "Tokens generated.", |t| {
@@ -140,15 +136,15 @@ const METRICS: [Metric; 13] = [
     metric("io_wait_nanoseconds_total", "Time stalled on reads.", |t| {
         t.counters.wait_ns
     }),
-    metric(
-        "cache_hits_total",
-        "Needed neurons that were resident.",
-        |t| t.counters.hits + t.counters.hot_hits,
-    ),
-    metric("cache_misses_total", "Needed neurons that were not.", |t| {
-        t.counters.misses
+    metric("cache_hits_total", "Needed neurons found in memory.", |t| {
+        t.counters.hits + t.counters.hot_hits
     }),
-    metric("peak_rss_bytes", "Largest resident memory.", |_| {
+    metric(
+        "cache_misses_total",
+        "Needed neurons read from the device.",
+        |t| t.counters.misses,
+    ),
+    metric("peak_rss_bytes", "Peak resident set size.", |_| {
         emberflow_storage::mem::peak_rss().unwrap_or(0)
     }),
 ];
@@ -163,37 +159,39 @@ struct Timing {
 const TIMINGS: [Timing; 3] = [
     Timing {
         name: "queue_seconds",
-        help: "From arrival to the start.",
+        help: "Time from arrival to start.",
         of: |class| &class.queue,
     },
     Timing {
         name: "first_token_seconds",
-        help: "From arrival to the first token.",
+        help: "Time to first token.",
         of: |class| &class.first,
     },
     Timing {
         name: "token_seconds",
-        help: "Mean time of a text's further tokens.",
+        help: "Mean time per further token of a text.",
         of: |class| &class.token,
     },
 ];
 
 impl Totals {
-    /// A class.
+    /// Totals of a class.
     pub fn class(&mut self, proactive: bool) -> &mut Class {
-        match proactive {
-            true => &mut self.proactive,
-            false => &mut self.reactive,
+        if proactive {
+            &mut self.proactive
+        } else {
+            &mut self.reactive
         }
     }
 
-    /// In Prometheus' text format.
+    /// Formats the totals for Prometheus.
     pub fn text(&self) -> String {
         let mut out = String::new();
         for Metric { name, help, value } in &METRICS {
-            let kind = match name.ends_with("_total") {
-                true => "counter",
-                false => "gauge",
+            let kind = if name.ends_with("_total") {
+                "counter"
+            } else {
+                "gauge"
             };
             head(&mut out, name, help, kind);
             line(&mut out, name, value(self));
@@ -208,7 +206,7 @@ impl Totals {
 }
 
 fn head(out: &mut String, name: &str, help: &str, kind: &str) {
-    // Writing to a string cannot fail.
+    // Writing to a String cannot fail.
     let _ = writeln!(out, "# HELP emberflow_{name} {help}");
     let _ = writeln!(out, "# TYPE emberflow_{name} {kind}");
 }

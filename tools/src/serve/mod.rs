@@ -1,13 +1,13 @@
-//! `emberflow serve`: an OpenAI-compatible server.
+//! `emberflow serve`: an HTTP server with OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs.
 //!
 //! ```text
-//! HTTP thread (http.rs ─► generate.rs) ── jobs ──► engine's thread (worker.rs ─► Stepper)
-//!              ◄───────────── text, piece by piece ─────────────┘
+//! HTTP thread (http.rs ─► generate.rs) ── jobs ──► engine thread (worker.rs ─► Stepper)
+//!              ◄──────────── text, piece by piece ─────────────┘
 //! ```
 //!
-//! One budget holds whatever arrives: the plan contains the keys and values of `--parallel` requests
-//! of `--context` positions and the bodies of all requests that may wait; others are refused with
-//! 429. A text does not depend on what else runs.
+//! The memory budget includes the KV cache of `--parallel` requests of `--context` positions and the bodies of all
+//! requests that may wait; further requests get status 429. The output of a request does not depend on other
+//! requests.
 
 mod api;
 mod app;
@@ -64,7 +64,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
-use self::connections::Doors;
+use self::connections::Routers;
 use self::shared::Shared;
 use self::worker::Job;
 use crate::cli::ServeArgs;
@@ -72,38 +72,38 @@ use crate::model::{Use, open_model, open_serving};
 use crate::template::Renderer;
 use crate::{Failure, budget};
 
-/// Context where none is given.
+/// Default context length.
 const CONTEXT: usize = 2048;
-/// Bytes of a body beside its prompt, and for each position of the context.
+/// Maximum bytes of a body: a constant part, and a part per position of the context.
 const BODY: usize = 64 << 10;
 const BODY_PER_POSITION: usize = 16;
-/// Copies of a body while it is read, parsed and tokenised.
+/// Copies of a body in memory while it is read, parsed and tokenized.
 const COPIES: u64 = 3;
-/// Bodies that are parsed and tokenised at once. Small values of parsed JSON take up to 80 times their bytes,
-/// which the copies of the bodies that wait have room for.
+/// Bodies parsed and tokenized at once. Small values of parsed JSON take up to 80 times their bytes, which fits in
+/// the memory reserved for the bodies of waiting requests.
 const READERS: usize = 1;
-/// Stack of the threads that read and compile what clients send; what is not used takes no memory.
+/// Stack size of threads that parse and compile client input; unused pages take no memory.
 const STACK: usize = 16 << 20;
-/// Connections beside those of requests: health checks, metrics, pages.
-const LOOKERS: usize = 32;
+/// Additional connections for health checks, metrics and the web UI.
+const EXTRA_CONNECTIONS: usize = 32;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
 /// Runs the command.
 ///
 /// # Errors
-/// A model that cannot be opened, an address that cannot be had, a failed read.
+/// The model cannot be opened, the address is not available, or a read fails.
 pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
     if args.api_key.as_deref() == Some("") {
         return Err(Failure::usage(
-            "the API key is empty (--api-key, EMBERFLOW_API_KEY): give one, or unset it to ask for none",
+            "the API key is empty (--api-key, EMBERFLOW_API_KEY): set one, or unset it for no key",
         ));
     }
     let address = address(&args.host, args.port)?;
     if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!(
-            "everybody who reaches {} may ask: no --api-key is given",
+            "no --api-key: anyone who can reach {} can use this server",
             args.host
         );
     }
@@ -148,20 +148,22 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     };
     let mut engine = open_serving(model, &args.engine, &wanted, reserve).inspect_err(|e| {
         if matches!(e, Failure::Engine(Error::BudgetTooSmall { .. })) {
-            tracing::warn!("less --parallel, --context, --queue and --grammars need less memory");
+            tracing::warn!(
+                "smaller --parallel, --context, --queue and --grammars need less memory"
+            );
         }
     })?;
     worker::work(&mut engine, &jobs, &shared, Scheduling::Classes, || {
-        // Who started it may not want to read it.
+        // Standard output may be closed.
         let _ = writeln!(std::io::stdout(), "http://{address}");
     })?;
     match http.join() {
         Ok(served) => Ok(served?),
-        Err(_) => Err(Failure::Fault("the HTTP thread has failed".to_owned())),
+        Err(_) => Err(Failure::Fault("the HTTP thread panicked".to_owned())),
     }
 }
 
-/// The address of a host; of several the first of IPv4, which clients try where they know no name.
+/// Resolves a host; prefers IPv4, which clients try first.
 fn address(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let plain = host.trim_matches(['[', ']']);
     let none = |why: String| Failure::usage(format!("--host {host}: {why}"));
@@ -169,7 +171,7 @@ fn address(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let found: Vec<SocketAddr> = found.map_err(|e| none(e.to_string()))?.collect();
     let first = found.iter().find(|address| address.is_ipv4());
     let first = first.or(found.first()).copied();
-    first.ok_or_else(|| none("this name has no address".to_owned()))
+    first.ok_or_else(|| none("the name does not resolve".to_owned()))
 }
 
 fn app(
@@ -185,7 +187,8 @@ fn app(
         0 => None,
         texts => {
             let made = rules::Compiler::new(rules::Vocabulary::of(&text), texts.into());
-            let refused = |why| Failure::usage(format!("{why}; --grammars 0 goes without them"));
+            let refused =
+                |why| Failure::usage(format!("{why}; use --grammars 0 to disable grammars"));
             Some(Arc::new(made.map_err(refused)?))
         }
     };
@@ -220,7 +223,7 @@ fn app(
     }))
 }
 
-/// Serves until a signal to stop.
+/// Serves until a stop signal.
 async fn listen(
     listener: TcpListener,
     app: Arc<App>,
@@ -234,7 +237,7 @@ async fn listen(
         }
         shared.close();
     };
-    let doors = Doors {
+    let doors = Routers {
         most: connections(&app),
         crowded: http::crowded(app.clone()),
         router: http::router(app, routes()),
@@ -243,7 +246,7 @@ async fn listen(
     Ok(())
 }
 
-/// The paths beside those of OpenAI's interface.
+/// Routes besides OpenAI's API.
 fn routes() -> axum::Router<Arc<App>> {
     let others = [
         embeddings::routes(),
@@ -253,7 +256,7 @@ fn routes() -> axum::Router<Arc<App>> {
     (others.into_iter()).fold(ollama_api::routes(), axum::Router::merge)
 }
 
-/// Places of connections: for all requests, and for those who look.
+/// Maximum connections: one per request, plus [`EXTRA_CONNECTIONS`].
 fn connections(app: &App) -> usize {
-    app.parallel + app.queue + LOOKERS
+    app.parallel + app.queue + EXTRA_CONNECTIONS
 }

@@ -16,14 +16,14 @@ use super::error::ApiError;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
-/// What a request wants to be told.
+/// Options of the response.
 #[derive(Debug, Default)]
-pub struct Wanted {
-    /// The tokens of the text.
+pub struct NativeOptions {
+    /// Include the tokens.
     pub tokens: bool,
-    /// How likely they were.
+    /// Include their probabilities.
     pub probabilities: bool,
-    /// Only these fields of the response, as paths: `timings/predicted_ms`.
+    /// Include only these fields, as paths: `timings/predicted_ms`.
     pub fields: Vec<String>,
     /// The prompts as text.
     pub prompts: Vec<String>,
@@ -31,34 +31,34 @@ pub struct Wanted {
 
 /// One text of a response.
 #[derive(Debug)]
-struct Text {
+struct NativeText {
     content: String,
     tokens: Vec<LogProbs>,
     has_new_line: bool,
     cached: usize,
     started: Instant,
-    /// Time of the first text.
+    /// Time of the first token.
     first: Option<Instant>,
     end: Option<(End, usize)>,
 }
 
-/// A response in the making.
-struct Answer {
+/// State of a response.
+struct NativeReply {
     pending: Pending,
-    wanted: Wanted,
-    texts: Vec<Text>,
+    wanted: NativeOptions,
+    texts: Vec<NativeText>,
 }
 
 /// Waits for the texts, or streams them.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(
     pending: Pending,
-    wanted: Wanted,
+    wanted: NativeOptions,
     streams: bool,
 ) -> Result<Response, ApiError> {
-    let text = |_| Text {
+    let text = |_| NativeText {
         content: String::new(),
         tokens: Vec::new(),
         has_new_line: false,
@@ -67,7 +67,7 @@ pub async fn respond(
         first: None,
         end: None,
     };
-    let mut answer = Answer {
+    let mut answer = NativeReply {
         texts: (0..pending.texts.len()).map(text).collect(),
         pending,
         wanted,
@@ -95,7 +95,7 @@ pub async fn respond(
 }
 
 /// A piece of a text, or its end.
-struct Piece {
+struct NativePiece {
     index: usize,
     text: String,
     log_probs: Vec<LogProbs>,
@@ -103,9 +103,9 @@ struct Piece {
     tokens: usize,
 }
 
-impl Answer {
-    /// Takes output of the engine's thread; returns a piece of a text, or the end of one.
-    async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
+impl NativeReply {
+    /// Handles one output of the engine thread; returns a piece of a text, or its end.
+    async fn next(&mut self) -> Result<Option<NativePiece>, ApiError> {
         match self.pending.out.recv().await {
             Some(Out::Started { index, cached }) => {
                 let text = &mut self.texts[index];
@@ -120,7 +120,7 @@ impl Answer {
                 let of = &mut self.texts[index];
                 of.first.get_or_insert_with(Instant::now);
                 of.has_new_line |= text.contains('\n');
-                return Ok(Some(Piece {
+                return Ok(Some(NativePiece {
                     index,
                     text,
                     log_probs,
@@ -130,7 +130,7 @@ impl Answer {
             Some(Out::Done { index, end, tokens }) => {
                 self.texts[index].end = Some((end, tokens));
                 self.pending.left -= 1;
-                return Ok(Some(Piece {
+                return Ok(Some(NativePiece {
                     index,
                     text: String::new(),
                     log_probs: Vec::new(),
@@ -145,8 +145,8 @@ impl Answer {
         Ok(None)
     }
 
-    /// A piece in a stream, or the end of a text, whose content was sent before.
-    fn event(&self, piece: &Piece) -> Value {
+    /// A piece in a stream; the last one of a text has no content.
+    fn event(&self, piece: &NativePiece) -> Value {
         if self.texts[piece.index].end.is_some() {
             return self.chosen(self.last(piece.index, String::new()));
         }
@@ -164,9 +164,10 @@ impl Answer {
     }
 
     fn tokens(&self, tokens: &[LogProbs]) -> Vec<u32> {
-        match self.wanted.tokens {
-            true => tokens.iter().map(|one| one.chosen.token).collect(),
-            false => Vec::new(),
+        if self.wanted.tokens {
+            tokens.iter().map(|one| one.chosen.token).collect()
+        } else {
+            Vec::new()
         }
     }
 
@@ -178,7 +179,7 @@ impl Answer {
         }
     }
 
-    /// What is told of a text at its end.
+    /// The fields of the last event of a text.
     fn last(&self, index: usize, content: String) -> Value {
         let text = &self.texts[index];
         let prompt = self.pending.texts[index].prompt;
@@ -214,7 +215,7 @@ impl Answer {
         last
     }
 
-    /// Of a response only the fields that are wanted.
+    /// Selects the requested fields.
     fn chosen(&self, whole: Value) -> Value {
         if self.wanted.fields.is_empty() {
             return whole;
@@ -247,8 +248,8 @@ impl Answer {
     }
 }
 
-impl Text {
-    /// Milliseconds and rates of the prompt and of the text.
+impl NativeText {
+    /// Timings of the prompt and of the text, in milliseconds and tokens per second.
     fn timings(&self, prompt: usize, predicted: usize) -> Value {
         let first = self.first.unwrap_or(self.started);
         let computed = prompt - self.cached;
@@ -267,7 +268,7 @@ impl Text {
     }
 }
 
-/// A token and those beside it.
+/// A token with its most likely alternatives.
 fn likely(tokenizer: &Tokenizer, one: &LogProbs) -> Value {
     let token = |entry: &LogProb| {
         let bytes = tokenizer.token_bytes(entry.token).unwrap_or_default();
@@ -283,7 +284,7 @@ fn likely(tokenizer: &Tokenizer, one: &LogProbs) -> Value {
     json
 }
 
-fn streamed(answer: Answer) -> Response {
+fn streamed(answer: NativeReply) -> Response {
     let state = (answer, VecDeque::new());
     let events = stream::unfold(state, |(mut answer, mut ready)| async move {
         while ready.is_empty() && answer.pending.left > 0 {

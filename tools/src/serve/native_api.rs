@@ -1,6 +1,6 @@
-//! Requests of llama.cpp's own interface: `/completion` and `/infill`.
+//! llama.cpp's `/completion` and `/infill`.
 //!
-//! They become completions of OpenAI's interface, which checks them.
+//! Requests are converted to OpenAI completions, which are then checked as such.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::Kind;
-use super::app::{App, Held};
+use super::app::{App, RequestPermits};
 use super::error::ApiError;
 use super::fields::{self, on};
 use super::http::{continuation, read_fields};
 use super::infill::{self, File, Infill};
-use super::native::{Wanted, respond};
-use super::peer::{COMMENT, attentive, patient};
+use super::native::{NativeOptions, respond};
+use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::submit::{check_prompts, submit};
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/completion", post(completion))
@@ -36,7 +36,7 @@ pub fn routes() -> Router<Arc<App>> {
 struct NativeRequest {
     prompt: Value,
     #[serde(flatten)]
-    shared: Shared,
+    shared: NativeCommon,
 }
 
 /// `/infill`
@@ -49,7 +49,7 @@ struct InfillRequest {
     #[serde(default)]
     prompt: String,
     #[serde(flatten)]
-    shared: Shared,
+    shared: NativeCommon,
 }
 
 #[derive(Debug, Deserialize)]
@@ -60,15 +60,15 @@ struct Extra {
     text: String,
 }
 
-/// Fields that both have.
+/// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
-struct Shared {
-    /// Most tokens of a text, if there is a limit.
+struct NativeCommon {
+    /// Maximum tokens; `None` for no limit.
     max_tokens: Option<usize>,
     n_probs: Option<usize>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
-    /// Those that completions have too.
+    /// Fields that completions have too.
     #[serde(flatten)]
     same: Map<String, Value>,
 }
@@ -80,11 +80,11 @@ async fn completion(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<NativeRequest>(on::NATIVE, &app, body).await?;
-    let held = Held { permit, reader };
+    let held = RequestPermits { permit, reader };
     let ours = app.clone();
     let prompts = app.compute(move || prompts(&ours.text, request.prompt));
     let prompts = prompts.await?;
-    go_on(app, headers, request.shared, prompts, Vec::new(), held).await
+    respond_completion(app, headers, request.shared, prompts, Vec::new(), held).await
 }
 
 async fn infill(
@@ -94,8 +94,8 @@ async fn infill(
 ) -> Result<Response, ApiError> {
     let permit = app.permit()?;
     let (request, reader) = read_fields::<InfillRequest>(on::INFILL, &app, body).await?;
-    let held = Held { permit, reader };
-    // Half of the context at least is the prompt's.
+    let held = RequestPermits { permit, reader };
+    // Reserve at most half of the context for the text.
     let text = request.shared.max_tokens.unwrap_or(app.context / 4);
     let most = app.context - text.min(app.context / 2);
     let ours = app.clone();
@@ -111,19 +111,19 @@ async fn infill(
     });
     let prompt = prompt.await?;
     let ends = infill::ends(&app.text);
-    go_on(app, headers, request.shared, vec![prompt], ends, held).await
+    respond_completion(app, headers, request.shared, vec![prompt], ends, held).await
 }
 
-/// Continues prompts, up to one of `ends` at most.
-async fn go_on(
+/// Continues prompts; each text ends at one of `ends`.
+async fn respond_completion(
     app: Arc<App>,
     headers: HeaderMap,
-    shared: Shared,
+    shared: NativeCommon,
     prompts: Vec<Vec<u32>>,
     ends: Vec<String>,
-    held: Held,
+    held: RequestPermits,
 ) -> Result<Response, ApiError> {
-    let mut wanted = Wanted {
+    let mut wanted = NativeOptions {
         tokens: shared.return_tokens == Some(true),
         probabilities: shared.n_probs.is_some_and(|n| n > 0),
         fields: shared.response_fields.unwrap_or_default(),
@@ -149,13 +149,14 @@ async fn go_on(
     asked.ends = ends;
     let streams = asked.common.stream == Some(true);
     let answer = respond(submit(&app, asked, held.permit)?, wanted, streams);
-    match streams {
-        true => Ok(attentive(answer.await?, COMMENT)),
-        false => patient(answer, ApiError::into_response).await,
+    if streams {
+        Ok(stream_with_probes(answer.await?, COMMENT))
+    } else {
+        json_with_probes(answer, ApiError::into_response).await
     }
 }
 
-/// Tokens of one prompt or of several: a text, a list of tokens and texts that are one, or a list of
+/// Tokens of one or several prompts: a string, a list of tokens and strings that form one prompt, or a list of
 /// prompts.
 fn prompts(text: &Text, given: Value) -> Result<Vec<Vec<u32>>, ApiError> {
     match given {
@@ -166,10 +167,11 @@ fn prompts(text: &Text, given: Value) -> Result<Vec<Vec<u32>>, ApiError> {
     }
 }
 
-/// Tokens of a prompt, whose first text is after the start token.
+/// Tokens of a prompt; BOS precedes a leading string.
 fn prompt(text: &Text, given: &Value) -> Result<Vec<u32>, ApiError> {
     let wrong = || {
-        let message = "`prompt` is a text, a list of tokens and texts, or a list of such prompts";
+        let message =
+            "`prompt` must be a string, a list of tokens and strings, or a list of such prompts";
         ApiError::param("prompt", message)
     };
     let parts = match given {

@@ -1,4 +1,4 @@
-//! Responses of Ollama's interface: whole, or as lines of JSON. Times are in nanoseconds.
+//! Responses of Ollama's API: whole, or as lines of JSON. Times are in nanoseconds.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -18,25 +18,25 @@ use super::reply::{Call, Choice, Head, reason};
 use super::submit::Pending;
 use super::worker::Out;
 
-/// A response in the making.
-struct Answer {
+/// State of a response.
+struct OllamaReply {
     pending: Pending,
     asked: Instant,
     started: Option<Instant>,
-    /// Time of the first text.
+    /// Time of the first token.
     first: Option<Instant>,
     stopped: Option<bool>,
     ended: bool,
-    /// Calls of tools so far.
+    /// Tool calls so far.
     calls: Choice,
 }
 
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
-    let mut answer = Answer {
+    let mut answer = OllamaReply {
         pending,
         asked: Instant::now(),
         started: None,
@@ -48,7 +48,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
     if streams {
         return Ok(answer.streamed());
     }
-    let mut all = Piece::default();
+    let mut all = OllamaPiece::default();
     while answer.stopped.is_none() {
         let more = answer.next().await.map_err(ApiError::failed)?;
         all.text += &more.text;
@@ -57,27 +57,27 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
     Ok(Json(answer.last(&all)).into_response())
 }
 
-/// A time in seconds since 1970, as Ollama writes it.
+/// Formats Unix seconds as Ollama does.
 pub fn written(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     date::strftime("%Y-%m-%dT%H:%M:%SZ", seconds).unwrap_or_default()
 }
 
-/// The name of a model without Ollama's default tag.
+/// A model name without Ollama's default tag.
 pub fn plain_name(name: &str) -> &str {
     name.strip_suffix(":latest").unwrap_or(name)
 }
 
-/// What a part of a response says.
+/// Content of one part of a response.
 #[derive(Debug, Default)]
-struct Piece {
+struct OllamaPiece {
     text: String,
     thoughts: String,
 }
 
 /// A part of a response, or a whole one.
-fn part(head: &Head, piece: &Piece) -> Value {
-    let Piece { text, thoughts } = piece;
+fn part(head: &Head, piece: &OllamaPiece) -> Value {
+    let OllamaPiece { text, thoughts } = piece;
     let mut part = json!({
         "model": head.model,
         "created_at": written(head.created),
@@ -97,17 +97,17 @@ fn part(head: &Head, piece: &Piece) -> Value {
     part
 }
 
-/// The response to a request without a prompt: the model is there.
+/// The response to a request without a prompt, which only loads the model.
 pub fn loaded(head: &Head) -> Value {
-    let mut part = part(head, &Piece::default());
+    let mut part = part(head, &OllamaPiece::default());
     part["done"] = true.into();
     part["done_reason"] = "load".into();
     part
 }
 
-impl Answer {
-    /// Takes output of the engine's thread; returns what is new.
-    async fn next(&mut self) -> Result<Piece, String> {
+impl OllamaReply {
+    /// Handles one output of the engine thread and returns what is new.
+    async fn next(&mut self) -> Result<OllamaPiece, String> {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => {
                 self.started = Some(Instant::now());
@@ -128,22 +128,22 @@ impl Answer {
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }
-        Ok(Piece::default())
+        Ok(OllamaPiece::default())
     }
 
-    /// Keeps calls of tools, which are told when the text ends; returns what is beside them.
-    fn piece(&mut self, parts: Vec<Part>) -> Piece {
+    /// Collects tool calls, which are sent at the end; returns everything else.
+    fn piece(&mut self, parts: Vec<Part>) -> OllamaPiece {
         for part in parts {
             self.calls.take(part, |_| String::new());
         }
-        Piece {
+        OllamaPiece {
             text: std::mem::take(&mut self.calls.text),
             thoughts: std::mem::take(&mut self.calls.thoughts),
         }
     }
 
     /// The last part, or the whole response.
-    fn last(&self, piece: &Piece) -> Value {
+    fn last(&self, piece: &OllamaPiece) -> Value {
         let now = Instant::now();
         let started = self.started.unwrap_or(self.asked);
         let first = self.first.unwrap_or(now);
@@ -159,7 +159,7 @@ impl Answer {
         last["done"] = true.into();
         last["done_reason"] = reason(self.stopped.unwrap_or(false)).into();
         last["total_duration"] = ns(now - self.asked).into();
-        // Until it runs.
+        // The time until the request starts.
         last["load_duration"] = ns(started - self.asked).into();
         last["prompt_eval_count"] = self.pending.usage.prompt.into();
         last["prompt_eval_duration"] = ns(first - started).into();
@@ -186,7 +186,7 @@ impl Answer {
                 }
                 Ok(_) if self.stopped.is_some() => {
                     self.ended = true;
-                    return Some(self.last(&Piece::default()));
+                    return Some(self.last(&OllamaPiece::default()));
                 }
                 Ok(_) => {}
                 Err(why) => {

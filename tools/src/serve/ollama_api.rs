@@ -1,6 +1,6 @@
-//! Requests of Ollama's interface: `/api/chat`, `/api/generate`, and what the server says of itself.
+//! Ollama's `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
 //!
-//! They become requests of OpenAI's interface, which checks them.
+//! Generation requests are converted to OpenAI requests, which are then checked as such.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::{ChatRequest, CompletionRequest, Kind};
-use super::app::{App, Held, now};
+use super::app::{App, RequestPermits, now};
 use super::error::{ApiError, Plain};
 use super::fields::{self, on};
 use super::http::{complete, converse, read, read_fields};
 use super::ollama::{loaded, plain_name, written};
 use super::reply::Head;
-use super::thoughts::Form;
+use super::thoughts::ReasoningFormat;
 
-/// The paths.
+/// Routes.
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/api/chat", post(chat))
@@ -36,9 +36,9 @@ pub fn routes() -> Router<Arc<App>> {
         )
 }
 
-/// Fields that both kinds of request share.
+/// Fields of both endpoints.
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct OllamaCommon {
     model: Option<String>,
     stream: Option<bool>,
     format: Option<Value>,
@@ -49,16 +49,16 @@ struct Shared {
 
 /// `/api/chat`
 #[derive(Debug, Deserialize)]
-struct Chat {
+struct OllamaChatRequest {
     #[serde(default)]
-    messages: Vec<Message>,
+    messages: Vec<OllamaMessage>,
     tools: Option<Value>,
     #[serde(flatten)]
-    shared: Shared,
+    shared: OllamaCommon,
 }
 
 #[derive(Debug, Deserialize)]
-struct Message {
+struct OllamaMessage {
     role: String,
     content: Option<String>,
     images: Option<Vec<Value>>,
@@ -69,7 +69,7 @@ struct Message {
 
 /// `/api/generate`
 #[derive(Debug, Deserialize)]
-struct Generate {
+struct OllamaGenerateRequest {
     #[serde(default)]
     prompt: String,
     system: Option<String>,
@@ -77,11 +77,11 @@ struct Generate {
     #[serde(default)]
     raw: bool,
     #[serde(flatten)]
-    shared: Shared,
+    shared: OllamaCommon,
 }
 
-impl Shared {
-    /// The fields of a request of OpenAI's interface.
+impl OllamaCommon {
+    /// Fields of the OpenAI request.
     fn fields(&self) -> Result<Map<String, Value>, ApiError> {
         let mut fields: Map<String, Value> = fields::rewrite(on::OPTIONS, &self.options)?;
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
@@ -99,7 +99,7 @@ impl Shared {
                 set("reasoning_effort", effort.clone().into());
             }
             Some(_) => {
-                let message = "`think` is true, false, \"low\", \"medium\" or \"high\"";
+                let message = "`think` must be true, false, \"low\", \"medium\" or \"high\"";
                 return Err(ApiError::param("think", message));
             }
         }
@@ -115,7 +115,7 @@ impl Shared {
                 set("response_format", format);
             }
             Some(_) => {
-                let message = "`format` is \"json\" or a JSON schema";
+                let message = "`format` must be \"json\" or a JSON schema";
                 return Err(ApiError::param("format", message));
             }
         }
@@ -129,8 +129,8 @@ async fn chat(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let (request, reader) = read_fields::<Chat>(on::OLLAMA_CHAT, &app, body).await?;
-    let held = Held { permit, reader };
+    let (request, reader) = read_fields::<OllamaChatRequest>(on::OLLAMA_CHAT, &app, body).await?;
+    let held = RequestPermits { permit, reader };
     let mut fields = request.shared.fields()?;
     if request.messages.is_empty() {
         return Ok(load(&app, Kind::OllamaChat));
@@ -142,7 +142,7 @@ async fn chat(
             .as_ref()
             .is_some_and(|images| !images.is_empty())
         {
-            let why = "`images` is not supported: no model here sees images";
+            let why = "`images` is not supported: this model cannot process images";
             return Err(ApiError::param("messages", why).into());
         }
         messages.push(json!({
@@ -165,8 +165,9 @@ async fn generate(
     body: Body,
 ) -> Result<Response, Plain> {
     let permit = app.permit()?;
-    let (request, reader) = read_fields::<Generate>(on::OLLAMA_GENERATE, &app, body).await?;
-    let held = Held { permit, reader };
+    let (request, reader) =
+        read_fields::<OllamaGenerateRequest>(on::OLLAMA_GENERATE, &app, body).await?;
+    let held = RequestPermits { permit, reader };
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let kind = Kind::OllamaGenerate;
     let mut fields = request.shared.fields()?;
@@ -176,7 +177,7 @@ async fn generate(
     let gap = given(&request.suffix);
     if request.raw || gap || app.template.is_none() {
         if gap && given(&request.system) {
-            let why = "`system` and `suffix` do not go together";
+            let why = "`system` and `suffix` cannot be combined";
             return Err(ApiError::param("system", why).into());
         }
         fields.extend(
@@ -197,7 +198,7 @@ async fn generate(
     Ok(converse(app, &headers, request, kind, held).await?)
 }
 
-/// Nothing was asked for but the model.
+/// The response to a request that only loads the model.
 fn load(app: &App, kind: Kind) -> Response {
     let head = Head {
         kind,
@@ -240,7 +241,7 @@ async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Pl
     let request: Show = read(&app, body).await?;
     app.serves_model(plain_name(&request.model))?;
     let template = app.template.as_ref().map(|template| template.source(false));
-    let thinks = template.is_some_and(|template| Form::of_template(template).is_some());
+    let thinks = template.is_some_and(|template| ReasoningFormat::of_template(template).is_some());
     let tools = app
         .template
         .as_ref()

@@ -1,11 +1,11 @@
-//! `/openapi.json`: what the server accepts and returns.
+//! `/openapi.json`: description of the API.
 
-/// The description, of this version.
+/// The description, with the version of this program.
 pub fn description() -> String {
     DESCRIPTION.replace("\"VERSION\"", concat!('"', env!("CARGO_PKG_VERSION"), '"'))
 }
 
-/// The description but for the version.
+/// The description without the version.
 const DESCRIPTION: &str = include_str!("openapi.json");
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ mod tests {
         serde_json::from_str(&super::description()).unwrap()
     }
 
-    /// The routes that a file's source names, under the prefixes that it has.
+    /// Routes in a source file, with its prefixes.
     fn routes(source: &str) -> BTreeSet<String> {
         let parts = source.split(".route(").skip(1);
         let paths = parts.filter_map(|part| part.trim_start().strip_prefix('"'));
@@ -32,7 +32,7 @@ mod tests {
     fn every_route_is_described() {
         let mut wanted = routes(include_str!("http.rs"));
         assert!(wanted.len() > 12, "{wanted:?}");
-        // These are there a second time.
+        // These have aliases.
         for path in ["/chat/completions", "/completions", "/responses", "/models"] {
             wanted.insert(format!("/v1{path}"));
         }
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(described, wanted);
     }
 
-    /// The members that serde reads into a struct, from its source; those of flattened structs apart.
+    /// Members that serde deserializes into a struct, from its source, without flattened ones.
     fn members(source: &str, name: &str) -> BTreeSet<String> {
         let (_, after) = source.split_once(&format!("struct {name} {{")).expect(name);
         let (body, _) = after.split_once("\n}").expect(name);
@@ -80,7 +80,7 @@ mod tests {
         all
     }
 
-    /// The fields of a kind of request that have an effect, and all names by which they can be sent.
+    /// Honoured fields of a kind of request; with `aliases`, all of their names.
     fn honoured(on: u16, aliases: bool) -> BTreeSet<String> {
         let fields = TABLE.iter().filter(|field| field.on & on != 0);
         let names = fields.filter(|field| match field.does {
@@ -97,16 +97,17 @@ mod tests {
         properties.keys().cloned().collect()
     }
 
-    /// What the server reads into structs is what the table says that it honours, and what is described.
+    /// The fields of the request structs are the honoured fields of the table, and are described.
     #[test]
     fn every_field_is_described_and_no_other() {
         let (api, ollama) = (include_str!("api.rs"), include_str!("ollama_api.rs"));
-        let common = &(&members(api, "Common") | &members(include_str!("rules/asked.rs"), "Asked"))
-            | &members(include_str!("bounds.rs"), "Asked");
-        let common = &common | &members(include_str!("sampling.rs"), "Asked");
-        let common = &common | &members(include_str!("lines.rs"), "Asked");
-        let tools = members(include_str!("calls/asked.rs"), "Asked");
-        let thoughts = members(include_str!("thoughts/asked.rs"), "Asked");
+        let common = &(&members(api, "Common")
+            | &members(include_str!("rules/options.rs"), "ConstraintOptions"))
+            | &members(include_str!("bounds.rs"), "TokenLimits");
+        let common = &common | &members(include_str!("sampling.rs"), "SamplingOptions");
+        let common = &common | &members(include_str!("lines.rs"), "LineOptions");
+        let tools = members(include_str!("calls/options.rs"), "ToolOptions");
+        let thoughts = members(include_str!("thoughts/options.rs"), "ReasoningOptions");
         let with_tools = &(&common | &tools) | &thoughts;
         let http = include_str!("http.rs");
         let embeddings = include_str!("embeddings.rs");
@@ -114,19 +115,24 @@ mod tests {
             ("ChatRequest", on::CHAT, api, &with_tools),
             ("ResponsesRequest", on::RESPONSE, api, &with_tools),
             ("CompletionRequest", on::TEXT, api, &common),
-            ("Chat", on::OLLAMA_CHAT, ollama, &members(ollama, "Shared")),
             (
-                "Generate",
+                "OllamaChatRequest",
+                on::OLLAMA_CHAT,
+                ollama,
+                &members(ollama, "OllamaCommon"),
+            ),
+            (
+                "OllamaGenerateRequest",
                 on::OLLAMA_GENERATE,
                 ollama,
-                &members(ollama, "Shared"),
+                &members(ollama, "OllamaCommon"),
             ),
         ] {
             let read = &members(source, name) | shared;
             let honoured_here = honoured(on, false);
             let lost: Vec<_> = honoured_here.difference(&read).collect();
             assert!(lost.is_empty(), "{name} does not read {lost:?}");
-            // A struct that several kinds share may read more than the table lets one of them send.
+            // A struct that several kinds share may have more fields than one of them allows.
             let own = members(source, name);
             let lost: Vec<_> = own.difference(&honoured_here).collect();
             assert!(
@@ -152,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Whether some request of OpenAI's interface honours the field.
+    /// Whether any OpenAI request honours the field.
     fn field_of(name: &str) -> bool {
         [on::CHAT, on::TEXT, on::RESPONSE]
             .iter()

@@ -1,9 +1,9 @@
-//! The page at `/`: conversations, and what the engine does. `page/` has its parts.
+//! The web UI at `/`: chat and engine statistics. Its parts are in `page/`.
 
 use axum::http::header;
 use axum::response::IntoResponse;
 
-/// One document, so that it needs nothing else.
+/// A single self-contained document.
 const PAGE: &str = concat!(
     "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n",
     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n",
@@ -18,7 +18,7 @@ const PAGE: &str = concat!(
     "</script>\n</html>\n",
 );
 
-/// It may run nothing from elsewhere and ask nobody else.
+/// Serves the page with a policy that forbids external scripts and requests.
 pub async fn page() -> impl IntoResponse {
     let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
                   connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";

@@ -1,8 +1,8 @@
-//! The client's end of a connection: it may close its side and still wait for the answer.
+//! Detects disconnected clients, even those that have only shut down their sending side.
 //!
-//! A client that has closed its side and one that has gone look alike, until something is sent: only
-//! then does the system of one that has gone say so. While such a client waits, bytes that mean nothing
-//! are therefore sent in front of its answer; when the connection breaks, its request ends with it.
+//! A client that has half-closed its connection and one that has gone look alike until something is sent. While a
+//! half-closed client waits, bytes without meaning (white space or comments) are sent before its response; when the
+//! connection breaks, its request is cancelled.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -18,11 +18,11 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A comment in a stream of events.
+/// A comment in a stream of server-sent events.
 pub const COMMENT: &[u8] = b":\n\n";
-/// Time between two of the bytes that mean nothing.
+/// Interval between probes.
 const PROBE: Duration = Duration::from_secs(1);
-/// Time after which a client that has sent its next request early is looked at again.
+/// Polling interval for a client that has already sent its next request.
 const EARLY: Duration = Duration::from_millis(100);
 
 tokio::task_local! {
@@ -35,7 +35,7 @@ tokio::task_local! {
 pub struct Peer(Arc<TcpStream>);
 
 impl Peer {
-    /// Of a connection.
+    /// Wraps a connection.
     pub fn new(stream: TcpStream) -> Self {
         Self(Arc::new(stream))
     }
@@ -50,7 +50,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the client closes its side.
+    /// Waits until the client shuts down its sending side.
     async fn closes(&self) {
         loop {
             let mut byte = [0];
@@ -63,9 +63,9 @@ impl Peer {
     }
 }
 
-/// Waits for a response of JSON. If the client closes its side before it is there, it begins with white
-/// space, and an error has status 200 like the rest; `wrong` writes errors.
-pub async fn patient<E: Send + 'static>(
+/// Waits for a JSON response. If the client half-closes before it is complete, the response begins with white space,
+/// and errors have status 200 as well; `wrong` formats errors.
+pub async fn json_with_probes<E: Send + 'static>(
     answer: impl Future<Output = Result<Response, E>> + Send + 'static,
     wrong: fn(E) -> Response,
 ) -> Result<Response, E> {
@@ -95,8 +95,8 @@ pub async fn patient<E: Send + 'static>(
     Ok((kind, probed.body()).into_response())
 }
 
-/// A streamed response with bytes that mean nothing while its client has closed its side.
-pub fn attentive(response: Response, probe: &'static [u8]) -> Response {
+/// A streamed response that sends `probe` while its client has half-closed.
+pub fn stream_with_probes(response: Response, probe: &'static [u8]) -> Response {
     let Ok(peer) = PEER.try_with(Peer::clone) else {
         return response;
     };
@@ -111,12 +111,12 @@ pub fn attentive(response: Response, probe: &'static [u8]) -> Response {
     Response::from_parts(head, probed.body())
 }
 
-/// A body with bytes that mean nothing between its pieces.
+/// A body with probes between its pieces.
 struct Probed<S> {
     peer: Peer,
-    /// Whether the client has closed its side.
+    /// Whether the client has shut down its sending side.
     closed: bool,
-    /// Whether to send them now.
+    /// Whether to send a probe now.
     due: bool,
     probe: &'static [u8],
     pieces: Pin<Box<S>>,
@@ -143,9 +143,10 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Send + 'static> Probed<S> {
             ..
         } = self;
         let wait = async {
-            match closed {
-                true => tokio::time::sleep(PROBE).await,
-                false => peer.closes().await,
+            if *closed {
+                tokio::time::sleep(PROBE).await
+            } else {
+                peer.closes().await
             }
         };
         tokio::select! {

@@ -1,4 +1,4 @@
-//! Responses: whole, or as a stream of server-sent events.
+//! Responses of OpenAI's API: whole, or as chunks of server-sent events.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -7,27 +7,27 @@ use super::api::Kind;
 use super::calls::Part;
 use super::log_probs::LogProbsJson;
 
-/// What all parts of a response have in common.
+/// Members common to all chunks of a response.
 #[derive(Debug, Clone)]
 pub struct Head {
-    /// Its kind.
+    /// API of the response.
     pub kind: Kind,
-    /// Its id.
+    /// Response id.
     pub id: String,
-    /// Seconds since 1970.
+    /// Unix seconds.
     pub created: u64,
-    /// The model.
+    /// Model name.
     pub model: String,
 }
 
-/// Numbers of tokens.
+/// Token counts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
-    /// Of all prompts.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// Of these, how many were known.
+    /// Prompt tokens reused from the KV cache.
     pub cached: usize,
-    /// Generated.
+    /// Generated tokens.
     pub completion: usize,
 }
 
@@ -46,48 +46,45 @@ impl Usage {
 /// A text, or a piece of it.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
-    /// Which of the response's texts.
+    /// Index of the text.
     pub index: usize,
     /// The text.
     pub text: String,
-    /// What the model wrote to itself before.
+    /// Reasoning.
     pub thoughts: String,
-    /// Calls of tools.
+    /// Tool calls.
     pub calls: Vec<Call>,
-    /// How likely its tokens were, if that was asked.
+    /// Log-probabilities, if requested.
     pub log_probs: Option<LogProbsJson>,
-    /// Why it ended, if it did.
+    /// Finish reason, at the end.
     pub reason: Option<&'static str>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, Clone, Default)]
 pub struct Call {
-    /// Its id.
+    /// Call id.
     pub id: String,
-    /// The tool.
+    /// Tool name.
     pub name: String,
-    /// Its arguments: JSON.
+    /// Arguments as JSON text.
     pub arguments: String,
 }
 
-/// A piece of a call in a stream.
+/// A piece of a tool call in a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct CallPiece<'a> {
-    /// Which of the text's calls.
+    /// Index of the call.
     pub index: usize,
-    /// Its id and the tool, in its first piece.
+    /// Id and name, in the first piece.
     pub begin: Option<&'a Call>,
-    /// More of its arguments.
+    /// Further text of its arguments.
     pub arguments: &'a str,
 }
 
-/// Why a text ended, as a `finish_reason`.
+/// The `finish_reason`.
 pub fn reason(stopped: bool) -> &'static str {
-    match stopped {
-        true => "stop",
-        false => "length",
-    }
+    if stopped { "stop" } else { "length" }
 }
 
 #[derive(Serialize)]
@@ -114,12 +111,12 @@ struct ChoiceJson<'a> {
 #[serde(rename_all = "snake_case")]
 enum TextJson<'a> {
     Text(&'a str),
-    Message(Message<'a>),
+    Message(MessageJson<'a>),
     Delta(Delta<'a>),
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct MessageJson<'a> {
     role: &'a str,
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -147,7 +144,7 @@ struct FunctionJson<'a> {
     arguments: &'a str,
 }
 
-/// What a chunk of a chat adds.
+/// The delta of a chat chunk.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Delta<'a> {
@@ -177,7 +174,7 @@ impl Head {
             choices,
             usage: usage.map(Usage::json),
         };
-        // Strings and numbers: cannot fail.
+        // Strings and numbers always serialize.
         serde_json::to_string(&response).unwrap_or_default()
     }
 
@@ -189,7 +186,7 @@ impl Head {
         self.with(object, choices, usage)
     }
 
-    /// The first chunk of text `index`; completions have none.
+    /// The first chunk of text `index`; `None` for completions.
     pub fn first(&self, index: usize) -> Option<String> {
         let choice = ChoiceJson {
             index,
@@ -203,7 +200,7 @@ impl Head {
         (self.kind == Kind::Chat).then(|| self.chunk(vec![choice], None))
     }
 
-    /// A further chunk: text, or the reason why it ended.
+    /// A further chunk: text, or the finish reason.
     pub fn piece(&self, choice: &Choice) -> String {
         let text = match (self.kind, choice.reason) {
             (Kind::Text, _) => TextJson::Text(&choice.text),
@@ -218,7 +215,7 @@ impl Head {
         self.chunk(vec![choice.json(text)], None)
     }
 
-    /// A piece of a call.
+    /// A piece of a tool call.
     pub fn call(&self, choice: &Choice, piece: CallPiece<'_>) -> String {
         let call = CallJson {
             index: Some(piece.index),
@@ -234,7 +231,7 @@ impl Head {
         self.chunk(vec![choice.json(text)], None)
     }
 
-    /// The chunk after the last one, with the numbers of tokens.
+    /// The final chunk with token counts.
     pub fn usage(&self, usage: Usage) -> String {
         self.chunk(Vec::new(), Some(usage))
     }
@@ -246,7 +243,7 @@ impl Head {
             all.push(
                 choice.json(match self.kind {
                     Kind::Text => TextJson::Text(&choice.text),
-                    _ => TextJson::Message(Message {
+                    _ => TextJson::Message(MessageJson {
                         role: "assistant",
                         content: Some(&*choice.text)
                             .filter(|text| choice.calls.is_empty() || !text.is_empty()),
@@ -280,7 +277,7 @@ impl Call {
 }
 
 impl Choice {
-    /// Takes what a text brings; `id` is that of a call that begins.
+    /// Appends a part; `id` gives the id of a new call.
     pub fn take(&mut self, part: Part, id: impl FnOnce(usize) -> String) {
         match part {
             Part::Text(text) => self.text.push_str(&text),

@@ -15,38 +15,39 @@ use super::reply::Call;
 use super::submit::{PING, Pending};
 use super::worker::Out;
 
-/// The response object as far as it is known.
+/// The response object so far.
 #[derive(Debug, Default)]
-struct Answer {
-    items: Vec<Item>,
-    /// Why it ended: by itself or not.
+struct ResponseReply {
+    items: Vec<OutputItem>,
+    /// Once ended: true for a natural end, false at the length limit.
     stopped: Option<bool>,
 }
 
-/// An item of the output.
+/// An output item.
 #[derive(Debug)]
-enum Item {
-    /// What the model wrote to itself.
+enum OutputItem {
+    /// Reasoning.
     Thoughts(String),
     /// Text.
     Message(String),
-    /// A call of a tool.
+    /// A tool call.
     Call(Call),
 }
 
 /// Waits for the text, or streams it.
 ///
 /// # Errors
-/// A request that failed.
+/// The request failed.
 pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
-    match streams {
-        true => Ok(streamed(pending)),
-        false => whole(pending).await,
+    if streams {
+        Ok(streamed(pending))
+    } else {
+        whole(pending).await
     }
 }
 
 async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
-    let mut answer = Answer::default();
+    let mut answer = ResponseReply::default();
     while answer.stopped.is_none() {
         match pending.out.recv().await {
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
@@ -63,8 +64,8 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
     Ok(Json(answer.object(&pending)).into_response())
 }
 
-impl Answer {
-    /// Takes output of the engine's thread; returns what it brings.
+impl ResponseReply {
+    /// Handles one output of the engine thread and returns the new parts.
     fn take(&mut self, out: Out, pending: &mut Pending) -> Vec<Part> {
         match out {
             Out::Started { cached, .. } => pending.usage.cached += cached,
@@ -79,38 +80,38 @@ impl Answer {
         Vec::new()
     }
 
-    /// Adds what the text brings. Whether an item begins with it.
+    /// Appends a part; returns whether it begins a new item.
     fn add(&mut self, part: Part, pending: &Pending) -> bool {
         match (part, self.items.last_mut()) {
-            (Part::Text(more), Some(Item::Message(text)))
-            | (Part::Thought(more), Some(Item::Thoughts(text))) => text.push_str(&more),
+            (Part::Text(more), Some(OutputItem::Message(text)))
+            | (Part::Thought(more), Some(OutputItem::Thoughts(text))) => text.push_str(&more),
             (Part::Thought(text), _) => {
-                self.items.push(Item::Thoughts(text));
+                self.items.push(OutputItem::Thoughts(text));
                 return true;
             }
             (Part::Text(text), _) => {
-                self.items.push(Item::Message(text));
+                self.items.push(OutputItem::Message(text));
                 return true;
             }
             (Part::Call(name), _) => {
-                self.items.push(Item::Call(Call {
+                self.items.push(OutputItem::Call(Call {
                     id: pending.call_id(0, self.items.len()),
                     name,
                     arguments: String::new(),
                 }));
                 return true;
             }
-            (Part::Arguments(more), Some(Item::Call(call))) => call.arguments.push_str(&more),
+            (Part::Arguments(more), Some(OutputItem::Call(call))) => call.arguments.push_str(&more),
             (Part::Arguments(_), _) => {}
         }
         false
     }
 
-    /// There is at least a message or a call.
+    /// Adds an empty message if there is neither a message nor a call; returns whether it did.
     fn end(&mut self) -> bool {
-        let empty = matches!(self.items.last(), None | Some(Item::Thoughts(_)));
+        let empty = matches!(self.items.last(), None | Some(OutputItem::Thoughts(_)));
         if empty {
-            self.items.push(Item::Message(String::new()));
+            self.items.push(OutputItem::Message(String::new()));
         }
         empty
     }
@@ -123,7 +124,7 @@ impl Answer {
         }
     }
 
-    /// The item at `at`; without what it holds while it only begins.
+    /// The item at index `at`; without content if it `begins`.
     fn item(&self, at: usize, begins: bool, pending: &Pending) -> Value {
         let id = item_id(self, at, pending);
         let last = at + 1 == self.items.len();
@@ -133,21 +134,21 @@ impl Answer {
             _ => "completed",
         };
         match &self.items[at] {
-            Item::Thoughts(text) => json!({
+            OutputItem::Thoughts(text) => json!({
                 "id": id,
                 "type": "reasoning",
                 "status": status,
                 "summary": [],
                 "content": if begins { json!([]) } else { json!([thought(text)]) },
             }),
-            Item::Message(text) => json!({
+            OutputItem::Message(text) => json!({
                 "id": id,
                 "type": "message",
                 "role": "assistant",
                 "status": status,
                 "content": if begins { json!([]) } else { json!([part(text)]) },
             }),
-            Item::Call(call) => json!({
+            OutputItem::Call(call) => json!({
                 "id": id,
                 "type": "function_call",
                 "call_id": call.id,
@@ -176,10 +177,7 @@ impl Answer {
             "instructions": null,
             "max_output_tokens": pending.request.max_tokens,
             "metadata": {},
-            "output": match ended {
-                true => (0..self.items.len()).map(|at| self.item(at, false, pending)).collect(),
-                false => json!([]),
-            },
+            "output": if ended { (0..self.items.len()).map(|at| self.item(at, false, pending)).collect() } else { json!([]) },
             "parallel_tool_calls": true,
             "previous_response_id": null,
             "store": false,
@@ -208,28 +206,28 @@ fn thought(text: &str) -> Value {
     json!({"type": "reasoning_text", "text": text})
 }
 
-fn item_id(answer: &Answer, at: usize, pending: &Pending) -> String {
+fn item_id(answer: &ResponseReply, at: usize, pending: &Pending) -> String {
     let kind = match &answer.items[at] {
-        Item::Thoughts(_) => "rs",
-        Item::Message(_) => "msg",
-        Item::Call(_) => "fc",
+        OutputItem::Thoughts(_) => "rs",
+        OutputItem::Message(_) => "msg",
+        OutputItem::Call(_) => "fc",
     };
     format!("{kind}_{}_{at}", pending.head.id)
 }
 
-/// A stream in the making.
-struct Streamed {
+/// State of a stream.
+struct ResponseStream {
     pending: Pending,
-    answer: Answer,
+    answer: ResponseReply,
     ready: VecDeque<Value>,
     number: u64,
     ended: bool,
 }
 
 fn streamed(pending: Pending) -> Response {
-    let mut state = Streamed {
+    let mut state = ResponseStream {
         pending,
-        answer: Answer::default(),
+        answer: ResponseReply::default(),
         ready: VecDeque::new(),
         number: 0,
         ended: false,
@@ -248,7 +246,7 @@ fn streamed(pending: Pending) -> Response {
     Sse::new(events).keep_alive(keep).into_response()
 }
 
-impl Streamed {
+impl ResponseStream {
     fn push(&mut self, name: &str, mut event: Value) {
         event["type"] = json!(name);
         event["sequence_number"] = json!(self.number);
@@ -291,8 +289,8 @@ impl Streamed {
 
     fn add(&mut self, part: Part) {
         let begins = match (&part, self.answer.items.last()) {
-            (Part::Text(_), Some(Item::Message(_)))
-            | (Part::Thought(_), Some(Item::Thoughts(_)))
+            (Part::Text(_), Some(OutputItem::Message(_)))
+            | (Part::Thought(_), Some(OutputItem::Thoughts(_)))
             | (Part::Arguments(_), _) => false,
             (Part::Text(_) | Part::Thought(_) | Part::Call(_), _) => true,
         };
@@ -328,9 +326,9 @@ impl Streamed {
         let event = json!({"output_index": at, "item": item});
         self.push("response.output_item.added", event);
         let part = match &self.answer.items[at] {
-            Item::Message(_) => part(""),
-            Item::Thoughts(_) => thought(""),
-            Item::Call(_) => return,
+            OutputItem::Message(_) => part(""),
+            OutputItem::Thoughts(_) => thought(""),
+            OutputItem::Call(_) => return,
         };
         self.push_item("response.content_part.added", json!({"part": part}));
     }
@@ -338,17 +336,17 @@ impl Streamed {
     fn end_item(&mut self) {
         let at = self.answer.items.len() - 1;
         match &self.answer.items[at] {
-            Item::Thoughts(text) => {
+            OutputItem::Thoughts(text) => {
                 let (all, part) = (json!({"text": text}), thought(text));
                 self.push_item("response.reasoning_text.done", all);
                 self.push_item("response.content_part.done", json!({"part": part}));
             }
-            Item::Message(text) => {
+            OutputItem::Message(text) => {
                 let (all, part) = (json!({"text": text, "logprobs": []}), part(text));
                 self.push_item("response.output_text.done", all);
                 self.push_item("response.content_part.done", json!({"part": part}));
             }
-            Item::Call(call) => {
+            OutputItem::Call(call) => {
                 let all = json!({"name": call.name, "arguments": call.arguments});
                 self.push_item("response.function_call_arguments.done", all);
             }
@@ -359,7 +357,7 @@ impl Streamed {
     }
 
     fn end(&mut self) {
-        if let Some(Item::Thoughts(_)) = self.answer.items.last() {
+        if let Some(OutputItem::Thoughts(_)) = self.answer.items.last() {
             self.end_item();
         }
         if self.answer.end() {

@@ -1,4 +1,4 @@
-//! How a request wants its tokens to be drawn.
+//! Sampling parameters of requests.
 
 use emberflow_engine::meta::SamplingDefaults;
 use emberflow_engine::{Sampling, Text};
@@ -7,9 +7,9 @@ use serde_json::Number;
 
 use super::error::ApiError;
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct SamplingOptions {
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<usize>,
@@ -25,12 +25,11 @@ pub struct Asked {
     frequency_penalty: Option<f32>,
 }
 
-impl Asked {
-    /// The parameters: what is not given follows what the checkpoint recommends; `seed` is used where none
-    /// is given.
+impl SamplingOptions {
+    /// The sampling parameters. Defaults are the checkpoint's recommendations; `seed` is the default seed.
     ///
     /// # Errors
-    /// A value outside of its range.
+    /// A value out of range.
     pub fn sampling(&self, text: &Text, seed: u64) -> Result<Sampling, ApiError> {
         let chosen = SamplingDefaults {
             temperature: self.temperature,
@@ -44,7 +43,7 @@ impl Asked {
         let sampling = Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-            // The whole context counts where it is negative.
+            // Negative values stand for the whole context.
             penalty_window: (self.repeat_last_n).map_or(off.penalty_window, |n| {
                 usize::try_from(n).unwrap_or(usize::MAX)
             }),
@@ -61,12 +60,12 @@ impl Asked {
     }
 }
 
-/// A seed: any whole number of 64 bits.
+/// A seed: any 64-bit integer.
 fn whole(number: &Number) -> Option<u64> {
     number.as_u64().or(number.as_i64().map(i64::cast_unsigned))
 }
 
-/// The field of a sampling parameter.
+/// The request field of a sampling parameter.
 fn field_of(parameter: &'static str) -> &'static str {
     match parameter {
         "top-p" => "top_p",

@@ -1,31 +1,31 @@
-//! Who runs next. Decisions only: no engine, no clock and no channel, so that the same code serves
-//! requests and simulated loads (`emberflow-lab serve --simulate`).
+//! Scheduling decisions. No engine, clock or channel, so that the same code serves requests and simulated loads
+//! (`emberflow-lab serve --simulate`).
 //!
-//! Interactive (*reactive*) requests go first and keep a quarter of the sequences free for themselves.
-//! Background (*proactive*) ones fill the slack (Agent.xpu §4.5, Algorithm 2):
+//! Interactive (*reactive*) requests run first, and a quarter of the sequences is reserved for them. Background
+//! (*proactive*) requests use what is left (Agent.xpu §4.5, Algorithm 2):
 //!
-//! - while no reactive request runs: as many together as are faster together (`Costs`), in order of
-//!   arrival;
-//! - while the prompt of a reactive request is computed: none, they are preempted between two layers;
-//! - while reactive requests decode: those that decode too, up to `BATCH_CAP` requests in all and
-//!   while they cost the reactive ones little; the longest ones are set aside;
-//! - one that has waited for `OVERDUE` joins past the cap.
+//! - No reactive request running: as many proactive ones as have the highest throughput (`Costs`), in order of
+//!   arrival.
+//! - A reactive prompt in prefill: none; they are preempted between two layers.
+//! - Reactive requests decoding: proactive ones that decode too, up to `BATCH_CAP` requests in total and as long as
+//!   they slow the reactive ones down little; the longest ones are preempted.
+//! - A proactive request older than `OVERDUE` runs despite the cap.
 
 use std::time::Duration;
 
 use super::costs::Costs;
 
-/// Who goes first.
+/// Scheduling policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduling {
-    /// Interactive requests, many texts at once.
+    /// Two classes, many sequences at once.
     Classes,
-    /// Who came first, one request after the other: the laboratory's baseline.
+    /// First come, first served, one request at a time: the laboratory's baseline.
     FirstCome,
 }
 
 impl Scheduling {
-    /// Its name in results.
+    /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Classes => "classes",
@@ -34,33 +34,32 @@ impl Scheduling {
     }
 }
 
-/// Most requests per pass while a reactive one decodes (Agent.xpu, B_cap).
+/// Maximum requests per pass while a reactive one decodes (Agent.xpu, B_cap).
 const BATCH_CAP: usize = 3;
-/// A proactive request that is older than this runs beside reactive ones that decode, whatever it
-/// costs them; one at a time.
+/// Age at which a proactive request runs alongside decoding reactive ones, whatever it costs; one at a time.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// A request that waits. Times are since some start.
+/// A waiting request. Times are relative to the start of the server.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
-    /// Background work.
+    /// Background request.
     pub proactive: bool,
-    /// Its texts.
+    /// Number of texts.
     pub texts: usize,
-    /// When it came.
+    /// Arrival time.
     pub arrived: Duration,
 }
 
-/// A text that runs, or is set aside.
+/// A running or preempted text.
 #[derive(Debug, Clone, Copy)]
 pub struct Running {
-    /// Background work.
+    /// Background request.
     pub proactive: bool,
-    /// When its request came.
+    /// Arrival time of its request.
     pub arrived: Duration,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// Tokens that it has, none while its prompt is computed.
+    /// Generated tokens; 0 during prefill.
     pub tokens: usize,
 }
 
@@ -74,17 +73,17 @@ fn overdue(arrived: Duration, now: Duration) -> bool {
     now.saturating_sub(arrived) >= OVERDUE
 }
 
-/// Decides who runs.
+/// The scheduler.
 #[derive(Debug)]
 pub struct Schedule {
     scheduling: Scheduling,
-    /// Most texts at once.
+    /// Maximum concurrent texts.
     most: usize,
     costs: Costs,
 }
 
 impl Schedule {
-    /// For at most `most` texts at once.
+    /// A scheduler for at most `most` concurrent texts.
     pub fn new(scheduling: Scheduling, most: usize) -> Self {
         Self {
             scheduling,
@@ -93,13 +92,13 @@ impl Schedule {
         }
     }
 
-    /// Whether a request that comes makes the running pass yield.
+    /// Whether a new request interrupts the running pass.
     pub fn interrupts(scheduling: Scheduling, proactive: bool) -> bool {
         scheduling == Scheduling::Classes && !proactive
     }
 
-    /// Which of `waiting`, in order of arrival, begins beside `running`: reactive ones first, each class
-    /// in order of arrival.
+    /// Index of the next request in `waiting` to start; `waiting` is in order of arrival. Reactive requests first,
+    /// each class in order of arrival.
     pub fn next(
         &self,
         now: Duration,
@@ -113,26 +112,27 @@ impl Schedule {
         let reactive = waiting.clone().position(|one| !one.proactive);
         let at = reactive.unwrap_or(0);
         let one = waiting.clone().nth(at)?;
-        let kept = match one.proactive {
-            true => self
-                .most
+        let kept = if one.proactive {
+            self.most
                 .saturating_sub(one.texts)
-                .min(self.most.div_ceil(4)),
-            false => 0,
+                .min(self.most.div_ceil(4))
+        } else {
+            0
         };
         let fits = running.len() + one.texts + kept <= self.most;
         (fits && (!one.proactive || self.has_slack_for(now, &one, running))).then_some(at)
     }
 
-    /// Whether a proactive request can begin now.
+    /// Whether a proactive request may start now.
     fn has_slack_for(&self, now: Duration, one: &Waiting, running: &[Running]) -> bool {
-        match running.iter().any(|text| !text.proactive) {
-            true => overdue(one.arrived, now) && !running.iter().any(|text| text.overdue(now)),
-            false => running.len() < self.costs.together(now),
+        if running.iter().any(|text| !text.proactive) {
+            overdue(one.arrived, now) && !running.iter().any(|text| text.overdue(now))
+        } else {
+            running.len() < self.costs.best_batch(now)
         }
     }
 
-    /// Which texts are set aside: proactive ones for which there is no slack.
+    /// Which texts to preempt: proactive ones beyond the current limit.
     pub fn aside(&self, now: Duration, running: &[Running]) -> Vec<bool> {
         let mut aside = vec![false; running.len()];
         if self.scheduling == Scheduling::FirstCome {
@@ -145,10 +145,10 @@ impl Schedule {
         order.retain(|&at| running[at].proactive);
         let room = match count {
             // In order of arrival.
-            0 => self.costs.together(now),
+            0 => self.costs.best_batch(now),
             _ if prefill => 0,
             _ => {
-                // One that is overdue, then the shortest ones that decode.
+                // An overdue one first, then the shortest ones that decode.
                 let decodes = |at: usize| running[at].tokens > 0 || running[at].overdue(now);
                 let able = order.iter().filter(|&&at| decodes(at)).count();
                 order.sort_by_key(|&at| {
@@ -158,7 +158,7 @@ impl Schedule {
                 let first = order.first();
                 let overdue = usize::from(first.is_some_and(|&at| running[at].overdue(now)));
                 let most = BATCH_CAP.saturating_sub(count);
-                let slack = self.costs.beside(now, count, most);
+                let slack = self.costs.background_limit(now, count, most);
                 slack.max(overdue).min(able)
             }
         };
@@ -168,7 +168,7 @@ impl Schedule {
         aside
     }
 
-    /// Counts a pass in which all rows decoded: of so many texts, with so many tokens.
+    /// Records a decode-only pass of `texts` texts that generated `tokens` tokens.
     pub fn decoded(&mut self, now: Duration, texts: usize, tokens: usize, time: Duration) {
         self.costs.add(now, texts, tokens, time);
     }
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// A schedule that knows that up to eight texts take as long as one.
+    /// A scheduler for which eight texts take as long as one.
     fn free() -> Schedule {
         let mut schedule = Schedule::new(Scheduling::Classes, 8);
         for texts in 1..=8 {
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(next(&both[..2], &[]), Some(0));
         assert_eq!(next(&both[..2], &[running(false, 9, 3)]), None, "no slack");
         assert_eq!(next(&[], &[]), None);
-        // A quarter of the places is kept free for them.
+        // A quarter of the sequences is reserved for reactive requests.
         let busy = [running(true, 9, 3); 6];
         assert_eq!(next(&both[..2], &busy), None);
         assert_eq!(next(&both, &busy), Some(2));
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(with(&two), [true, false, true, true, false, false]);
         let prompt = running(false, 9, 0);
         assert_eq!(with(&[decodes, prompt])[..4], [true; 4]);
-        // One that is overdue joins past the cap, its prompt too.
+        // An overdue request runs despite the cap, even in prefill.
         let mut old = texts;
         old[3].arrived = Duration::ZERO;
         let three = [&old[..], &[decodes; 3]].concat();

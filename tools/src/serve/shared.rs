@@ -1,4 +1,4 @@
-//! State that the engine's thread and the HTTP thread share.
+//! State shared by the engine thread and the HTTP thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use super::metrics::Totals;
 use super::snapshot::Snapshot;
 
-/// Time that running requests have to end after the signal to stop.
+/// Time for running requests to finish after a stop signal.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What both threads see.
+/// The shared state.
 #[derive(Debug, Default)]
 pub struct Shared {
     totals: Mutex<Totals>,
     snapshot: Mutex<Snapshot>,
-    /// Somebody wants a new snapshot.
+    /// Whether a new snapshot was requested.
     asked: AtomicBool,
-    /// Makes the running pass yield; set once the engine is open.
+    /// Interrupts the running pass; set once the engine is open.
     yields: OnceLock<Arc<AtomicBool>>,
     closing: OnceLock<Instant>,
 }
 
 impl Shared {
-    /// The engine is open; `yields` makes its pass yield.
-    pub fn is_ready(&self, yields: Arc<AtomicBool>) {
+    /// Called once the engine is open; `yields` interrupts its pass.
+    pub fn set_ready(&self, yields: Arc<AtomicBool>) {
         let _ = self.yields.set(yields);
     }
 
@@ -33,30 +33,30 @@ impl Shared {
         self.yields.get().is_some()
     }
 
-    /// Makes the running pass yield at the next layer.
+    /// Interrupts the running pass at the next layer.
     pub fn interrupt(&self) {
         if let Some(yields) = self.yields.get() {
             yields.store(true, Ordering::Relaxed);
         }
     }
 
-    /// No request is accepted any more.
+    /// Stops accepting requests.
     pub fn close(&self) {
         let _ = self.closing.set(Instant::now());
     }
 
-    /// Whether the server is closing.
+    /// Whether the server is shutting down.
     pub fn closing(&self) -> bool {
         self.closing.get().is_some()
     }
 
-    /// Whether running requests have had their time.
+    /// Whether the grace period for running requests is over.
     pub fn must_end(&self) -> bool {
         self.closing.get().is_some_and(|at| at.elapsed() > GRACE)
     }
 
-    /// Whether somebody has asked for a new snapshot since the last call.
-    pub fn is_asked(&self) -> bool {
+    /// Whether a snapshot was requested since the last call.
+    pub fn take_snapshot_request(&self) -> bool {
         self.asked.swap(false, Ordering::Relaxed)
     }
 
@@ -65,7 +65,7 @@ impl Shared {
         *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
 
-    /// The last snapshot; asks for the next one.
+    /// The last snapshot; requests a new one.
     pub fn snapshot(&self) -> Snapshot {
         self.asked.store(true, Ordering::Relaxed);
         let snapshot = self.snapshot.lock();

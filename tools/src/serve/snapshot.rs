@@ -1,47 +1,47 @@
-//! State of the engine that is only told when somebody asks.
+//! Engine state that is only collected on request.
 
 use emberflow_engine::LayerResidency;
 use serde_json::{Value, json};
 
-/// The engine and its texts.
+/// State of the engine and its sequences.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Texts that run.
+    /// Running sequences.
     pub slots: Vec<Slot>,
-    /// What is in memory of each layer.
+    /// Resident neurons per layer.
     pub layers: Vec<LayerResidency>,
-    /// The budget's entries by purpose.
-    pub memory: Vec<Part>,
-    /// The budget.
+    /// Memory by purpose.
+    pub memory: Vec<MemoryPart>,
+    /// Memory budget.
     pub budget: u64,
 }
 
-/// Bytes of the budget.
+/// One entry of the memory budget.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// What for.
+pub struct MemoryPart {
+    /// Purpose.
     pub name: &'static str,
-    /// How many.
+    /// Size.
     pub bytes: u64,
 }
 
-/// A text that runs.
+/// A running sequence.
 #[derive(Debug, Clone)]
 pub struct Slot {
-    /// Its number since the start.
+    /// Number since the start.
     pub id: u64,
-    /// Background work.
+    /// Background request.
     pub proactive: bool,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: usize,
     /// Generated tokens.
     pub tokens: usize,
-    /// Set aside for others.
+    /// Whether it is preempted.
     pub aside: bool,
 }
 
 impl Slot {
-    /// Its entry of `/slots`.
+    /// Its entry in `/slots`.
     pub fn json(&self) -> Value {
         let state = match (self.aside, self.tokens) {
             (true, _) => "set aside",

@@ -1,4 +1,4 @@
-//! `/stats`: what the engine does, for the page at `/`; and `/slots`.
+//! `/stats`, the engine statistics of the web UI, and `/slots`.
 
 use emberflow_engine::LayerResidency;
 use serde_json::{Value, json};
@@ -7,13 +7,13 @@ use super::app::App;
 use super::metrics::{Class, Totals};
 use super::snapshot::Slot;
 
-/// The texts that run.
+/// Running sequences.
 pub fn slots(app: &App) -> Value {
     let snapshot = app.shared.snapshot();
     snapshot.slots.iter().map(Slot::json).collect()
 }
 
-/// Everything.
+/// All statistics.
 pub fn stats(app: &App) -> Value {
     let (totals, snapshot) = (app.shared.totals(), app.shared.snapshot());
     let parts = snapshot.memory.iter();

@@ -1,36 +1,36 @@
-//! Stop strings: text ends before the first one, wherever token borders lie.
+//! Stop strings: the text ends before the first one, even if it spans several tokens.
 
 use std::ops::Range;
 
 use emberflow_models::tokenizer::StreamDecoder;
 
-/// Passes text on and ends it before a stop string.
+/// Passes text on until a stop string appears.
 #[derive(Debug)]
 pub struct Stops {
     stops: Vec<String>,
-    /// So many of them are the request's own, the first ones.
+    /// Number of stop strings from the request; they come first.
     own: usize,
-    /// Whether the stop string is a part of the text.
+    /// Whether the text includes the stop string.
     keeps: bool,
-    /// Text that could be the beginning of a stop string.
+    /// Text that may be the beginning of a stop string.
     held: String,
-    /// Parts of it that are no text: control tokens, which a stop string may name.
+    /// Ranges of `held` that are names of control tokens: they can match, but are not part of the text.
     hidden: Vec<Range<usize>>,
-    /// The one that ended the text.
+    /// The stop string that ended the text.
     found: Option<String>,
 }
 
-/// Text that may be sent, and whether a stop string follows it.
+/// Text that can be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Passed {
     /// The text.
     pub text: String,
-    /// Whether the text ends here.
+    /// Whether the text ends after it.
     pub stopped: bool,
 }
 
 impl Stops {
-    /// For these strings; empty ones never match.
+    /// For these stop strings; empty ones never match.
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
         Self {
@@ -43,7 +43,7 @@ impl Stops {
         }
     }
 
-    /// And for these, which no response names.
+    /// Adds stop strings that responses do not mention.
     #[must_use]
     pub fn and_quietly(mut self, more: &[String]) -> Self {
         let more = more.iter().filter(|stop| !stop.is_empty());
@@ -51,13 +51,13 @@ impl Stops {
         self
     }
 
-    /// Whether the one that ends the text is a part of it.
+    /// Sets whether the text includes the stop string that ends it.
     #[must_use]
     pub fn keeping(self, keeps: bool) -> Self {
         Self { keeps, ..self }
     }
 
-    /// Takes the next token of `stream`. A control token may end the text, but is no part of it.
+    /// Decodes the next token of `stream`. A control token may match a stop string, but is not part of the text.
     pub fn push_token(&mut self, stream: &mut StreamDecoder<'_>, token: u32) -> Passed {
         match (stream.push(token), stream.hidden(token)) {
             (Some(piece), _) => self.push(&piece),
@@ -66,13 +66,13 @@ impl Stops {
         }
     }
 
-    /// Takes the next piece of text; returns what cannot belong to a stop string any more.
+    /// Adds a piece of text; returns the text that cannot be part of a stop string any more.
     fn push(&mut self, piece: &str) -> Passed {
         self.held.push_str(piece);
         self.pass()
     }
 
-    /// Takes the name of a control token.
+    /// Adds the name of a control token.
     fn push_hidden(&mut self, name: &str) -> Passed {
         let start = self.held.len();
         self.held.push_str(name);
@@ -88,7 +88,7 @@ impl Stops {
             let at = if self.keeps { at + stop.len() } else { at };
             self.found = (index < self.own).then(|| stop.clone());
             let text = self.take(at);
-            // Nothing of the text is behind its end.
+            // Drop everything after the end.
             self.held.clear();
             self.hidden.clear();
             return Passed {
@@ -103,17 +103,17 @@ impl Stops {
         }
     }
 
-    /// The request's stop string that ended the text.
+    /// The stop string of the request that ended the text.
     pub fn found(&mut self) -> Option<String> {
         self.found.take()
     }
 
-    /// The rest, at the end of the text.
+    /// The remaining text, at the end.
     pub fn finish(&mut self) -> String {
         self.take(self.held.len())
     }
 
-    /// Takes the first `len` bytes of what is held, without what is hidden.
+    /// Removes the first `len` bytes of the held text; returns them without control tokens.
     fn take(&mut self, len: usize) -> String {
         let rest = self.held.split_off(len);
         let taken = std::mem::replace(&mut self.held, rest);
@@ -136,7 +136,7 @@ impl Stops {
     }
 }
 
-/// Length of the longest end of `text` that `stop` begins with.
+/// Length of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let ends = stop.char_indices().map(|(at, _)| at).filter(|&at| at > 0);
     ends.filter(|&at| text.ends_with(&stop[..at]))
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(run(&["b", "a"], &["xab"]), ("x".into(), true));
         let mut filter = Stops::new(vec!["b".into(), "a".into()]);
         assert!(filter.push("xab").stopped);
-        assert_eq!(filter.finish(), "", "nothing behind the stop string");
+        assert_eq!(filter.finish(), "", "nothing after the stop string");
         assert_eq!(filter.found().as_deref(), Some("a"));
         let mut filter = Stops::new(vec!["b".into()]).and_quietly(&["a".into()]);
         assert!(filter.push("xab").stopped);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(filter.push("a <").text, "a ");
         let passed = filter.push_hidden("<|im_end|>");
         assert_eq!((passed.text.as_str(), passed.stopped), ("<", true));
-        // part of a control token is held back, and then dropped
+        // Part of a control token's name is held back and then dropped.
         let mut filter = Stops::new(vec![">END".into()]);
         assert_eq!(filter.push_hidden("<a>").text, "");
         assert_eq!(filter.push("EN").text, "");

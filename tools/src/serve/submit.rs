@@ -1,4 +1,4 @@
-//! From a checked request to jobs for the engine's thread.
+//! Turns checked requests into jobs for the engine thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,86 +12,86 @@ use super::api::{Common, Kind};
 use super::app::{App, now};
 use super::calls::{Part, Plan};
 use super::error::{ApiError, ContextSize};
-use super::log_probs::{LogProbsJson, Piece, Writer};
+use super::log_probs::{LogProbsJson, LogProbsWriter, TokenSpan};
 use super::reply::{Head, Usage, reason};
 use super::thoughts::{Opening, Reading};
 use super::worker::{Job, Out};
 
-/// Time between comments while a stream has nothing to say.
+/// Interval between keep-alive comments of an idle stream.
 pub const PING: Duration = Duration::from_secs(10);
-/// Most texts of one request.
+/// Maximum texts of a request.
 const MAX_TEXTS: usize = 128;
-/// Most log-probabilities of one response.
+/// Maximum log-probabilities of a response.
 const MAX_ENTRIES: usize = 4608;
-/// Bytes that one of them takes until the response is sent.
+/// Memory of one log-probability until the response is sent.
 const ENTRY_BYTES: usize = 256;
-/// Room for what a response holds beside its texts: log-probabilities or embeddings.
+/// Memory reserved per response for log-probabilities or embeddings.
 pub const RESULT_BYTES: usize = MAX_ENTRIES * ENTRY_BYTES;
 
 /// A checked request.
-pub struct Asked {
-    /// Its kind.
+pub struct GenerateRequest {
+    /// API of the request.
     pub kind: Kind,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
-    /// What each prompt's texts begin with, if they do.
+    /// Text that each prompt's texts begin with; empty without `echo`.
     pub echo: Vec<String>,
-    /// Tokens to generate if the request does not say.
+    /// Default `max_tokens`.
     pub default_tokens: usize,
-    /// Strings that end the texts beside those of the request.
+    /// Additional stop strings.
     pub ends: Vec<String>,
-    /// Tools that may be called.
+    /// How tools are called.
     pub plan: Option<Plan>,
-    /// How thoughts begin that are told apart from the answer.
+    /// How reasoning begins, if it is separated from the answer.
     pub opening: Option<Opening>,
-    /// What each text is held to.
+    /// Grammar or schema.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Background work.
+    /// Background request.
     pub proactive: bool,
-    /// Its other fields.
+    /// Common fields.
     pub common: Common,
 }
 
-/// A response in the making.
+/// A response in progress.
 pub struct Pending {
     app: Arc<App>,
-    /// From the engine's thread.
+    /// Output of the engine thread.
     pub out: UnboundedReceiver<Out>,
-    /// What its parts have in common.
+    /// Members common to all parts of the response.
     pub head: Head,
-    /// How its texts are made.
+    /// Generation parameters.
     pub request: Request,
-    /// Tokens so far.
+    /// Token counts so far.
     pub usage: Usage,
-    /// Texts that have not ended.
+    /// Number of texts that have not ended.
     pub left: usize,
     /// Its texts.
-    pub texts: Vec<Text>,
-    /// Held until the response is complete.
+    pub texts: Vec<TextState>,
+    /// Released when the response is complete.
     _permit: OwnedSemaphorePermit,
 }
 
 /// One text of a response.
 #[derive(Debug, Clone, Default)]
-pub struct Text {
-    /// What it begins with.
+pub struct TextState {
+    /// Text to prepend (`echo`).
     pub begin: String,
-    /// Tokens of its prompt.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// The prompt's first token, if log-probabilities begin with the prompt.
+    /// First prompt token, if log-probabilities include the prompt.
     pub first: Option<u32>,
     /// Characters whose log-probabilities were sent.
     pub offset: usize,
-    /// Reads it for thoughts and calls of tools.
+    /// Parser of reasoning and tool calls.
     pub reader: Option<Reading>,
-    /// Log-probabilities of what is not told yet.
+    /// Log-probabilities that were not sent yet.
     pub log_probs: Vec<LogProbs>,
 }
 
-/// Hands the request to the engine's thread.
+/// Sends the request to the engine thread.
 pub fn submit(
     app: &Arc<App>,
-    asked: Asked,
+    asked: GenerateRequest,
     permit: OwnedSemaphorePermit,
 ) -> Result<Pending, ApiError> {
     let samples = asked.common.samples();
@@ -119,7 +119,7 @@ pub fn submit(
             text.begin = asked.echo.get(at).cloned().unwrap_or_default();
             text.first = prompt.first().copied().filter(|_| request.prompt_log_probs);
         }
-        // More texts than run at once wait for each other.
+        // At most `parallel` texts per job; further ones wait in the queue.
         for first in (0..samples).step_by(app.parallel) {
             let mut request = request;
             request.sampling.seed = request.sampling.seed.wrapping_add(first as u64);
@@ -161,14 +161,14 @@ pub fn submit(
 }
 
 /// The texts of a response before they begin.
-fn texts(asked: &Asked) -> Result<Vec<Text>, ApiError> {
+fn texts(asked: &GenerateRequest) -> Result<Vec<TextState>, ApiError> {
     let count = asked.prompts.len().saturating_mul(asked.common.samples());
     if count == 0 || count > MAX_TEXTS {
-        let message = format!("a request has 1 to {MAX_TEXTS} texts, and this one {count}");
+        let message = format!("the request has {count} texts; expected 1 to {MAX_TEXTS}");
         let many = asked.prompts.len() > MAX_TEXTS;
         return Err(ApiError::param(if many { "prompt" } else { "n" }, message));
     }
-    let mut all = vec![Text::default(); count];
+    let mut all = vec![TextState::default(); count];
     let read = asked.plan.is_some() || asked.opening.is_some();
     for text in &mut all {
         let calls = asked.plan.as_ref().map(Plan::reader);
@@ -177,8 +177,8 @@ fn texts(asked: &Asked) -> Result<Vec<Text>, ApiError> {
     Ok(all)
 }
 
-/// Structural tokens that are text here: signs of thoughts and calls, or all that the request wants shown.
-fn signs(app: &App, asked: &Asked) -> Arc<[u32]> {
+/// Special tokens shown as text: markers of reasoning and tool calls, or all of them on request.
+fn signs(app: &App, asked: &GenerateRequest) -> Arc<[u32]> {
     if asked.common.shows_special() {
         let tokens = 0..app.text.config().vocab;
         let tokenizer = app.text.tokenizer();
@@ -195,21 +195,21 @@ fn signs(app: &App, asked: &Asked) -> Arc<[u32]> {
     calls.chain(thoughts.into_iter().flatten()).collect()
 }
 
-/// Id of the response of this number.
+/// Response id for this number.
 fn id(app: &App, kind: Kind, number: u64) -> String {
     let created = app.created;
     match kind {
         Kind::Chat => format!("chatcmpl-{created:x}-{number:x}"),
         Kind::Text => format!("cmpl-{created:x}-{number:x}"),
-        // Underscores, as its clients expect.
+        // Anthropic and OpenAI clients expect underscores.
         Kind::Response => format!("resp_{created:x}_{number:x}"),
         Kind::Message => format!("msg_{created:x}_{number:x}"),
-        // Have none.
+        // These have no id.
         Kind::OllamaChat | Kind::OllamaGenerate | Kind::Embedding | Kind::Native => String::new(),
     }
 }
 
-/// Whether prompts fit the model and the context.
+/// Checks that prompts are not empty and fit the context.
 pub fn check_prompts(app: &App, kind: Kind, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
     let (field, what) = match kind {
         Kind::Chat | Kind::OllamaChat | Kind::Message => ("messages", "conversation"),
@@ -234,39 +234,38 @@ pub fn check_prompts(app: &App, kind: Kind, prompts: &[Vec<u32>]) -> Result<(), 
     Ok(())
 }
 
-/// Whether the log-probabilities that are asked for can be told.
-fn check_log_probs(asked: &Asked, request: &Request) -> Result<(), ApiError> {
+/// Checks that the requested log-probabilities are supported.
+fn check_log_probs(asked: &GenerateRequest, request: &Request) -> Result<(), ApiError> {
     let Some(top) = request.log_probs else {
         return Ok(());
     };
     let refuse = |message: String| Err(ApiError::param("logprobs", message));
     if request.prompt_log_probs && (asked.common.samples() > 1 || asked.common.stream == Some(true))
     {
-        return refuse(
-            "those of the prompt are told whole and for one text: no `n`, no `stream`".into(),
-        );
+        return refuse("prompt log-probabilities cannot be combined with `n` or `stream`".into());
     }
-    let prompts = asked
-        .prompts
-        .iter()
-        .map(|prompt| match request.prompt_log_probs {
-            true => prompt.len().saturating_add(request.max_tokens),
-            false => request.max_tokens.saturating_mul(asked.common.samples()),
-        });
+    let prompts = asked.prompts.iter().map(|prompt| {
+        if request.prompt_log_probs {
+            prompt.len().saturating_add(request.max_tokens)
+        } else {
+            request.max_tokens.saturating_mul(asked.common.samples())
+        }
+    });
     let entries = prompts
         .fold(0, usize::saturating_add)
         .saturating_mul(top + 1);
-    match entries <= MAX_ENTRIES {
-        true => Ok(()),
-        false => refuse(format!(
-            "these would be up to {entries} log-probabilities, and a response has room for \
-             {MAX_ENTRIES}; ask for fewer tokens (`max_tokens`) or fewer beside each"
-        )),
+    if entries <= MAX_ENTRIES {
+        Ok(())
+    } else {
+        refuse(format!(
+            "up to {entries} log-probabilities were requested; a response may have \
+             {MAX_ENTRIES}; reduce `max_tokens` or the number per token"
+        ))
     }
 }
 
 impl Pending {
-    /// What a piece of a text brings.
+    /// Parses a piece of a text.
     pub fn parts(&mut self, index: usize, text: String) -> Vec<Part> {
         match &mut self.texts[index].reader {
             Some(reader) => reader.push(&text),
@@ -274,7 +273,7 @@ impl Pending {
         }
     }
 
-    /// What the end of a text brings, and why it ended.
+    /// Ends a text: its last parts, and the finish reason.
     pub fn rest(&mut self, index: usize, stopped: bool) -> (Vec<Part>, &'static str) {
         match &mut self.texts[index].reader {
             Some(reader) => {
@@ -293,7 +292,7 @@ impl Pending {
         }
     }
 
-    /// Id of a call of a text.
+    /// Id of a tool call.
     pub fn call_id(&self, index: usize, call: usize) -> String {
         format!("call_{}_{index}_{call}", self.head.id)
     }
@@ -305,12 +304,12 @@ impl Pending {
 
     /// Log-probabilities of the next piece of a text.
     pub fn log_probs(&mut self, index: usize, tokens: &[LogProbs]) -> LogProbsJson {
-        let writer = Writer {
+        let writer = LogProbsWriter {
             kind: self.head.kind,
             tokenizer: self.app.text.tokenizer(),
         };
         let text = &mut self.texts[index];
         let first = text.first.take();
-        writer.write(Piece { first, tokens }, &mut text.offset)
+        writer.write(TokenSpan { first, tokens }, &mut text.offset)
     }
 }

@@ -1,34 +1,34 @@
-//! Where the prompt of a conversation ends: at the beginning of the assistant's turn, or inside of its last
-//! message, which the text then continues.
+//! Where the prompt of a chat ends: at the start of an assistant message, or inside the last message, which the
+//! generated text then continues.
 
 use emberflow_models::chat::Message;
 use serde_json::Value;
 
 use super::error::ApiError;
 
-/// How a conversation ends.
+/// How the prompt of a chat ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// The assistant's turn begins.
+    /// With the start of an assistant message.
     Opened,
     /// After the last message.
     Closed,
-    /// Inside of the last message: as the request says, or because it is the assistant's.
+    /// Inside the last message: on request, or because it is the assistant's.
     Continued {
-        /// Whether the request says so.
+        /// Whether it was requested explicitly.
         asked: bool,
     },
 }
 
-/// What stands behind the message that is continued, to find its end. The name is that of transformers,
-/// whose way this is.
+/// Marker appended to the last message, to find its end in the rendered text. Name and method are those of
+/// transformers.
 const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 impl Turn {
-    /// Of a request with these fields and this last message.
+    /// From the request fields and the last message.
     ///
     /// # Errors
-    /// A field of another form, or no message to continue.
+    /// A field of another type, or no message to continue.
     pub fn of(
         continued: Option<&Value>,
         opened: Option<bool>,
@@ -53,14 +53,14 @@ impl Turn {
             }
             None | Some(Value::Bool(false)) if opened == Some(false) => Ok(Self::Closed),
             None | Some(Value::Bool(false)) => Ok(Self::Opened),
-            Some(_) => wrong("`continue_final_message` is true, false or \"content\""),
+            Some(_) => wrong("`continue_final_message` must be true, false or \"content\""),
         }
     }
 
-    /// The prompt; `render` gives the text of messages, with the assistant's turn opened or not.
+    /// Renders the prompt. `render` renders messages, with or without the start of an assistant message.
     ///
     /// # Errors
-    /// Of `render`; a template that does not show a message that is to be continued as it is.
+    /// Errors of `render`; a template that changes the message to be continued.
     pub fn prompt(
         self,
         messages: &[Message],
@@ -97,7 +97,7 @@ impl Turn {
     }
 }
 
-/// A message's text.
+/// Text of a message.
 fn content(message: &Message) -> &str {
     let content = message.get("content").and_then(Value::as_str);
     content.unwrap_or_default()
@@ -126,8 +126,8 @@ mod tests {
         })
     }
 
-    /// The right values are those of transformers 5.23's `apply_chat_template(…, continue_final_message=True)`;
-    /// where that refuses, those of llama.cpp's server.
+    /// Expected values from transformers 5.23's `apply_chat_template(…, continue_final_message=True)`, or from
+    /// llama.cpp's server if that fails.
     #[test]
     fn the_last_message_is_continued() {
         let asked = Turn::Continued { asked: true };

@@ -1,6 +1,6 @@
-//! The engine's thread: takes jobs, runs passes, sends text.
+//! The engine thread: receives jobs, runs passes, sends text.
 //!
-//! One [`Stepper`] runs all requests; who of them runs is decided in `schedule.rs`.
+//! One [`Stepper`] runs all requests; `schedule.rs` decides which.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,51 +19,51 @@ use super::metrics::Totals;
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
 use super::shared::Shared;
-use super::snapshot::{Part, Slot, Snapshot};
+use super::snapshot::{MemoryPart, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
 
-/// Shortest common beginning for which the sequence of an ended request is continued.
+/// Minimum length of a common prefix for which the KV cache of a finished request is reused.
 const REUSE: usize = 8;
 
-/// A request with its way back.
+/// A request and the channel for its output.
 pub struct Job {
-    /// Tokens of the prompt, at least one.
+    /// Prompt tokens, at least one.
     pub prompt: Vec<u32>,
-    /// What to generate.
+    /// Generation parameters.
     pub request: Request,
-    /// Index of its first continuation.
+    /// Index of its first text.
     pub first: usize,
-    /// Continuations.
+    /// Number of texts.
     pub samples: usize,
     /// Whether these are the first texts of their prompt.
     pub begins: bool,
-    /// Where each text ends.
+    /// Stop strings.
     pub stops: Vec<String>,
-    /// And these, which no response names.
+    /// Stop strings that responses do not mention.
     pub quiet_stops: Vec<String>,
-    /// Whether the stop string is a part of the text.
+    /// Whether the text includes the stop string.
     pub keeps_stop: bool,
-    /// Where each text ends by its lines.
-    pub lines: lines::Asked,
-    /// Tokens that end each text, beside the model's own.
+    /// Line-based end conditions.
+    pub lines: lines::LineOptions,
+    /// Additional tokens that end the text.
     pub ends: Arc<[u32]>,
-    /// What is added to logits.
+    /// Logit bias.
     pub bias: Vec<Bias>,
-    /// What each text is held to.
+    /// Grammar or schema.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Structural tokens that are text here.
+    /// Special tokens shown as text.
     pub signs: Arc<[u32]>,
-    /// Background work.
+    /// Background request.
     pub proactive: bool,
-    /// When it arrived.
+    /// Arrival time.
     pub arrived: Instant,
-    /// Receives the output; closed when nobody waits for it any more.
+    /// Output; closed when the client has gone.
     pub out: UnboundedSender<Out>,
 }
 
 impl Job {
-    /// One text after `prompt`, greedy; its output goes to `out`.
+    /// One greedy continuation of `prompt`, sent to `out`.
     pub fn new(prompt: Vec<u32>, out: UnboundedSender<Out>) -> Self {
         Self {
             prompt,
@@ -74,7 +74,7 @@ impl Job {
             stops: Vec::new(),
             quiet_stops: Vec::new(),
             keeps_stop: false,
-            lines: lines::Asked::default(),
+            lines: lines::LineOptions::default(),
             ends: Arc::default(),
             bias: Vec::new(),
             constraint: None,
@@ -86,79 +86,79 @@ impl Job {
     }
 }
 
-/// Output of a job. Each continuation has an index and ends with `Done`, unless the job fails.
+/// Output of a job. Each text has an index and ends with `Done`, unless the job fails.
 #[derive(Debug)]
 pub enum Out {
-    /// The job runs.
+    /// The job has started.
     Started {
-        /// Its first continuation.
+        /// Index of its first text.
         index: usize,
-        /// So many tokens of its prompt are already known.
+        /// Prompt tokens reused from the KV cache.
         cached: usize,
     },
     /// More text.
     Text {
-        /// Of this continuation.
+        /// Index of the text.
         index: usize,
-        /// The text, of whole characters; empty only if there are log-probabilities.
+        /// Whole characters; empty only if there are log-probabilities.
         text: String,
-        /// Those of its tokens, if the request asks.
+        /// Log-probabilities of its tokens, if requested.
         log_probs: Vec<LogProbs>,
-        /// Tokens of the continuation so far.
+        /// Tokens of the text so far.
         tokens: usize,
     },
-    /// Log-probabilities of the next tokens of the prompt, after its first one.
+    /// Log-probabilities of the prompt's next tokens, from the second one on.
     Prompt {
-        /// The prompt's first continuation.
+        /// Index of the prompt's first text.
         index: usize,
-        /// In order.
+        /// One per token.
         log_probs: Vec<LogProbs>,
     },
     /// The mean of the prompt's last hidden states, `[d_model]`.
     Hidden(Vec<f32>),
-    /// A continuation ended.
+    /// A text has ended.
     Done {
-        /// The continuation.
+        /// Index of the text.
         index: usize,
         /// Why.
         end: End,
-        /// Its tokens.
+        /// Number of tokens.
         tokens: usize,
     },
     /// The job failed.
     Failed(String),
-    /// It cannot be done, for a reason that lies in the request.
+    /// The request cannot be served.
     Refused(String),
 }
 
-/// Why a continuation ended.
+/// Why a text ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// By an end-of-text token, or because what it is held to is complete.
+    /// End-of-text token, or a complete grammar.
     Eos,
-    /// By this stop string.
+    /// This stop string.
     Word(String),
-    /// By its length.
+    /// Length limit.
     Length,
 }
 
 impl End {
-    /// Whether it ended by itself, not by its length.
+    /// Whether it ended before its length limit.
     pub fn stopped(&self) -> bool {
         *self != Self::Length
     }
 }
 
-/// One continuation that runs.
+/// A running text.
 struct Live<'t> {
     id: RequestId,
-    /// Among all texts since the start.
+    /// Number since the start of the server.
     number: u64,
     index: usize,
     stream: StreamDecoder<'t>,
     stops: Stops,
     lines: Lines,
-    /// Log-probabilities of the tokens whose text was not sent.
+    /// Log-probabilities of tokens whose text was not sent yet.
     log_probs: Vec<LogProbs>,
     ends: Arc<[u32]>,
     tokens: usize,
@@ -168,13 +168,13 @@ struct Live<'t> {
     /// Time of the first token.
     first: Option<Instant>,
     aside: bool,
-    /// Its prompt is read, and no text goes on from there.
+    /// Prefill only: no text is generated.
     read_only: bool,
     out: UnboundedSender<Out>,
 }
 
 impl Live<'_> {
-    /// Sends text. Whether anybody still waits for it is looked at before each pass.
+    /// Sends text. A closed channel is noticed before the next pass.
     fn send(&mut self, text: String) {
         let _ = self.out.send(Out::Text {
             index: self.index,
@@ -191,22 +191,22 @@ struct Worker<'e, 't> {
     tokenizer: &'t Tokenizer,
     waiting: VecDeque<Job>,
     live: Vec<Live<'t>>,
-    /// Sequences of ended requests, the oldest first: their beginnings may come again.
+    /// Sequences of finished requests, oldest first, for prefix reuse.
     idle: Vec<Sequence>,
     totals: Totals,
     schedule: Schedule,
-    /// Times are told to the schedule since then.
+    /// Origin of the scheduler's times.
     start: Instant,
-    /// The next pass is the rest of one that yielded.
+    /// Whether the next pass resumes an interrupted one.
     yielded: bool,
-    /// Texts so far.
+    /// Number of texts so far.
     texts: u64,
 }
 
-/// Runs jobs until all senders are gone. Calls `started` when it takes jobs.
+/// Runs jobs until all senders are dropped. Calls `started` once it accepts jobs.
 ///
 /// # Errors
-/// A failed read: the engine must be reopened.
+/// A failed read, after which the engine must be reopened.
 pub fn work(
     engine: &mut Engine,
     jobs: &Receiver<Job>,
@@ -217,7 +217,7 @@ pub fn work(
     let tokenizer = engine.text().tokenizer().clone();
     let most = engine.most_sequences();
     let stepper = Stepper::new(engine);
-    shared.is_ready(stepper.yield_flag());
+    shared.set_ready(stepper.yield_flag());
     started();
     let mut worker = Worker {
         stepper,
@@ -240,20 +240,20 @@ pub fn work(
             }
         }
         worker.waiting.extend(jobs.try_iter());
-        worker.drop_abandoned();
+        worker.cancel_abandoned();
         if shared.must_end() {
             worker.end_all("the server is shutting down");
         }
         worker.admit_waiting();
-        worker.balance();
+        worker.preempt_and_resume();
         worker.step()?;
         worker.report(shared);
     }
 }
 
 impl<'t> Worker<'_, 't> {
-    /// Cancels what nobody waits for.
-    fn drop_abandoned(&mut self) {
+    /// Cancels texts whose client has gone.
+    fn cancel_abandoned(&mut self) {
         self.waiting.retain(|job| !job.out.is_closed());
         let gone = self.live.iter().filter(|live| live.out.is_closed());
         let gone: Vec<_> = gone.map(|live| live.id).collect();
@@ -275,7 +275,7 @@ impl<'t> Worker<'_, 't> {
 
     fn fail(&mut self, id: RequestId, why: Out) {
         if let Some(live) = self.live.iter().find(|live| live.id == id) {
-            // Closed if its reader has gone.
+            // Fails if the receiver has gone.
             let _ = live.out.send(why);
         }
         self.cancel(id);
@@ -288,7 +288,7 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Keeps the sequence of an ended request, if its text may be continued.
+    /// Keeps the sequence of a finished request for reuse.
     fn keep(&mut self, live: Option<&Live<'_>>, finished: Finished) {
         let read_only = live.is_some_and(|live| live.read_only);
         if finished.sequence.len() >= REUSE && !read_only {
@@ -301,12 +301,12 @@ impl<'t> Worker<'_, 't> {
         Some(self.live.remove(at))
     }
 
-    /// Time for the schedule.
+    /// Time for the scheduler.
     fn time_of(&self, at: Instant) -> Duration {
         at.saturating_duration_since(self.start)
     }
 
-    /// What the schedule sees of the texts that run.
+    /// Running texts as seen by the scheduler.
     fn running(&self) -> Vec<Running> {
         let seen = |live: &Live<'_>| Running {
             proactive: live.proactive,
@@ -317,7 +317,7 @@ impl<'t> Worker<'_, 't> {
         self.live.iter().map(seen).collect()
     }
 
-    /// Admits those waiting jobs that can begin.
+    /// Starts waiting jobs for which there is room.
     fn admit_waiting(&mut self) {
         loop {
             let now = self.time_of(Instant::now());
@@ -336,10 +336,11 @@ impl<'t> Worker<'_, 't> {
 
     fn admit(&mut self, job: Job) {
         let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
-        // What is known has no logits any more.
-        let reusable = match job.request.prompt_log_probs || job.request.mean_hidden {
-            true => &[],
-            false => &job.prompt[..job.prompt.len() - 1],
+        // Logits of cached tokens are not available.
+        let reusable = if job.request.prompt_log_probs || job.request.mean_hidden {
+            &[]
+        } else {
+            &job.prompt[..job.prompt.len() - 1]
         };
         let sequence = match self.take_idle(reusable, room) {
             Ok(sequence) => sequence,
@@ -399,8 +400,8 @@ impl<'t> Worker<'_, 't> {
         self.texts += job.samples as u64;
     }
 
-    /// A sequence to begin with: as much of an ended one as agrees with `tokens`, or an empty one. At
-    /// most `room` ended ones are kept beside it.
+    /// A sequence with the longest cached prefix of `tokens`, or an empty one. Keeps at most `room` other idle
+    /// sequences.
     fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
         let common = |sequence: &Sequence| {
             let pairs = sequence.tokens().iter().zip(tokens);
@@ -415,7 +416,7 @@ impl<'t> Worker<'_, 't> {
         let Some((at, len)) = best else {
             return self.stepper.engine().new_sequence();
         };
-        // Another conversation that begins the same keeps what it has, if there is room.
+        // Fork rather than take the sequence of another conversation, if there is room.
         if self.idle.len() < room
             && let Some(other) = taken.take_if(|other| other.len() > len)
         {
@@ -432,8 +433,8 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Sets requests aside for which there is no slack, and resumes them after.
-    fn balance(&mut self) {
+    /// Preempts and resumes texts as the scheduler decides.
+    fn preempt_and_resume(&mut self) {
         let now = self.time_of(Instant::now());
         let aside = self.schedule.aside(now, &self.running());
         for (at, aside) in aside.into_iter().enumerate() {
@@ -447,16 +448,15 @@ impl<'t> Worker<'_, 't> {
             return;
         }
         live.aside = aside;
-        match aside {
-            true => {
-                self.totals.preemptions += 1;
-                self.stepper.preempt(live.id);
-            }
-            false => self.stepper.resume(live.id),
+        if aside {
+            self.totals.preemptions += 1;
+            self.stepper.preempt(live.id);
+        } else {
+            self.stepper.resume(live.id)
         }
     }
 
-    /// Runs a pass and sends what came of it.
+    /// Runs a pass and sends its results.
     fn step(&mut self) -> Result<(), Failure> {
         let start = Instant::now();
         let whole = !self.yielded;
@@ -502,7 +502,7 @@ impl<'t> Worker<'_, 't> {
         Ok(())
     }
 
-    /// Sends what a text told beside tokens.
+    /// Sends output that is not a token.
     fn tell(&self, id: RequestId, what: impl FnOnce(usize) -> Out) {
         if let Some(live) = self.live.iter().find(|live| live.id == id) {
             let _ = live.out.send(what(live.index));
@@ -527,7 +527,7 @@ impl<'t> Worker<'_, 't> {
             let class = self.totals.class(live.proactive);
             class.first.add(live.arrived.elapsed());
         }
-        // A token that ends the text is not a part of it; it is counted, and told where tokens are.
+        // A token that ends the text is not part of it, but it is counted and has log-probabilities.
         let mut stopped = stop == Some(Stop::Eos) || live.ends.contains(&token);
         live.log_probs.extend(log_probs);
         let passed = (!stopped).then(|| live.stops.push_token(&mut live.stream, token));
@@ -547,7 +547,7 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
-    /// Ends a continuation.
+    /// Ends a text.
     fn end(&mut self, id: RequestId, end: End) {
         let mut live = self.remove(id);
         if let Some(live) = &mut live {
@@ -556,7 +556,7 @@ impl<'t> Worker<'_, 't> {
             if let (Some(first), true) = (live.first, live.tokens > 1) {
                 class.token.add(first.elapsed() / (live.tokens - 1) as u32);
             }
-            // What only began like a stop string is text.
+            // Text held back as a possible stop string.
             let mut rest = live.stops.finish();
             if live.lines.ended() {
                 rest.clear();
@@ -590,7 +590,7 @@ impl<'t> Worker<'_, 't> {
             (class.running, class.waiting) = (running.count(), waiting.count());
         }
         shared.set(self.totals);
-        if shared.is_asked() || self.live.is_empty() {
+        if shared.take_snapshot_request() || self.live.is_empty() {
             shared.set_snapshot(self.snapshot());
         }
     }
@@ -608,7 +608,9 @@ impl<'t> Worker<'_, 't> {
         Snapshot {
             slots: self.live.iter().map(slot).collect(),
             layers: engine.resident_by_layer(),
-            memory: entries.map(|&(name, bytes)| Part { name, bytes }).collect(),
+            memory: entries
+                .map(|&(name, bytes)| MemoryPart { name, bytes })
+                .collect(),
             budget: engine.memory().budget(),
         }
     }

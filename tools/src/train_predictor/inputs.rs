@@ -1,4 +1,4 @@
-//! The text in windows, and what FFNs and experts read of it.
+//! Windows of the text, and the inputs of FFNs and experts recorded on them.
 
 use emberflow_engine::{Engine, FfnSeen, Logits, Text};
 use half::f16;
@@ -7,7 +7,7 @@ use crate::cli::TrainPredictorArgs;
 use crate::windows::{self, Amount, Source};
 use crate::{Failure, progress};
 
-/// Of ten windows, one is calibrated on and one is measured on.
+/// Of ten windows, one is for calibration and one for measurement.
 const PARTS: usize = 10;
 
 /// Windows of a text, evenly spread over it.
@@ -16,7 +16,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// About as many tokens as the arguments want, or all of a shorter text.
+    /// Chooses windows with about as many tokens as requested; a shorter text is used whole.
     pub fn choose(
         text: &Text,
         source: &Source,
@@ -30,7 +30,7 @@ impl Windows {
         Ok(Self { tokens })
     }
 
-    /// Tokens of all windows.
+    /// Total tokens.
     pub fn total(&self) -> usize {
         self.tokens.iter().map(Vec::len).sum()
     }
@@ -40,7 +40,7 @@ impl Windows {
         self.tokens.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// Tokens to train, to calibrate and to measure on.
+    /// Tokens for training, calibration and measurement.
     pub fn tokens(&self) -> [usize; 3] {
         let mut parts = [0; 3];
         for (i, window) in self.tokens.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Windows {
     }
 }
 
-/// What a window is for: training, calibration, measuring.
+/// Purpose of a window: training, calibration or measurement.
 fn part(window: usize) -> usize {
     match window % PARTS {
         4 => 1,
@@ -59,24 +59,24 @@ fn part(window: usize) -> usize {
     }
 }
 
-/// What a layer reads of a part of the text.
+/// Inputs of a layer on a part of the text.
 #[derive(Default)]
-struct Part {
-    /// In 16 bits, `[tokens × d]`.
+struct InputPart {
+    /// FFN inputs, `[tokens × d]`.
     x: Vec<f16>,
-    /// The experts of each token, `[tokens × chosen]`; empty for a dense FFN.
+    /// Chosen experts, `[tokens × chosen]`; empty for a dense FFN.
     experts: Vec<u32>,
 }
 
-/// What some layers read.
+/// Recorded inputs of several layers.
 pub struct Inputs {
     d: usize,
-    /// For each layer and part.
-    layers: Vec<[Part; 3]>,
+    /// By layer and part.
+    layers: Vec<[InputPart; 3]>,
 }
 
 impl Inputs {
-    /// Runs `engine` over the windows and keeps what `layers` read.
+    /// Runs `engine` over the windows and records the inputs of `layers`.
     pub fn collect(
         engine: &mut Engine,
         windows: &Windows,
@@ -84,11 +84,11 @@ impl Inputs {
     ) -> Result<Self, Failure> {
         let d = engine.config().d_model as usize;
         let room = windows.tokens().map(|tokens| tokens * d);
-        let empty = |values| Part {
+        let empty = |values| InputPart {
             x: Vec::with_capacity(values),
             experts: Vec::new(),
         };
-        let mut kept: Vec<[Part; 3]> = layers.iter().map(|_| room.map(empty)).collect();
+        let mut kept: Vec<[InputPart; 3]> = layers.iter().map(|_| room.map(empty)).collect();
         let bar = progress::steps("reading the text", windows.total() as u64);
         let mut sequence = engine.new_sequence()?;
         for (i, window) in windows.tokens.iter().enumerate() {
@@ -110,10 +110,9 @@ impl Inputs {
         Ok(Self { d, layers: kept })
     }
 
-    /// What a bank of the `i`-th layer that was asked for reads: all tokens, or those that visit
-    /// `expert`.
+    /// Inputs of a bank of the `i`-th recorded layer: of all tokens, or of those that visit `expert`.
     pub fn of(&self, i: usize, expert: Option<u32>) -> [Vec<f32>; 3] {
-        let bank = |part: &Part| {
+        let bank = |part: &InputPart| {
             let chosen = part.experts.len() / (part.x.len() / self.d).max(1);
             let visits = |token: usize| {
                 let experts = &part.experts[token * chosen..][..chosen];

@@ -1,11 +1,9 @@
-//! `emberflow train-predictor`: a copy of a container that knows which neurons fire.
+//! `emberflow train-predictor`: copies a container and adds predictors of active neurons.
 //!
-//! The model runs over a text; what each layer's FFN reads is kept, as many layers at a
-//! time as memory allows. Then each bank gets the predictor that computes the fewest
-//! neurons for the recall that was asked for: an expert one of its own, made from the tokens
-//! that visit it. Finished banks are kept beside the output, so that a run that was stopped
-//! goes on where it was. Containers are immutable: the result is a new file, which appears
-//! when it is whole.
+//! The model runs on a text, and the inputs of the FFNs are recorded, for as many layers at a time as memory allows.
+//! For each bank (each expert has its own, trained on the tokens that visit it) the predictor is chosen that computes
+//! the fewest neurons at the target recall. Finished banks are saved next to the output, so that an interrupted run
+//! can be resumed. Containers are immutable: the result is a new file, written atomically.
 
 mod inputs;
 mod report;
@@ -30,13 +28,13 @@ use crate::packed::Packed;
 use crate::windows::Source;
 use crate::{Failure, atomic, budget, progress};
 
-/// Inputs that are held at once; layers beyond wait for another pass over the text.
+/// Memory for recorded inputs; further layers need another pass over the text.
 const INPUT_BYTES: usize = 1 << 30;
 
-/// Tokens computed at once while inputs are collected.
+/// Chunk length while inputs are recorded.
 const CHUNK: usize = 128;
 
-/// Fewest tokens that an expert's predictor is made from, calibrated on and measured on.
+/// Minimum tokens of an expert for training, calibration and measurement.
 const FEWEST: [usize; 3] = [128, 16, 16];
 
 /// Runs the command.
@@ -46,7 +44,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let c = meta.config;
     let text = Source::open(&args.file)?;
-    let job = Job::new(args, &c, &container, &text)?;
+    let job = BankTrainer::new(args, &c, &container, &text)?;
     let windows = Windows::choose(open_model(&args.model)?.text(), &text, args)?;
     drop(text);
     std::fs::create_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
@@ -72,24 +70,24 @@ fn check(args: &TrainPredictorArgs) -> Result<(), Failure> {
     atomic::may_create(&args.output, args.force, &reads)
 }
 
-/// What does not change from bank to bank.
-struct Job {
-    /// The predictor that is wanted.
+/// Settings shared by all banks.
+struct BankTrainer {
+    /// Kind of predictor.
     kind: PredictorArg,
-    /// Whether neurons are predicted; else small gates are cut.
+    /// Whether neurons are predicted; otherwise small gates are dropped.
     predicts: bool,
-    /// Elements of an input.
+    /// Input width.
     d: usize,
-    /// Bytes for a neuron's part of its predictor, at most.
+    /// Maximum bytes of predictor per neuron.
     per_neuron: f64,
-    /// By layer: which gates fire; `None` where all are used, in a model that has others.
+    /// By layer, which gates are active; `None` for dense layers of a sparse model.
     fires: Vec<Option<Fires>>,
-    /// Where finished banks wait, and what their names begin with.
+    /// Folder for finished banks, and the prefix of their names.
     folder: PathBuf,
     fingerprint: String,
 }
 
-impl Job {
+impl BankTrainer {
     fn new(
         args: &TrainPredictorArgs,
         c: &ModelConfig,
@@ -132,7 +130,7 @@ impl Job {
         match c.banks().find(none) {
             None => Ok(job),
             Some(bank) => Err(Failure::usage(format!(
-                "no predictor of this kind fits in {} bytes per {}, {} % of the model; give it \
+                "no predictor of this kind fits in {} bytes per {}, {} % of the model; allow \
                  more with --bytes",
                 job.most(bank.neurons as usize),
                 if c.mixture.is_some() {
@@ -145,17 +143,17 @@ impl Job {
         }
     }
 
-    /// Bytes for the predictor of a bank of so many neurons.
+    /// Maximum bytes of the predictor of a bank with this many neurons.
     fn most(&self, neurons: usize) -> usize {
         (self.per_neuron * neurons as f64) as usize
     }
 
-    /// Whether the neurons of a layer are to be named.
+    /// Whether a layer gets a predictor of neurons.
     fn names(&self, layer: u32) -> bool {
         self.predicts && self.fires[layer as usize].is_some()
     }
 
-    /// The designs to try for a bank: those that fit; none where gates are cut or all used.
+    /// Designs to try for a bank: all that fit; empty if gates are dropped or all neurons are used.
     fn designs(&self, bank: &Bank) -> Vec<Design> {
         let (d, neurons) = (self.d, bank.neurons as usize);
         let most = self.most(neurons);
@@ -169,7 +167,7 @@ impl Job {
                 designs.extend(low_rank.filter(|_| wants(PredictorArg::LowRank)));
             }
             if wants(PredictorArg::Coarse) {
-                // a cutoff is nearer to the mean of the gates than noise of two bits is small
+                // Gaussian top-k needs 3 bits: its cutoff is so near the mean that the noise of 2 bits matters.
                 designs.extend(above_cutoff.then_some(Design::Coarse(Narrow::Three)));
                 designs.push(Design::Coarse(Narrow::Two));
             }
@@ -183,7 +181,7 @@ impl Job {
     }
 }
 
-/// Which gates of a layer fire; `None` where all are used, in a model that has others.
+/// Which gates of a layer are active; `None` for dense layers of a sparse model.
 fn fires(c: &ModelConfig, layer: u32) -> Option<Fires> {
     let share = c.form.gate_top.get(layer as usize).copied();
     match c.ffn_kind.activation {
@@ -194,19 +192,19 @@ fn fires(c: &ModelConfig, layer: u32) -> Option<Fires> {
     }
 }
 
-/// Whether the arguments suit the activation of the model's neurons.
+/// Checks that the options suit the model's activation.
 fn check_activation(args: &TrainPredictorArgs, c: &ModelConfig) -> Result<(), Failure> {
     let activation = c.ffn_kind.activation;
     match args.kind {
         PredictorArg::Sign | PredictorArg::LowRank if c.form.has_gate_top() => Err(Failure::usage(
-            "the neurons of this model fire above a cutoff of their token, which only --kind \
-                 coarse can tell",
+            "this model uses Gaussian top-k, whose cutoff only --kind \
+                 coarse can predict",
         )),
         _ if c.has_zeros() => Ok(()),
         _ if c.mixture.is_some() => Err(Failure::usage(format!(
-            "the experts of {} have {activation:?}, which is never exactly zero: there is nothing to \
-             predict, and their neurons are read with the whole expert; what can stay in memory are the \
-             experts that are chosen often, see emberflow profile",
+            "the experts of {} use {activation:?}, which is never exactly zero: there is nothing to \
+             predict, and an expert is read whole. Experts that are chosen often can stay in memory; \
+             see emberflow profile",
             c.name
         ))),
         PredictorArg::Auto | PredictorArg::Magnitude => Ok(()),
@@ -216,10 +214,10 @@ fn check_activation(args: &TrainPredictorArgs, c: &ModelConfig) -> Result<(), Fa
     }
 }
 
-/// All banks, those of an earlier run first.
+/// Trains all banks, those of an earlier run first.
 fn train(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     container: &Container,
     windows: &Windows,
 ) -> Result<(Vec<NewBank>, Vec<BankReport>), Failure> {
@@ -245,7 +243,7 @@ fn train(
     let missing: Vec<u32> = (0..c.layers).filter(missing).collect();
     for group in missing.chunks(at_once) {
         let inputs = collect(args, c, windows, group)?;
-        // one bar at a time: reading the text has its own
+        // One progress bar at a time: reading the text has its own.
         let bar = progress::steps("predictors", banks.len() as u64);
         bar.set_position(done.iter().flatten().count() as u64);
         let on = Compute::new(threads, None);
@@ -283,45 +281,47 @@ fn train(
     Ok(done.into_iter().flatten().unzip())
 }
 
-/// Whether tokens visit a bank that a router chooses.
+/// Whether a bank is a routed expert.
 fn is_routed(c: &ModelConfig, bank: &Bank) -> bool {
     c.mixture_of(bank.layer).is_some() && bank.expert < c.experts
 }
 
-/// A bank's predictor, or none where none is wanted or good enough.
+/// Trains a bank's predictor; none if it is not wanted or not good enough.
 fn of_bank(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
     bank: &Bank,
     layer: &GateLayer<'_>,
 ) -> Result<(NewBank, BankReport), Failure> {
     let used = job.predicts && !job.names(bank.layer);
-    let made = match used || is_routed(c, bank) && too_few(layer) {
-        true => Vec::new(),
-        false => make(args, job, trainer, c, bank, layer)?,
+    let made = if used || is_routed(c, bank) && too_few(layer) {
+        Vec::new()
+    } else {
+        make(args, job, trainer, c, bank, layer)?
     };
     let expert = c.mixture.is_some().then_some(bank.expert);
     let (made, report) = report::judged(bank.layer, expert, made, args.floor);
-    match matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
-        true => Err(below_floor(bank.layer, &made, args.floor)),
-        false => Ok((made, report)),
+    if matches!(layer.fires, Fires::Top(_)) && made.kind == Kind::None {
+        Err(below_floor(bank.layer, &made, args.floor))
+    } else {
+        Ok((made, report))
     }
 }
 
-/// Without a predictor nothing tells the cutoff of a token's gates but all of them.
+/// The error for a Gaussian top-k layer whose predictor is too poor: without one, all gates are needed.
 fn below_floor(layer: u32, made: &NewBank, floor: f64) -> Failure {
     Failure::usage(format!(
-        "layer {layer}: of the neurons that fire {:.1} % are named, less than {:.1} %, and without a \
-         predictor this layer cannot tell which ones do; give more text with --tokens, or a lower \
+        "layer {layer}: recall {:.1} % is below the floor of {:.1} %, and without a \
+         predictor this layer needs all gates; use more text with --tokens, or a lower \
          --floor",
         100.0 * made.quality.recall(),
         100.0 * floor
     ))
 }
 
-/// Whether too few tokens visit an expert to make a predictor from them.
+/// Whether too few tokens visit an expert to train a predictor.
 fn too_few(expert: &GateLayer<'_>) -> bool {
     let texts = expert.texts;
     let parts = [texts.train, texts.calibrate, texts.measure];
@@ -329,7 +329,7 @@ fn too_few(expert: &GateLayer<'_>) -> bool {
     parts.any(|(part, least)| part.len() / expert.d < least)
 }
 
-/// What `layers` read of the windows.
+/// Records the inputs of `layers`.
 fn collect(
     args: &TrainPredictorArgs,
     c: &ModelConfig,
@@ -338,9 +338,10 @@ fn collect(
 ) -> Result<Inputs, Failure> {
     let mut engine_args = args.engine.clone();
     engine_args.lab.chunk = CHUNK;
-    engine_args.sparsity = match c.has_zeros() {
-        true => SparsityArg::Exact,
-        false => SparsityArg::Dense,
+    engine_args.sparsity = if c.has_zeros() {
+        SparsityArg::Exact
+    } else {
+        SparsityArg::Dense
     };
     let model = open_model(&args.model)?;
     let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;
@@ -348,10 +349,10 @@ fn collect(
     Inputs::collect(&mut engine, windows, &layers)
 }
 
-/// A bank's candidates, the best one last.
+/// Trains a bank's candidates, best last.
 fn make(
     args: &TrainPredictorArgs,
-    job: &Job,
+    job: &BankTrainer,
     trainer: &Trainer<'_>,
     c: &ModelConfig,
     bank: &Bank,
@@ -386,7 +387,7 @@ fn make(
         })?;
         made.push((design.name(), candidate));
     }
-    // the one that looks at the fewest neurons; what misses the floor only if all do
+    // Sort so that the best is last: candidates below the floor first, then by the number of predicted neurons.
     made.sort_by(|(_, a), (_, b)| {
         let key = |m: &Made| {
             (

@@ -1,4 +1,4 @@
-//! What came out, bank by bank, and finished banks on disk.
+//! Reports per bank, and finished banks on disk.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,73 +12,73 @@ use serde::{Deserialize, Serialize};
 use crate::cli::TrainPredictorArgs;
 use crate::{Failure, print_json, size};
 
-/// One predictor of one bank. Keys are a contract.
+/// A trained predictor of one bank. Keys are a contract.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Candidate {
     /// `sign`, `low-rank`, `coarse` or `magnitude`.
     pub kind: String,
-    /// Width between the factors of a low-rank predictor.
+    /// Rank of a low-rank predictor.
     pub rank: Option<usize>,
-    /// Bytes of its weights.
+    /// Size of its weights.
     pub bytes: u64,
-    /// Share of the pairs that fire which it names.
+    /// Share of active pairs that are predicted.
     pub recall: f64,
-    /// Share of the pairs it names that fire.
+    /// Share of predicted pairs that are active.
     pub precision: f64,
-    /// Pairs it names per pair that fires.
+    /// Predicted pairs per active pair.
     pub overhead: f64,
     /// Microseconds per token on this machine.
     pub us_per_token: f64,
 }
 
-/// A bank's choice. Keys are a contract.
+/// Result for one bank. Keys are a contract.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BankReport {
-    /// Its layer.
+    /// Layer number.
     pub layer: u32,
-    /// Its expert; absent in models without.
+    /// Expert; absent in dense models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert: Option<u32>,
-    /// The predictor's kind, or `exact` where none reaches the floor.
+    /// The predictor's kind, or `exact` if none reaches the floor.
     pub kind: String,
-    /// Share of neurons that fire.
+    /// Share of active neurons.
     pub active_share: f64,
-    /// Share of neurons whose gates are looked at.
+    /// Share of neurons that are computed.
     pub looked_at_share: f64,
-    /// Smallest activated gate that counts, of a magnitude cut.
+    /// Threshold of a magnitude predictor: smallest magnitude of an activated gate that counts.
     pub cut: Option<f32>,
-    /// What was tried, best last.
+    /// Candidates, best last.
     pub candidates: Vec<Candidate>,
 }
 
-/// The result. Keys are a contract.
+/// Output of `train-predictor --json`. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct Trained {
-    /// The container that was written.
+    /// Path of the container.
     pub output: String,
-    /// Bytes of all predictors.
+    /// Size of all predictors.
     pub bytes: u64,
-    /// As a share of the model without them.
+    /// Size as a share of the model without them.
     pub share: f64,
-    /// Tokens that they were made from.
+    /// Tokens of the training text.
     pub trained_on: u64,
-    /// Tokens that they were measured on.
+    /// Tokens of the held-out text.
     pub measured_on: u64,
-    /// Recall that was asked for.
+    /// Target recall.
     pub target: f64,
     /// Recall over all banks.
     pub recall: f64,
     /// Precision over all banks.
     pub precision: f64,
-    /// Pairs looked at per pair that fires, banks without a predictor included.
+    /// Computed pairs per active pair, including banks without a predictor.
     pub overhead: f64,
-    /// Microseconds of all predictors, one token each.
+    /// Time of all predictors per token, in microseconds.
     pub us_per_token: f64,
     /// By layer, or by layer and expert.
     pub layers: Vec<BankReport>,
 }
 
-/// Takes the best candidate of a bank, or none where it misses the floor.
+/// Takes the best candidate of a bank; none if it is below the floor.
 pub fn judged(
     layer: u32,
     expert: Option<u32>,
@@ -144,8 +144,7 @@ pub fn judged(
     (kept, report)
 }
 
-/// Keeps a finished bank for a run that is stopped: the report as a line of JSON, then a
-/// section of that bank.
+/// Saves a finished bank: the report as a line of JSON, then a predictor section with this bank only.
 pub fn save(
     path: &Path,
     of: &GateLayer<'_>,
@@ -167,7 +166,7 @@ pub fn save(
     std::fs::rename(&partial, path).map_err(Failure::file(path))
 }
 
-/// A bank of so many neurons with inputs of `d` elements that an earlier run finished, if it is whole.
+/// Loads a saved bank of `neurons` neurons with inputs of `d` elements, if it is intact.
 pub fn load(path: &Path, d: usize, neurons: usize) -> Option<(NewBank, BankReport)> {
     let bytes = std::fs::read(path).ok()?;
     let end = bytes.iter().position(|&b| b == b'\n')?;
@@ -176,7 +175,7 @@ pub fn load(path: &Path, d: usize, neurons: usize) -> Option<(NewBank, BankRepor
 }
 
 impl Trained {
-    /// Sums the banks up.
+    /// Sums up the banks.
     pub fn new(
         args: &TrainPredictorArgs,
         container: &Container,
@@ -230,7 +229,7 @@ impl Trained {
         }
         writeln!(
             out,
-            "layer  kind        rank      bytes   active  looked at  recall  precision  per active  us/token"
+            "layer  kind        rank      bytes   active   computed  recall  precision  per active  us/token"
         )?;
         for layer in &self.layers {
             for (i, c) in layer.candidates.iter().enumerate().rev() {
@@ -260,11 +259,11 @@ impl Trained {
         self.print_sum(&mut out)
     }
 
-    /// The table of a model with experts, a line for each layer.
+    /// Prints the table of a mixture of experts, one line per layer.
     fn print_layers(&self, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(
             out,
-            "layer  experts  with one      bytes   active  looked at  recall  precision  kinds"
+            "layer  experts  predicted     bytes   active   computed  recall  precision  kinds"
         )?;
         for banks in self.layers.chunk_by(|a, b| a.layer == b.layer) {
             let with = || banks.iter().filter(|bank| bank.kind != "exact");
@@ -295,12 +294,12 @@ impl Trained {
         Ok(())
     }
 
-    /// The line for all together.
+    /// Prints the totals.
     fn print_sum(&self, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(
             out,
-            "{}: {} of predictors ({:.2} % of the model), recall {:.2} %, {:.2} neurons looked at \
-             per neuron that fires, {:.0} us per token; measured on {} tokens",
+            "{}: {} of predictors ({:.2} % of the model), recall {:.2} %, {:.2} neurons computed \
+             per active neuron, {:.0} us per token; measured on {} tokens",
             self.output,
             size::show(self.bytes),
             100.0 * self.share,
@@ -312,9 +311,9 @@ impl Trained {
         Ok(())
     }
 
-    /// The table of layers whose small gates are cut.
+    /// Prints the table of layers whose small gates are dropped.
     fn print_cuts(&self, out: &mut impl Write) -> Result<(), Failure> {
-        writeln!(out, "layer  smallest gate     left")?;
+        writeln!(out, "layer      threshold     kept")?;
         for (l, cut) in (self.layers.iter()).filter_map(|l| Some((l, l.cut?))) {
             let left = 100.0 * l.active_share;
             writeln!(out, "{:>5} {cut:>14.5} {left:>6.1} %", l.layer)?;
@@ -322,8 +321,8 @@ impl Trained {
         let left: f64 = self.layers.iter().map(|l| l.active_share).sum();
         writeln!(
             out,
-            "{}: gates of smaller magnitude count as zero, {:.1} % are left of those of {} tokens; \
-             perplexity with --sparsity predicted and with dense shows what that costs",
+            "{}: gates below the threshold count as zero, {:.1} % are kept over {} tokens; \
+             compare perplexity with --sparsity predicted and --sparsity dense",
             self.output,
             100.0 * left / self.layers.len().max(1) as f64,
             self.measured_on,
@@ -332,7 +331,7 @@ impl Trained {
     }
 }
 
-/// A bank that was saved as a section of its own.
+/// Parses a saved bank.
 fn take_apart(bytes: &[u8], d: usize, neurons: usize) -> Option<NewBank> {
     let directory = Directory::parse(bytes, bytes.len() as u64, d, &[neurons]).ok()?;
     directory.check(bytes).ok()?;

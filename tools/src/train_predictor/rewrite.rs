@@ -1,4 +1,4 @@
-//! A container with another PREDICTOR section: everything else is copied and checked.
+//! Copies a container, checking everything, with a new PREDICTOR section.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Failure, progress};
 
-/// Writes `output`, which appears when it is whole.
+/// Writes `output` atomically.
 pub fn with_predictors(
     container: &Container,
     output: &Path,

@@ -59,7 +59,11 @@ fn a_sweep_compares_shares_and_policies() {
     let read = |row: &Value| row["bound"]["read_bytes"].as_f64().unwrap();
     assert!(read(&rows[0]) > read(&rows[3]));
     let notes = report["notes"].to_string();
-    for part in ["within the budget", "full: ", "mmap: without a limit"] {
+    for part in [
+        "within the budget",
+        "full: ",
+        "mmap: without a memory limit",
+    ] {
         assert!(notes.contains(part), "{part}: {notes}");
     }
 }
@@ -70,7 +74,7 @@ fn decoding_says_where_the_time_goes() {
     let dir = tempfile::tempdir().unwrap();
     let report = part(dir.path(), "decode", &["--contexts", "0,64"]);
     let svg = files_of(dir.path(), &report, "contexts", "context,sparsity,");
-    for part in ["64 positions, FFN", "bytes / memory, bound", ">waiting<"] {
+    for part in ["64 positions, FFN", "bytes / memory, bound", ">I/O wait<"] {
         assert!(svg.contains(part), "{part}: {svg}");
     }
     for context in report["contexts"].as_array().unwrap() {
@@ -126,7 +130,7 @@ fn a_table_is_printed_and_wrong_points_are_refused() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{said}");
     assert!(said.contains("| FFN in memory | policy |"), "{said}");
-    assert!(said.contains("logits: the same in all 2 runs"), "{said}");
+    assert!(said.contains("logits: identical in all 2 runs"), "{said}");
     let progress = String::from_utf8(output.stderr).unwrap();
     assert!(progress.contains("[  2/2, "), "{progress}");
     for bad in [

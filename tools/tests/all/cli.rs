@@ -366,7 +366,7 @@ fn perplexity_says_how_its_windows_begin() {
     let words: Vec<&str> = help.split_whitespace().collect();
     let help = words.join(" ");
     assert!(
-        help.contains("starts afresh: with the start token (BOS)"),
+        help.contains("starts with an empty context: with BOS"),
         "{help}"
     );
 }

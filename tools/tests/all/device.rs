@@ -126,7 +126,7 @@ fn a_quick_look_is_not_saved_and_says_so() {
         );
         report["notes"].to_string()
     };
-    assert!(notes(&[]).contains("not saved for plans"));
+    assert!(notes(&[]).contains("not saved for the planner"));
     assert!(!notes(&["--save"]).contains("not saved"));
     assert!(!notes(&["--io", "sim:ufs4"]).contains("not saved"));
 }

@@ -58,7 +58,7 @@ fn nothing_is_replaced_unasked() {
             let message = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
             assert!(
-                message.contains("exists; give --force"),
+                message.contains("already exists; use --force"),
                 "{args:?}: {message}"
             );
             for file in files {

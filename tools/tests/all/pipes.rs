@@ -222,7 +222,7 @@ fn a_silent_pipe_holds_nobody_up() {
     (_reader_stays, _writer_stays) = (reader, writer);
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{message}");
-    assert!(message.contains("-p - waits"), "{message}");
+    assert!(message.contains("(use -p - to wait"), "{message}");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.starts_with("# Ownership"), "{text}");
 }

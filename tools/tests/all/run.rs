@@ -94,17 +94,17 @@ fn the_end_of_a_text_is_told() {
         }
         let said = String::from_utf8(text(seed, &[]).stderr).unwrap();
         let tokens = &report["generated_tokens"];
-        let line = format!("(end-of-text token) after {tokens} of 200 tokens; --ignore-eos");
+        let line = format!("(EOS) after {tokens} of 200 tokens; --ignore-eos");
         assert_eq!(said.contains(&line), ended, "{said}");
         if ended {
             let on = text(seed, &["--ignore-eos"]);
-            assert!(!String::from_utf8_lossy(&on.stderr).contains("end-of-text"));
+            assert!(!String::from_utf8_lossy(&on.stderr).contains("(EOS)"));
         }
     }
     assert_eq!(told, [true; 2], "no seed ends its text, or all do");
 }
 
-/// "--context makes more room" was said at the model's maximum, too.
+/// "use --context for more" was said at the model's maximum, too.
 #[test]
 fn a_full_context_says_what_helps() {
     let long = "fn main() { let x = vec![1, 2, 3]; } ".repeat(400);
@@ -115,11 +115,11 @@ fn a_full_context_says_what_helps() {
     };
     let short = run("A vector is", &["--context", "16"]);
     assert!(
-        short.contains("of 16 tokens is full; --context makes more room, up to"),
+        short.contains("of 16 tokens is full; use --context for more, up to"),
         "{short}"
     );
     let most = run("A vector is", &[]);
-    assert!(most.contains("this model was made for no more"), "{most}");
+    assert!(most.contains("which is the model's maximum"), "{most}");
     assert!(!most.contains("--context"), "{most}");
     let refused = run(&long, &[]);
     assert!(
@@ -510,7 +510,7 @@ fn an_answer_goes_on_to_its_end_or_says_why_not() {
     assert!(whole["generated_tokens"].as_u64() > Some(128), "{whole}");
     assert_eq!(report(&["-n", "4"])["stop"], "length");
     let (_, told) = chat(&["-n", "4"], "What is a vector?\n");
-    assert!(told.contains("cut after 4 tokens, as -n says"), "{told}");
+    assert!(told.contains("cut after 4 tokens by -n"), "{told}");
     assert!(
         told.contains("(4 tokens, ") && !told.contains("kernels"),
         "{told}"
@@ -523,7 +523,7 @@ fn an_answer_goes_on_to_its_end_or_says_why_not() {
     // the oldest exchange makes room for an answer
     let many = "What is a vector?\n".repeat(6);
     let (_, told) = chat(&["-n", "8", "--context", "64"], &many);
-    assert!(told.contains("the oldest exchange is forgotten"), "{told}");
+    assert!(told.contains("dropping the oldest exchange"), "{told}");
 }
 
 /// `-n -1` goes on to the end of the text or of the context.

@@ -280,16 +280,16 @@ fn wrong_requests_are_told_what_is_wrong() {
     let fits = request("A", 1).to_string();
     assert_eq!(with_key("POST", path, &fits).status, 200);
     check(&with_key("GET", path, ""), 405, "method");
-    check(&with_key("GET", "/v1/nothing", ""), 404, "nothing");
+    check(&with_key("GET", "/v1/nothing", ""), 404, "path not found");
     check(&with_key("POST", path, "{"), 400, "body");
     check(&with_key("POST", path, "{}"), 400, "prompt");
     let number = with_key("POST", path, r#"{"prompt": 3}"#);
-    check(&number, 400, "`prompt` is a text");
+    check(&number, 400, "`prompt` must be a string");
     let role = json!({"messages": [{"role": "bogus", "content": "A"}]}).to_string();
     check(
         &with_key("POST", "/v1/chat/completions", &role),
         400,
-        "no role `bogus`",
+        "unknown role `bogus`",
     );
     let long = request(&"word ".repeat(100), 1).to_string();
     check(&with_key("POST", path, &long), 400, "64 tokens");

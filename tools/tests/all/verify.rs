@@ -93,14 +93,14 @@ fn a_copy_verifies_and_missing_rows_tensors_and_neurons_do_not() {
     let cut = altered(&path, |spec| {
         spec.tensors.remove(1);
     });
-    expect_fault(&cut, Some("relu"), "tensors beside the ffn");
+    expect_fault(&cut, Some("relu"), "tensors outside the FFN");
     let cut = altered(&path, |spec| spec.banks[1].neurons -= 1);
     expect_fault(&cut, None, "a bank has");
     let cut = altered(&path, |spec| {
         spec.banks.pop();
     });
     expect_fault(&cut, None, "expected 2");
-    expect_fault(&path, Some("gelu"), "not its source");
+    expect_fault(&path, Some("gelu"), "has fingerprint");
 }
 
 #[test]

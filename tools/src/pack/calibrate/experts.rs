@@ -1,8 +1,8 @@
-//! Experts, each rounded against what it reads.
+//! Rounds each expert against its inputs.
 //!
-//! A token counts by its share of the expert: the router's weight is a factor of the expert's result,
-//! and so of its errors. An expert that few tokens visit is rounded against others of the layer too,
-//! which count less: too few inputs say nothing of most directions.
+//! An input is weighted by the router's weight for the expert, a factor of the expert's output and so of its error.
+//! An expert visited by few tokens is also rounded against other tokens of the layer, with a lower weight, since few
+//! inputs leave most directions undetermined.
 
 use emberflow_engine::ffn_hidden;
 use emberflow_kernels::Row;
@@ -10,32 +10,37 @@ use emberflow_models::config::Bank;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
 
+use super::matrices::{Calibrator, is_calibrated};
 use super::pass::{DOWN_BLOCK, Visits};
 use super::rounded::{LayerRows, StoredRows};
-use super::{Job, takes};
 use crate::Failure;
 
-/// Fewest inputs, in elements of an input.
+/// Minimum number of inputs, as a multiple of the input width.
 const LEAST: usize = 2;
 
-/// What a token that does not visit the expert counts, in mean shares of those that do.
+/// Weight of a token that does not visit the expert, relative to the mean weight of those that do.
 const OTHERS: f32 = 0.5;
 
-/// Tokens whose hidden values are computed together.
+/// Tokens whose hidden values are computed in one batch.
 const BLOCK: usize = 512;
 
-/// What an expert reads: tokens, and the factor of each.
-type Inputs = Vec<(usize, f32)>;
+/// WeightedInputs of an expert: row index and weight.
+type WeightedInputs = Vec<(usize, f32)>;
 
-impl Job<'_> {
+/// Rounds the experts of a layer.
+pub(super) struct ExpertCalibrator<'a, 'b> {
+    pub(super) calibrator: &'a Calibrator<'b>,
+}
+
+impl ExpertCalibrator<'_, '_> {
     /// Rounds all experts of a layer.
-    pub(super) fn experts(
+    pub(super) fn round(
         &self,
         layer: u32,
         visits: &Visits,
         rows: &mut LayerRows,
     ) -> Result<(), Failure> {
-        let c = self.source.config();
+        let c = self.calibrator.source.config();
         let d = c.d_model as usize;
         for bank in c.banks_of(layer) {
             let id = |role| TensorId {
@@ -43,35 +48,41 @@ impl Job<'_> {
                 layer,
                 expert: bank.expert,
             };
-            let inputs = match bank.expert < c.experts {
-                true => inputs_of(visits, bank.expert, d),
-                // the shared one, which every token visits
-                false => (0..visits.x.len() / d).map(|token| (token, 1.0)).collect(),
+            let inputs = if bank.expert < c.experts {
+                inputs_of(visits, bank.expert, d)
+            } else {
+                // The shared expert: every token visits it.
+                (0..visits.x.len() / d).map(|token| (token, 1.0)).collect()
             };
             let mut covariance = Covariance::new(d);
-            for_each_block(visits, &inputs, d, |x, _| covariance.add(&self.on, x));
-            let rounder = Rounder::for_rows(&self.on, d, covariance.mean());
+            for_each_block(visits, &inputs, d, |x, _| {
+                covariance.add(&self.calibrator.on, x)
+            });
+            let rounder = Rounder::for_rows(&self.calibrator.on, d, covariance.mean());
             for role in [Role::Gate, Role::Up] {
-                rows.put(id(role), self.rows(id(role), &rounder)?);
+                rows.put(id(role), self.calibrator.rows(id(role), &rounder)?);
             }
             drop(rounder);
-            if takes(Role::Down, self.options.dtype_of(id(Role::Down))) {
+            if is_calibrated(Role::Down, self.calibrator.options.dtype_of(id(Role::Down))) {
                 let hidden = self.hidden(bank, visits, &inputs, rows)?;
-                rows.put(id(Role::Down), self.down(id(Role::Down), hidden)?);
+                rows.put(
+                    id(Role::Down),
+                    self.calibrator.down(id(Role::Down), hidden)?,
+                );
             }
         }
         Ok(())
     }
 
-    /// What the Down of an expert reads, block by block of neurons, behind Gate and Up as rounded.
+    /// WeightedInputs of an expert's Down, block by block of neurons, computed with the rounded Gate and Up.
     fn hidden(
         &self,
         bank: Bank,
         visits: &Visits,
-        inputs: &Inputs,
+        inputs: &WeightedInputs,
         rows: &LayerRows,
     ) -> Result<Vec<Covariance>, Failure> {
-        let c = self.source.config();
+        let c = self.calibrator.source.config();
         let (d, neurons) = (c.d_model as usize, bank.neurons as usize);
         let mut matrices = Vec::with_capacity(2);
         for role in [Role::Gate, Role::Up] {
@@ -90,7 +101,7 @@ impl Job<'_> {
         let sizes = (0..neurons).step_by(DOWN_BLOCK);
         let sizes = sizes.map(|first| DOWN_BLOCK.min(neurons - first));
         let mut sums: Vec<Covariance> = sizes.map(Covariance::new).collect();
-        let (mut gemm, mut block) = (Gemm::new(&self.on), Vec::new());
+        let (mut gemm, mut block) = (Gemm::new(&self.calibrator.on), Vec::new());
         for_each_unscaled_block(visits, inputs, d, |x, factors| {
             let tokens = factors.len();
             let products = |gemm: &mut Gemm<'_>, matrix: &[f32]| {
@@ -105,7 +116,7 @@ impl Job<'_> {
                     row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
                 }
             }
-            ffn_hidden(c.ffn_kind, self.on.cpu, &mut gates, &ups);
+            ffn_hidden(c.ffn_kind, self.calibrator.on.cpu, &mut gates, &ups);
             for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
                 hidden.iter_mut().for_each(|h| *h *= factor);
             }
@@ -115,27 +126,27 @@ impl Job<'_> {
                     block.extend_from_slice(&hidden[b * DOWN_BLOCK..][..sum.size()]);
                 }
                 debug_assert_eq!(block.len(), tokens * sum.size());
-                sum.add(&self.on, &block);
+                sum.add(&self.calibrator.on, &block);
             }
         });
         Ok(sums)
     }
 
-    /// The biases of an expert's neurons; empty without any.
+    /// Biases of an expert's neurons; empty if it has none.
     fn bias(&self, bank: Bank, role: Role) -> Result<Vec<f32>, Failure> {
         let id = TensorId::layer(role, bank.layer);
-        if self.shape(id).0 == 0 {
+        if self.calibrator.shape(id).0 == 0 {
             return Ok(Vec::new());
         }
-        let before = self.source.config().banks_of(bank.layer);
+        let before = self.calibrator.source.config().banks_of(bank.layer);
         let before = before.take_while(|other| other.expert != bank.expert);
         let first = before.map(|other| other.neurons as usize).sum();
         let mut bias = vec![0.0; bank.neurons as usize];
-        (self.source).read_rows(id, first, bias.len(), &mut bias)?;
+        (self.calibrator.source).read_rows(id, first, bias.len(), &mut bias)?;
         Ok(bias)
     }
 
-    /// A stored matrix in f32.
+    /// A stored matrix as f32.
     fn values(&self, stored: &StoredRows) -> Vec<f32> {
         let rows = stored
             .bytes
@@ -143,14 +154,14 @@ impl Job<'_> {
         let mut values = vec![0.0; rows.len() * stored.cols];
         for (row, values) in rows.zip(values.chunks_exact_mut(stored.cols)) {
             let row = Row::inline(stored.dtype, stored.cols, row);
-            self.on.cpu.dequantize(row, values);
+            self.calibrator.on.cpu.dequantize(row, values);
         }
         values
     }
 }
 
-/// The tokens that visit an expert with their shares; where they are few, others evenly spread.
-fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
+/// Tokens that visit an expert, with their weights; if there are too few, also others, evenly spread.
+fn inputs_of(visits: &Visits, expert: u32, d: usize) -> WeightedInputs {
     let choices = visits.choices.chunks_exact(visits.chosen.max(1));
     let shares = choices.map(|choices| choices.iter().find(|c| c.expert == expert));
     let shares: Vec<Option<f32>> = shares.map(|found| found.map(|c| c.weight)).collect();
@@ -159,13 +170,13 @@ fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
     let mean = if count > 0 { sum / count as f32 } else { 1.0 };
     let (missing, others) = ((LEAST * d).saturating_sub(count), shares.len() - count);
     let mut passed = 0;
-    let mut inputs = Inputs::new();
+    let mut inputs = WeightedInputs::new();
     for (token, share) in shares.into_iter().enumerate() {
         match share {
             Some(share) => inputs.push((token, share)),
             None => {
                 passed += 1;
-                // as many as are missing, one of every so many
+                // Take every n-th of the others, so that the missing number is reached.
                 if passed * missing / others > (passed - 1) * missing / others {
                     inputs.push((token, OTHERS * mean));
                 }
@@ -175,10 +186,10 @@ fn inputs_of(visits: &Visits, expert: u32, d: usize) -> Inputs {
     inputs
 }
 
-/// Hands over the inputs, each times its factor, and the factors, block by block.
+/// Calls `f` with blocks of inputs, each multiplied by its weight, and the weights.
 fn for_each_block(
     visits: &Visits,
-    inputs: &Inputs,
+    inputs: &WeightedInputs,
     d: usize,
     mut take: impl FnMut(&[f32], &[f32]),
 ) {
@@ -192,10 +203,10 @@ fn for_each_block(
     });
 }
 
-/// Hands over the inputs and their factors, block by block.
+/// Calls `f` with blocks of inputs and their weights.
 fn for_each_unscaled_block(
     visits: &Visits,
-    inputs: &Inputs,
+    inputs: &WeightedInputs,
     d: usize,
     mut take: impl FnMut(&[f32], &[f32]),
 ) {

@@ -1,16 +1,16 @@
-//! `emberflow pack --calibrate`: weights are rounded against what they read of a text.
+//! `emberflow pack --calibrate`: rounds weights to minimize the output error on a text.
 //!
-//! Layer by layer, a text runs through the model as rounded so far. The covariance of what a matrix
-//! reads says how an error in one weight can be made up for by the others that read along with it
-//! (`emberflow_predictor::rounding`). Rounded layers wait in a folder beside the output, with the
-//! residual stream behind the last one, so that a run that was stopped goes on where it was; the
-//! packer takes them from there.
+//! The text runs through the model layer by layer, through the layers as rounded so far. With the covariance of a
+//! matrix's inputs, the rounding error of one weight is compensated by the remaining weights of its row
+//! (`emberflow_predictor::rounding`). Rounded layers and the residual stream after the last one are stored in a
+//! folder next to the output, so that an interrupted run can be resumed; the packer reads them from there.
 //!
-//! The engine itself runs each layer, packed as a model of its own. Each expert is rounded against the
-//! tokens that visit it (`experts.rs`). A layer that shares keys and values is given those of the
-//! layer that has them, and all residual streams of a model go with the text.
+//! The engine runs each layer as a one-layer model. Each expert is rounded against the tokens that visit it
+//! (`experts.rs`). A layer that shares keys and values is given those of the layer that computes them, and models
+//! with several residual streams pass all of them on.
 
 mod experts;
+mod matrices;
 mod one_layer;
 mod pass;
 pub(crate) mod rounded;
@@ -21,78 +21,60 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::meta;
-use emberflow_kernels::{Compute, DType};
+use emberflow_kernels::Compute;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_predictor::rounding::{Covariance, Rounder};
+use emberflow_predictor::rounding::Rounder;
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::one_layer::{OneLayer, Place};
-use self::pass::{DOWN_BLOCK, Gathered, Wanted, run};
+use self::experts::ExpertCalibrator;
+use self::matrices::Calibrator;
+pub(crate) use self::matrices::is_calibrated;
+use self::one_layer::{LayerPlace, OneLayer};
+use self::pass::{Gathered, PassInputs, run};
 pub use self::rounded::Rounded;
-use self::rounded::{LayerRows, ROLES, StoredRows};
+use self::rounded::{LayerRows, ROLES};
 use self::stream::Stream;
 use crate::pack::layout::state_of;
 use crate::pack::options::PackOptions;
 use crate::windows::{self, Amount, Source};
 use crate::{Failure, interrupt, progress};
 
-/// Changes when the same input gives other bytes.
+/// Bump it when the same input gives different bytes.
 const VERSION: u32 = 1;
 
-/// Rows that are read and rounded together.
-const BATCH: usize = 1024;
-
-/// What to calibrate with.
+/// Calibration text and its use.
 #[derive(Debug, Clone, Copy)]
 pub struct Calibration<'a> {
     /// The text.
     pub text: &'a Source,
-    /// Tokens to take of it.
+    /// Tokens to use.
     pub tokens: u32,
-    /// Compute threads. They change no byte.
+    /// CPU threads. The result does not depend on them.
     pub threads: usize,
 }
 
-/// Whether the matrices of a role are rounded against the text in this format.
-pub(crate) fn takes(role: Role, dtype: DType) -> bool {
-    ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
-}
-
-/// A model whose weights are rounded.
+/// Result of a calibration.
 #[derive(Debug)]
 pub struct Calibrated {
-    /// Its matrices.
+    /// Rounded matrices.
     pub rounded: Rounded,
-    /// Layers taken over from an interrupted run.
+    /// Layers resumed from an interrupted run.
     pub resumed: u32,
 }
 
-/// A model being calibrated.
-struct Job<'a> {
-    source: &'a dyn Checkpoint,
-    options: &'a PackOptions,
-    on: Compute,
-    /// The tokens that layers are told of.
-    vocabulary: Vec<u32>,
-    folder: PathBuf,
-    /// Begins the name of every file of this run.
-    name: String,
-}
-
-/// The folder beside `output` where rounded layers wait.
+/// The folder next to `output` that holds rounded layers.
 pub fn folder(output: &Path) -> PathBuf {
     interrupt::beside(output, ".layers")
 }
 
-/// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller
-/// removes when they are packed. Matrices that `options` stores in a format without scales are left
-/// alone.
+/// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller removes once they are
+/// packed. Matrices that `options` stores in a format without scales are skipped.
 ///
 /// # Errors
-/// Wrong usage for formats that are not rounded; where the checkpoint cannot be read, a weight cannot be
-/// stored, or memory or disk do not suffice.
+/// A usage error for formats that cannot be calibrated; checkpoint read errors, weights that the format cannot
+/// represent, lack of memory or disk space.
 pub fn calibrate(
     source: &dyn Checkpoint,
     output: &Path,
@@ -100,10 +82,10 @@ pub fn calibrate(
     how: Calibration<'_>,
 ) -> Result<Calibrated, Failure> {
     let c = source.config();
-    let rounds = |t: &TensorInfo| takes(t.id.role, options.dtype_of(t.id));
+    let rounds = |t: &TensorInfo| is_calibrated(t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
-            "--calibrate rounds to q4, q4k and q8; the formats that were asked for are floats",
+            "--calibrate needs q4, q4k or q8; the requested formats are floats",
         ));
     }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
@@ -130,7 +112,7 @@ pub fn calibrate(
     )
     .into_bytes();
     what.extend(windows.iter().flatten().flat_map(|t| t.to_le_bytes()));
-    let job = Job {
+    let job = Calibrator {
         source,
         options,
         on: Compute::new(how.threads, None),
@@ -145,19 +127,20 @@ pub fn calibrate(
         tokens: windows.iter().map(|w| w.len() as u64).sum(),
         hash: job.name.clone(),
     };
-    let stored = |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| takes(id.role, dtype));
+    let stored =
+        |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| is_calibrated(id.role, dtype));
     Ok(Calibrated {
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
     })
 }
 
-impl Job<'_> {
+impl Calibrator<'_> {
     fn file(&self, layer: u32) -> PathBuf {
         self.folder.join(format!("{}-{layer}", self.name))
     }
 
-    /// Rounds the layers that an earlier run did not, and returns the number of those that it did.
+    /// Rounds the layers missing from an earlier run and returns the number of resumed ones.
     fn all_layers(&self, stream: &mut Stream) -> Result<u32, Failure> {
         let layers = self.source.config().layers;
         let state = self.folder.join(format!("{}-stream", self.name));
@@ -177,32 +160,32 @@ impl Job<'_> {
         Ok(begun)
     }
 
-    /// Rounds one layer: each matrix against what it reads when those before it are rounded. The
-    /// stream goes on behind the layer.
+    /// Rounds one layer, each matrix against its inputs after the matrices before it are rounded, and advances the
+    /// residual stream past the layer.
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
-        let none = Wanted::default();
+        let none = PassInputs::default();
         let experts = self.source.config().mixture_of(number).is_some();
-        let visited = self.takes_ffn(number);
+        let visited = self.calibrates_ffn(number);
         let steps = [
-            Wanted {
+            PassInputs {
                 attention: true,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 mixed: true,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 ffn: !experts,
                 visits: experts && visited,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 hidden: !experts,
                 ..none
             },
-            Wanted {
+            PassInputs {
                 advance: true,
                 ..none
             },
@@ -215,8 +198,8 @@ impl Job<'_> {
         Ok(rows)
     }
 
-    fn place(&self, layer: u32) -> Place<'_> {
-        Place {
+    fn place(&self, layer: u32) -> LayerPlace<'_> {
+        LayerPlace {
             source: self.source,
             options: self.options,
             vocabulary: &self.vocabulary,
@@ -224,12 +207,12 @@ impl Job<'_> {
         }
     }
 
-    /// Takes the stream through a layer, and keeps the keys and values that others share.
+    /// Runs the residual stream through a layer and stores keys and values that later layers share.
     fn pass(
         &self,
         layer: &OneLayer<'_>,
         stream: &mut Stream,
-        wanted: Wanted,
+        wanted: PassInputs,
     ) -> Result<Gathered, Failure> {
         let mut seen = run(&self.on, layer, &self.folder, stream, wanted)?;
         if let Some(stored) = seen.stored.take() {
@@ -250,7 +233,7 @@ impl Job<'_> {
         ];
         for (covariance, roles) in groups {
             let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
-            let takes = |&role: &Role| has(role) && takes(role, self.dtype(role, layer));
+            let takes = |&role: &Role| has(role) && is_calibrated(role, self.dtype(role, layer));
             let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;
@@ -262,81 +245,18 @@ impl Job<'_> {
                 rows.put(id, self.rows(id, &rounder)?);
             }
         }
-        if !seen.hidden.is_empty() && takes(Role::Down, self.dtype(Role::Down, layer)) {
+        if !seen.hidden.is_empty() && is_calibrated(Role::Down, self.dtype(Role::Down, layer)) {
             let id = TensorId::layer(Role::Down, layer);
             rows.put(id, self.down(id, seen.hidden)?);
         }
         if let Some(visits) = seen.visits {
-            self.experts(layer, &visits, rows)?;
+            ExpertCalibrator { calibrator: self }.round(layer, &visits, rows)?;
         }
         Ok(())
     }
 
-    /// Whether the FFNs of a layer are rounded.
-    fn takes_ffn(&self, layer: u32) -> bool {
-        takes(Role::Gate, self.dtype(Role::Gate, layer))
-    }
-
-    fn dtype(&self, role: Role, layer: u32) -> DType {
-        self.options.dtype_of(TensorId::layer(role, layer))
-    }
-
-    /// The rows of a matrix that reads what `rounder` was made for.
-    fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype_of(id);
-        let (count, cols) = self.shape(id);
-        let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
-        let mut values = Vec::new();
-        for first in (0..count).step_by(BATCH) {
-            let these = BATCH.min(count - first);
-            values.resize(these * cols, 0.0);
-            self.source.read_rows(id, first, these, &mut values)?;
-            let stored = rounder.rows(dtype, &values);
-            bytes.extend(self.stored(id, dtype, stored)?);
-        }
-        Ok(StoredRows { dtype, cols, bytes })
-    }
-
-    /// Down, whose stored rows are neurons: columns of the matrix, one for each of its inputs.
-    fn down(&self, id: TensorId, hidden: Vec<Covariance>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype_of(id);
-        let (_, cols) = self.shape(id);
-        let mut bytes = Vec::new();
-        let mut values = Vec::new();
-        for (block, covariance) in hidden.into_iter().enumerate() {
-            let size = covariance.size();
-            values.resize(size * cols, 0.0);
-            (self.source).read_rows(id, block * DOWN_BLOCK, size, &mut values)?;
-            let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
-            let stored = rounder.columns(dtype, cols, &values);
-            bytes.extend(self.stored(id, dtype, stored)?);
-        }
-        Ok(StoredRows { dtype, cols, bytes })
-    }
-
-    /// Rows and columns of a matrix.
-    fn shape(&self, id: TensorId) -> (usize, usize) {
-        let mut tensors = self.source.tensors().iter();
-        let found = tensors.find(|t| t.id == id);
-        found.map_or((0, 0), |t| (t.rows, t.cols))
-    }
-
-    /// The stored rows, or why there are none.
-    fn stored(
-        &self,
-        id: TensorId,
-        dtype: DType,
-        rows: Result<Option<Vec<u8>>, emberflow_kernels::QuantizeError>,
-    ) -> Result<Vec<u8>, Failure> {
-        let why = match rows {
-            Ok(Some(rows)) => return Ok(rows),
-            Ok(None) => "the format has no scales".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        Err(Failure::Fault(format!(
-            "{}: tensor {id} cannot be rounded to {}: {why}",
-            self.source.path().display(),
-            dtype.name()
-        )))
+    /// Whether the FFN of a layer is calibrated.
+    fn calibrates_ffn(&self, layer: u32) -> bool {
+        is_calibrated(Role::Gate, self.dtype(Role::Gate, layer))
     }
 }

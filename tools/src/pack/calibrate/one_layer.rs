@@ -1,4 +1,4 @@
-//! One layer of a checkpoint as a model of its own, some of its matrices rounded.
+//! One layer of a checkpoint as a one-layer model, with the matrices rounded so far.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,37 +12,36 @@ use super::rounded::{LayerRows, ROLES};
 use super::stream;
 use crate::pack::options::PackOptions;
 
-/// Neurons of a layer without its FFN: zeros, none of which fires or adds anything.
+/// Neurons of a layer run without its FFN: all zero, so that they add nothing.
 const NO_FFN: u32 = 32;
 
-/// Which layer, and what does not change between its passes.
+/// A layer and the arguments shared by all its passes.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct LayerPlace<'a> {
     /// The whole model.
     pub source: &'a dyn Checkpoint,
-    /// How its matrices will be stored.
+    /// Storage formats.
     pub options: &'a PackOptions,
-    /// The tokens that the layer is told of. They count where layers have inputs by token.
+    /// Tokens for which the layer has inputs, for models with inputs per token and layer.
     pub vocabulary: &'a [u32],
-    /// The layer's number.
+    /// Layer number.
     pub layer: u32,
 }
 
-/// A checkpoint of one layer, which is given residual streams.
+/// A one-layer checkpoint that receives residual streams as input.
 pub struct OneLayer<'a> {
-    at: Place<'a>,
+    at: LayerPlace<'a>,
     config: ModelConfig,
     tensors: Vec<TensorInfo>,
-    /// What replaces the source's rows.
+    /// Matrices that replace the source's.
     rounded: &'a LayerRows,
-    /// Whether the layer has its FFN.
+    /// Whether the FFN is included; otherwise it is all zeros.
     ffn: bool,
 }
 
 impl<'a> OneLayer<'a> {
-    /// The layer `at` with the matrices of `rounded` in place of its own, and `ffn` or nothing in its
-    /// place.
-    pub fn new(at: Place<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
+    /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn` its FFN is zero.
+    pub fn new(at: LayerPlace<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
         let (c, layer) = (at.source.config(), at.layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
@@ -87,46 +86,46 @@ impl<'a> OneLayer<'a> {
         }
     }
 
-    /// The layer's number in its model.
+    /// Layer number in the whole model.
     pub fn number(&self) -> u32 {
         self.at.layer
     }
 
-    /// Whether neurons that do not fire can be left out.
+    /// Whether inactive neurons can be skipped.
     pub fn ffn_is_sparse(&self) -> bool {
         self.config.has_zeros()
     }
 
-    /// Whether it makes the residual streams from the tokens itself: the first layer of a model of
-    /// several.
+    /// Whether the layer computes the residual streams from the tokens: the first layer of a model with several
+    /// streams.
     pub fn embeds(&self) -> bool {
         self.at.layer == 0 && self.config.form.streams.is_some()
     }
 
-    /// The layer whose keys and values it reads, where it has none of its own. Here it has some of
-    /// zeros, in whose place it is given those.
+    /// The layer whose keys and values this one reads, if it has none. Its own are zeros here and are overwritten by
+    /// those.
     pub fn shares(&self) -> Option<u32> {
         let owner = self.at.source.config().kv_layer(self.at.layer);
         (owner != self.at.layer).then_some(owner)
     }
 
-    /// Whether a tensor is zeros here.
+    /// Whether a tensor is replaced by zeros.
     fn is_zero(&self, id: TensorId) -> bool {
         match id.role {
             Role::Gate | Role::Up | Role::Down => !self.ffn,
             Role::GateBias | Role::UpBias | Role::DownBias => !self.ffn,
             Role::K | Role::V | Role::KBias | Role::VBias | Role::KNorm => self.shares().is_some(),
             Role::Embed => self.config.form.streams.is_none(),
-            // other streams are made from the embedding once, and never merged
+            // Later streams come from the first layer, and are not merged here.
             Role::StreamIn => !self.embeds(),
             Role::StreamOut => true,
             _ => false,
         }
     }
 
-    /// Reads a row of a tensor of the streams as it will be stored.
+    /// Reads a row of a residual-stream tensor, rounded to its storage format.
     fn read_row(&self, id: TensorId, number: usize, out: &mut [f32]) -> Result<(), Error> {
-        let Place {
+        let LayerPlace {
             source,
             options,
             vocabulary,
@@ -135,7 +134,7 @@ impl<'a> OneLayer<'a> {
         let streams = source.config().form.streams;
         let read = |id, number, row: &mut [f32]| {
             source.read_rows(id, number, 1, row)?;
-            // packing the whole model says what cannot be stored
+            // Packing the whole model reports what cannot be stored.
             let _ = stream::round(options.dtype_of(id), row);
             Ok(())
         };
@@ -161,7 +160,7 @@ impl<'a> OneLayer<'a> {
 
 /// The form of layer `layer` alone.
 fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
-    // Positions are in the stream already, and there is no head to speak of.
+    // The residual stream already has position embeddings, and there is no head.
     let nope = c.form.nope_layers.contains(&layer).then_some(0);
     let top = c.form.gate_top.get(layer as usize);
     let top = top.filter(|&&share| ffn && share > 0.0);

@@ -1,4 +1,4 @@
-//! One layer over the text: what its matrices read, and what it gives on.
+//! Runs the text through one layer and gathers the inputs of its matrices.
 
 use std::path::Path;
 
@@ -16,65 +16,64 @@ use crate::pack::options::PackOptions;
 use crate::pack::write::write;
 use crate::{Failure, interrupt};
 
-/// Neurons of a Down whose errors are compensated together: the covariance of so many takes 64 MiB.
-/// The neurons of a wider FFN are cut into blocks of this many, by the checkpoint's order, which
-/// know nothing of each other.
+/// Number of Down's input columns whose errors are compensated together; the covariance takes 64 MiB. A wider FFN is
+/// cut into independent blocks of this size, in the checkpoint's order.
 pub const DOWN_BLOCK: usize = 4096;
 
 /// What to gather in a pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// What Q, K and V read.
+pub struct PassInputs {
+    /// Inputs of Q, K and V.
     pub attention: bool,
-    /// What O reads.
+    /// Inputs of O.
     pub mixed: bool,
-    /// What Gate and Up read.
+    /// Inputs of Gate and Up.
     pub ffn: bool,
-    /// What the experts read and which tokens visit them; needs the FFN.
+    /// Inputs of the experts and the routes; needs the FFN.
     pub visits: bool,
-    /// What Down reads, of an FFN without experts; needs the FFN.
+    /// Inputs of Down of a dense FFN; needs the FFN.
     pub hidden: bool,
-    /// The layer's output becomes the stream; needs the FFN.
+    /// Replace the residual stream by the layer's output; needs the FFN.
     pub advance: bool,
 }
 
-impl Wanted {
-    /// Whether the FFN is computed.
+impl PassInputs {
+    /// Whether the FFN has to be computed.
     pub fn needs_ffn(self) -> bool {
         self.visits || self.hidden || self.advance
     }
 }
 
-/// What was gathered.
+/// Covariances gathered in a pass.
 #[derive(Debug, Default)]
 pub struct Gathered {
-    /// Of Q, K and V.
+    /// Of the inputs of Q, K and V.
     pub attention: Option<Covariance>,
-    /// Of O.
+    /// Of the inputs of O.
     pub mixed: Option<Covariance>,
-    /// Of Gate and Up.
+    /// Of the inputs of Gate and Up.
     pub ffn: Option<Covariance>,
-    /// Of Down, block by block of neurons.
+    /// Of the inputs of Down, per block of neurons.
     pub hidden: Vec<Covariance>,
-    /// Of the experts.
+    /// Inputs of the experts.
     pub visits: Option<Visits>,
-    /// Keys and values of a layer that shares its own, where the stream goes on.
+    /// Keys and values that later layers share; set if the residual stream advances.
     pub stored: Option<[Vec<f32>; 2]>,
 }
 
-/// What the experts of a layer read.
+/// Inputs of a layer's experts.
 #[derive(Debug, Default)]
 pub struct Visits {
-    /// What Gate and Up read, `[tokens × d]`.
+    /// Inputs of Gate and Up, `[tokens × d]`.
     pub x: Vec<f32>,
-    /// The chosen experts of each token with the factors of their results, `[tokens × chosen]`.
+    /// Chosen experts and router weights, `[tokens × chosen]`.
     pub choices: Vec<Choice>,
-    /// How many experts a token visits.
+    /// Experts per token.
     pub chosen: usize,
 }
 
 impl Gathered {
-    fn new(wanted: Wanted, keeps: bool, engine: &Engine) -> Self {
+    fn new(wanted: PassInputs, keeps: bool, engine: &Engine) -> Self {
         let c = engine.config();
         let d = c.d_model as usize;
         let mixed = match c.mixer_of(0) {
@@ -88,9 +87,10 @@ impl Gathered {
             attention: wanted.attention.then(|| Covariance::new(d)),
             mixed: wanted.mixed.then(|| Covariance::new(mixed)),
             ffn: wanted.ffn.then(|| Covariance::new(d)),
-            hidden: match wanted.hidden {
-                true => sizes.map(Covariance::new).collect(),
-                false => Vec::new(),
+            hidden: if wanted.hidden {
+                sizes.map(Covariance::new).collect()
+            } else {
+                Vec::new()
             },
             visits: wanted.visits.then(|| Visits {
                 chosen: c.mixture_of(0).map_or(1, |m| m.chosen as usize),
@@ -101,16 +101,16 @@ impl Gathered {
     }
 }
 
-/// Takes the stream's windows through `layer`, packed into `folder` for that.
+/// Runs the windows of the residual stream through `layer`, which is packed into `folder` first.
 ///
 /// # Errors
-/// Where the layer cannot be packed or run.
+/// The layer cannot be packed or run.
 pub fn run(
     on: &Compute,
     layer: &OneLayer<'_>,
     folder: &Path,
     stream: &mut Stream,
-    wanted: Wanted,
+    wanted: PassInputs,
 ) -> Result<Gathered, Failure> {
     let mut engine = open(on, layer, folder, stream, wanted)?;
     let mut gathered = Gathered::new(wanted, stream.keeps(layer.number()), &engine);
@@ -149,7 +149,7 @@ pub fn run(
 }
 
 impl Gathered {
-    /// Takes one window through the layer.
+    /// Runs one window through the layer.
     fn window(
         &mut self,
         on: &Compute,
@@ -180,17 +180,17 @@ impl Gathered {
     }
 }
 
-/// Packs the layer and opens it with room for whole windows: a window is one block of the sums, so
-/// the memory of the machine does not show in them.
+/// Packs the layer and opens it with room for whole windows. One window is one chunk, so that the result does not
+/// depend on free memory.
 fn open(
     on: &Compute,
     layer: &OneLayer<'_>,
     folder: &Path,
     stream: &Stream,
-    wanted: Wanted,
+    wanted: PassInputs,
 ) -> Result<Engine, Failure> {
     let path = folder.join("layer.ember");
-    // what an interrupted run left is of another step
+    // Files left by an interrupted run belong to another step.
     for ending in ["", ".partial", ".partial.journal"] {
         let old = interrupt::beside(&path, ending);
         if old.exists() {
@@ -206,9 +206,10 @@ fn open(
     let sparse = layer.ffn_is_sparse();
     let options = Options {
         threads: on.threads(),
-        sparsity: match sparse {
-            true => Sparsity::Exact,
-            false => Sparsity::Dense,
+        sparsity: if sparse {
+            Sparsity::Exact
+        } else {
+            Sparsity::Dense
         },
         context: window,
         lab: Lab {
@@ -219,12 +220,12 @@ fn open(
         ..Options::new(Budget::Auto)
     };
     let engine = Engine::open(Model::load(&path)?, options)?;
-    // the open file stays readable
+    // The open file stays readable.
     std::fs::remove_file(&path).map_err(Failure::file(&path))?;
     if engine.chunk() < window {
         return Err(Failure::usage(format!(
-            "calibrating runs {window} tokens through a layer at once, and this machine's free memory \
-             allows {}; free some memory",
+            "calibration runs {window} tokens through a layer at once, but free memory allows only \
+             {}; free some memory",
             engine.chunk()
         )));
     }

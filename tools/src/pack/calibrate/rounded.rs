@@ -1,8 +1,7 @@
-//! Rounded matrices: of one layer in memory, of all layers in files beside the output.
+//! Rounded matrices: of one layer in memory, of all layers in files next to the output.
 //!
-//! A layer's file holds its matrices' stored rows one after the other, those of attention and then
-//! expert by expert, in the order of [`ROLES`] and in the checkpoint's order of neurons, then their
-//! checksum. It gets its name when it is whole.
+//! A layer's file holds the stored rows of its matrices: attention, then expert by expert, in the order of [`ROLES`]
+//! and the checkpoint's order of neurons, followed by a checksum. It is renamed to its final name once complete.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Failure, atomic};
 
-/// Roles of a layer's matrices, in the order in which they are rounded.
+/// Roles of a layer's matrices, in the order of rounding.
 pub const ROLES: [Role; 9] = [
     Role::Q,
     Role::K,
@@ -30,18 +29,18 @@ pub const ROLES: [Role; 9] = [
     Role::Down,
 ];
 
-/// A matrix as stored.
+/// A matrix as stored in a container.
 #[derive(Debug, Clone)]
 pub struct StoredRows {
-    /// Its block format.
+    /// Block format.
     pub dtype: DType,
     /// Elements of a row.
     pub cols: usize,
-    /// The rows, scales behind each row's quants.
+    /// Rows; each has its quants, then its scales.
     pub bytes: Vec<u8>,
 }
 
-/// The matrices of a layer that are rounded so far.
+/// The matrices of a layer that have been rounded.
 #[derive(Debug, Default)]
 pub struct LayerRows(BTreeMap<(u32, usize), StoredRows>);
 
@@ -51,7 +50,7 @@ impl LayerRows {
         self.0.get(&place_of(id)?)
     }
 
-    /// Adds one.
+    /// Adds a matrix.
     pub fn put(&mut self, id: TensorId, rows: StoredRows) {
         if let Some(place) = place_of(id) {
             self.0.insert(place, rows);
@@ -61,7 +60,7 @@ impl LayerRows {
     /// Writes the layer's file.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn save(&self, path: &Path) -> Result<(), Failure> {
         let rows = self.0.values();
         let mut bytes: Vec<u8> = rows.flat_map(|rows| &rows.bytes).copied().collect();
@@ -70,10 +69,10 @@ impl LayerRows {
     }
 }
 
-/// What matrices are sorted by in a layer's file; `None` for one that is not there.
+/// Sort key of a matrix in its layer's file; `None` if it is not stored there.
 fn place_of(id: TensorId) -> Option<(u32, usize)> {
     let role = ROLES.iter().position(|&role| role == id.role)?;
-    // what mixes tokens is before all experts
+    // Mixers come before the experts.
     let expert = if id.role.is_bundled() {
         id.expert + 1
     } else {
@@ -82,9 +81,9 @@ fn place_of(id: TensorId) -> Option<(u32, usize)> {
     Some((expert, role))
 }
 
-/// Where a matrix lies in its layer's file.
+/// Position of a matrix in its layer's file.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct MatrixRange {
     offset: u64,
     stride: usize,
 }
@@ -94,15 +93,15 @@ struct Place {
 pub struct Rounded {
     summary: Calibration,
     layers: Vec<(PathBuf, File)>,
-    places: BTreeMap<TensorId, Place>,
+    places: BTreeMap<TensorId, MatrixRange>,
 }
 
 impl Rounded {
-    /// Opens and checks the files at `paths`, one per layer; `stored` says in which format a matrix
-    /// is stored, `None` for those that are not in the file.
+    /// Opens and checks the files at `paths`, one per layer. `stored` gives the format of a matrix, `None` if it is
+    /// not in the file.
     ///
     /// # Errors
-    /// The system's, and a fault where a file is not what was written.
+    /// I/O errors, and a failed check for a damaged file.
     pub fn open(
         paths: Vec<PathBuf>,
         config: &ModelConfig,
@@ -129,14 +128,14 @@ impl Rounded {
             {
                 if let Some(dtype) = stored(shape.id) {
                     let stride = dtype.row_bytes(shape.cols);
-                    places.insert(shape.id, Place { offset, stride });
+                    places.insert(shape.id, MatrixRange { offset, stride });
                     offset += (shape.rows * stride) as u64;
                 }
             }
             let bytes = std::fs::read(&path).map_err(Failure::file(&path))?;
             if !is_whole(&bytes, offset) {
                 return Err(Failure::Fault(format!(
-                    "{} is damaged: delete it and give the command again",
+                    "{} is damaged: delete it and run the command again",
                     path.display()
                 )));
             }
@@ -150,20 +149,20 @@ impl Rounded {
         })
     }
 
-    /// What they were rounded against.
+    /// How the matrices were calibrated.
     pub fn summary(&self) -> &Calibration {
         &self.summary
     }
 
-    /// Whether the matrix is here.
+    /// Whether the matrix is stored here.
     pub fn has(&self, id: TensorId) -> bool {
         self.places.contains_key(&id)
     }
 
-    /// Reads consecutive stored rows, from row `first` on, into `out`.
+    /// Reads consecutive stored rows, starting at row `first`, into `out`.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn read(&self, id: TensorId, first: usize, out: &mut [u8]) -> Result<(), Failure> {
         let layer = self.layers.get(id.layer as usize);
         let (Some(place), Some((path, file))) = (self.places.get(&id), layer) else {
@@ -174,7 +173,7 @@ impl Rounded {
     }
 }
 
-/// Whether a layer's file has these bytes of rows and their checksum.
+/// Whether a layer's file has `rows` bytes of rows and a matching checksum.
 fn is_whole(bytes: &[u8], rows: u64) -> bool {
     match bytes.split_last_chunk() {
         Some((body, sum)) => body.len() as u64 == rows && xxh3_64(body) == u64::from_le_bytes(*sum),

@@ -1,4 +1,4 @@
-//! The residual streams of the text's windows between two layers.
+//! Residual streams of the text's windows between two layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,24 +12,23 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::pack::options::PackOptions;
 use crate::{Failure, atomic};
 
-/// What goes into the next layer.
+/// Input of the next layer.
 pub struct Stream {
-    /// Elements of a row: those of all residual streams.
+    /// Elements of a row, over all residual streams.
     pub width: usize,
-    /// Rows of each window.
+    /// Rows per window.
     pub windows: Vec<usize>,
     /// `[rows × width]`, window after window.
     pub x: Vec<f32>,
-    /// The number of each row's token in the [`vocabulary`].
+    /// Index into [`vocabulary`] per row.
     pub tokens: Vec<u32>,
-    /// Keys and values of the layers whose own others share, by layer, `[rows × kv_heads·head_dim]`.
+    /// Keys and values that later layers share, by layer, `[rows × kv_heads·head_dim]`.
     pub stored: BTreeMap<u32, [Vec<f32>; 2]>,
-    /// Layers whose keys and values are to be kept, and elements of a row of each.
+    /// Layers whose keys and values are shared, and elements of a row of them.
     sharing: (BTreeSet<u32>, usize),
 }
 
-/// The tokens that layers are told of: those of the text where layers have inputs by token, or one
-/// for all.
+/// The distinct tokens of the text if layers have inputs per token, otherwise a single one.
 pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
     match c.form.streams {
         Some(_) => {
@@ -40,7 +39,7 @@ pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
     }
 }
 
-/// Rounds a row to what it is when stored in `dtype`.
+/// Rounds a row to the values that `dtype` can store.
 pub fn round(dtype: DType, row: &mut [f32]) -> Result<(), QuantizeError> {
     let mut stored = vec![0; dtype.row_bytes(row.len())];
     let (quants, scales) = stored.split_at_mut(dtype.quants_bytes(row.len()));
@@ -49,14 +48,14 @@ pub fn round(dtype: DType, row: &mut [f32]) -> Result<(), QuantizeError> {
     Ok(())
 }
 
-/// A table of vectors, read as they will be stored.
-struct Table<'a> {
+/// An embedding table, read with the rounding of its storage format.
+struct EmbeddingTable<'a> {
     source: &'a dyn Checkpoint,
     id: TensorId,
     dtype: DType,
 }
 
-impl<'a> Table<'a> {
+impl<'a> EmbeddingTable<'a> {
     fn new(source: &'a dyn Checkpoint, options: &PackOptions, role: Role) -> Self {
         let id = TensorId::global(role);
         let dtype = options.dtype_of(id);
@@ -77,12 +76,12 @@ impl<'a> Table<'a> {
 }
 
 impl Stream {
-    /// What goes into the first layer: the tokens' embedding, and that of positions where there is
-    /// one, as they will be stored. A model of several residual streams makes them from the tokens
-    /// in its first layer, before which they are zeros here.
+    /// Input of the first layer: token embeddings, plus position embeddings if the model has them, rounded to their
+    /// storage format. With several residual streams the first layer computes them from the tokens, and they are
+    /// zeros here.
     ///
     /// # Errors
-    /// Where an embedding cannot be read, or stored in its format.
+    /// An embedding cannot be read or stored in its format.
     pub fn embed(
         source: &dyn Checkpoint,
         options: &PackOptions,
@@ -120,7 +119,7 @@ impl Stream {
         windows: &[Vec<u32>],
     ) -> Result<(), Failure> {
         let (c, d) = (source.config(), self.width);
-        let tokens = Table::new(source, options, Role::Embed);
+        let tokens = EmbeddingTable::new(source, options, Role::Embed);
         for (&token, row) in windows.iter().flatten().zip(self.x.chunks_exact_mut(d)) {
             tokens.read(token as usize, row)?;
         }
@@ -128,7 +127,7 @@ impl Stream {
             (self.x.iter_mut()).for_each(|x| *x *= c.form.embedding_scale);
         }
         if let Some(before) = c.form.learned_positions {
-            let positions = Table::new(source, options, Role::Positions);
+            let positions = EmbeddingTable::new(source, options, Role::Positions);
             let numbers = windows.iter().flat_map(|window| 0..window.len());
             let mut vector = vec![0.0; d];
             for (number, row) in numbers.zip(self.x.chunks_exact_mut(d)) {
@@ -139,15 +138,15 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether keys and values of a layer are to be kept in `stored`.
+    /// Whether the keys and values of a layer are stored for later layers.
     pub fn keeps(&self, layer: u32) -> bool {
         self.sharing.0.contains(&layer)
     }
 
-    /// Keeps it, as what goes into layer `layer`, for a run that is stopped.
+    /// Saves the input of layer `layer`, from which an interrupted run resumes.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn save(&self, path: &Path, layer: u32) -> Result<(), Failure> {
         let stored = self.stored.values().flatten().flatten();
         let values = self.x.iter().chain(stored);
@@ -158,7 +157,7 @@ impl Stream {
         atomic::write(path, &bytes)
     }
 
-    /// Takes up what was kept, if it is whole, and returns the layer that it goes into.
+    /// Loads a saved stream if it is intact, and returns the layer that it is the input of.
     pub fn load(&mut self, path: &Path) -> Option<u32> {
         let bytes = std::fs::read(path).ok()?;
         let (body, sum) = bytes.split_last_chunk()?;

@@ -1,8 +1,9 @@
-//! Layers taken one by one are those of the whole model, and a run that is stopped goes on.
+//! Layers run one by one give the same values as the whole model, and an interrupted run resumes.
 
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::{Budget, Engine, FfnSeen, Lab, Logits, Model, Options};
+use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 
 use super::*;
@@ -21,11 +22,11 @@ fn job<'a>(
     source: &'a dyn Checkpoint,
     options: &'a PackOptions,
     folder: &Path,
-) -> (Job<'a>, Stream) {
+) -> (Calibrator<'a>, Stream) {
     let windows = windows(source.config());
     let vocabulary = stream::vocabulary(source.config(), &windows);
     let stream = Stream::embed(source, options, &windows, &vocabulary).unwrap();
-    let job = Job {
+    let job = Calibrator {
         source,
         options,
         on: Compute::new(1, None),
@@ -36,7 +37,7 @@ fn job<'a>(
     (job, stream)
 }
 
-/// The inputs of all FFNs of the model in one piece, layer by layer.
+/// The inputs of all FFNs when the whole model runs at once, by layer.
 fn whole(source: &dyn Checkpoint, options: &PackOptions, folder: &Path) -> Vec<Vec<f32>> {
     let path = folder.join("whole.ember");
     write(source, &path, options, None, &mut |_, _| {}).unwrap();
@@ -65,10 +66,10 @@ fn layers_of_several_streams_read_what_they_read_in_the_whole_model() {
     let options = PackOptions::new(DType::F32);
     let expected = whole(source.as_ref(), &options, dir.path());
     let (job, mut stream) = job(source.as_ref(), &options, dir.path());
-    let wanted = Wanted {
+    let wanted = PassInputs {
         visits: true,
         advance: true,
-        ..Wanted::default()
+        ..PassInputs::default()
     };
     let rows = LayerRows::default();
     let mut shared = 0;
@@ -91,7 +92,7 @@ fn a_stopped_run_knows_the_keys_and_values_that_are_shared() {
         .map(|dir| job(source.as_ref(), &options, dir.path()));
     let layers = source.config().layers;
     assert_eq!(whole.all_layers(&mut stream).unwrap(), 0);
-    // stopped behind the layers that have keys and values of their own
+    // Stopped after the layers that have their own keys and values.
     let begun = layers - 2;
     for layer in 0..begun {
         let rows = stopped.layer(layer, &mut early).unwrap();
@@ -104,7 +105,7 @@ fn a_stopped_run_knows_the_keys_and_values_that_are_shared() {
     assert_eq!(again.all_layers(&mut late).unwrap(), begun);
     assert!(early.stored.len() == 2 && early.stored == late.stored);
     for layer in 0..layers {
-        let bytes = |job: &Job<'_>| std::fs::read(job.file(layer)).unwrap();
+        let bytes = |job: &Calibrator<'_>| std::fs::read(job.file(layer)).unwrap();
         assert!(bytes(&whole) == bytes(&again), "layer {layer}");
     }
 }

@@ -1,23 +1,23 @@
-//! How a model writes a call.
+//! Formats of tool calls.
 
 use emberflow_models::tokenizer::Tokenizer;
 
-/// The form.
+/// How a model writes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum CallFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`, anywhere in a text: Hermes, Qwen.
     Tagged,
     /// `{"name": …, "parameters": …}` instead of a text: Llama 3.
     Bare,
-    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` behind a text: Mistral.
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` after a text: Mistral.
     Listed,
-    /// A channel of gpt-oss's: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}`.
+    /// A channel of gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}`.
     Harmony,
-    /// `[TOOL_CALLS]NAME[ARGS]{…}` behind a text, once for each call: newer models of Mistral.
+    /// `[TOOL_CALLS]NAME[ARGS]{…}` after a text, once per call: newer Mistral models.
     Named,
 }
 
-/// Signs of gpt-oss's messages.
+/// Marker tokens of gpt-oss.
 pub const HARMONY: [&str; 5] = [
     "<|start|>",
     "<|channel|>",
@@ -26,8 +26,8 @@ pub const HARMONY: [&str; 5] = [
     "<|end|>",
 ];
 
-impl Form {
-    /// That of a chat template.
+impl CallFormat {
+    /// The format used by a chat template.
     pub fn of_template(template: &str) -> Self {
         let has = |text: &str| template.contains(text);
         if has("<|channel|>") && has("<|message|>") {
@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// What stands before a call, or before all of them.
+    /// Text before a call, or before a list of calls.
     pub fn open(self) -> &'static str {
         match self {
             Self::Tagged => "<tool_call>",
@@ -52,7 +52,7 @@ impl Form {
         }
     }
 
-    /// What stands behind it.
+    /// Text after a call.
     pub fn close(self) -> &'static str {
         match self {
             Self::Tagged => "</tool_call>",
@@ -61,7 +61,7 @@ impl Form {
         }
     }
 
-    /// The member with the arguments, or what stands before them.
+    /// The member with the arguments, or the text before them.
     pub fn arguments(self) -> &'static str {
         match self {
             Self::Tagged | Self::Listed => "arguments",
@@ -71,7 +71,7 @@ impl Form {
         }
     }
 
-    /// Those tokens of its signs that are no text elsewhere.
+    /// Markers that are special tokens.
     pub fn signs(self, tokenizer: &Tokenizer) -> Vec<u32> {
         let all: &[&str] = match self {
             Self::Tagged => &["<tool_call>", "</tool_call>"],
@@ -86,7 +86,7 @@ impl Form {
     }
 }
 
-/// The token of this text, if it is a structural one.
+/// The special token with this text, if there is one.
 pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
     let token = tokenizer.token_to_id(text);
     token.filter(|&token| tokenizer.is_special(token))

@@ -1,39 +1,39 @@
-//! Grammars of calls: forced ones, and those of a text that may have calls with valid arguments.
+//! Grammars of forced calls, and of texts with optional calls whose arguments are valid.
 
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::{Rules, bounded};
-use super::form::{Form, HARMONY, special};
+use super::form::{CallFormat, HARMONY, special};
 
-/// Most calls in a text where they are forced.
+/// Maximum calls in a text if they are forced.
 const MAX_CALLS: usize = 8;
 
-/// A tool as grammars see it.
+/// A tool, as needed for grammars.
 pub struct Callable<'a> {
     pub name: &'a str,
-    /// Schema of its arguments.
+    /// JSON schema of its arguments.
     pub parameters: Value,
 }
 
-/// What a text may have.
+/// Which calls a text may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calls {
-    /// One call and nothing else.
+    /// Exactly one call, and no other text.
     One,
-    /// Calls and nothing else.
+    /// Calls, and no other text.
     Some,
-    /// Any text, and calls.
+    /// Any text and calls.
     Any,
 }
 
-/// A grammar of texts with calls of these tools.
+/// The grammar of texts with calls of these tools.
 ///
 /// # Errors
-/// Schemas that cost too much.
+/// Too large schemas.
 pub fn grammar(
-    form: Form,
+    form: CallFormat,
     tokenizer: &Tokenizer,
     tools: Vec<Callable<'_>>,
     calls: Calls,
@@ -46,8 +46,8 @@ pub fn grammar(
         names.push(format!("f{at}"));
         let name = json!(tool.name).to_string();
         rules += &match form {
-            Form::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
-            Form::Harmony => {
+            CallFormat::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
+            CallFormat::Harmony => {
                 let begin = format!("commentary to=functions.{} ", tool.name);
                 format!("f{at}: {} arguments a{at}\n", quoted(&begin))
             }
@@ -59,11 +59,11 @@ pub fn grammar(
         rules += &format!("a{at}: %json {schema}\n");
     }
     let one = names.join(" | ");
-    // Structural tokens are no text; what they are makes no difference to what a grammar costs.
+    // Special tokens need another notation, but do not change the grammar's size.
     let write = |sign: &dyn Fn(&str) -> String| {
         let arguments = match form {
-            Form::Named => format!("arguments: {}\n", sign(form.arguments())),
-            Form::Harmony => {
+            CallFormat::Named => format!("arguments: {}\n", sign(form.arguments())),
+            CallFormat::Harmony => {
                 let [_, _, constrain, message, _] = HARMONY.map(sign);
                 format!("arguments: {constrain} \"json\" {message}\n")
             }
@@ -86,43 +86,44 @@ fn quoted(text: &str) -> String {
 }
 
 /// The rules around `one`, a call.
-fn begin(form: Form, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
+fn begin(form: CallFormat, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
     let [open, close] = [form.open(), form.close()].map(sign);
     let more = format!("{{0,{}}}", MAX_CALLS - 1);
-    // A sign that is text ends free text as soon as it is there.
-    let before = match open.starts_with('<') {
-        true => format!("before: TEXT {open}\n"),
-        false => format!("before[lazy]: TEXT {open}\n"),
+    // If the marker is ordinary text, free text ends as soon as it appears.
+    let before = if open.starts_with('<') {
+        format!("before: TEXT {open}\n")
+    } else {
+        format!("before[lazy]: TEXT {open}\n")
     };
     let text = "TEXT: /(?s:.)*/\n";
     match (form, calls) {
-        (Form::Tagged, Calls::Any) => format!(
+        (CallFormat::Tagged, Calls::Any) => format!(
             "start: (before \"\\n\"? one \"\\n\"? {close})* rest\n{before}rest: TEXT\n{text}"
         ),
-        (Form::Tagged, _) => {
+        (CallFormat::Tagged, _) => {
             let again = match calls {
                 Calls::Some => format!(" (\"\\n\" call){more}"),
                 _ => String::new(),
             };
             format!("start: call{again}\ncall: {open} \"\\n\" one \"\\n\" {close}\n")
         }
-        (Form::Bare, Calls::Any) => {
+        (CallFormat::Bare, Calls::Any) => {
             "start: one | OTHER?\nOTHER: /\\s*[^\\s\\x{7B}](?s:.)*/\n".to_owned()
         }
-        (Form::Bare, _) => "start: one\n".to_owned(),
-        (Form::Listed, Calls::Any) => format!(
+        (CallFormat::Bare, _) => "start: one\n".to_owned(),
+        (CallFormat::Listed, Calls::Any) => format!(
             "start: before list | rest\nlist: \" \"? \"[\" one (\", \" one){more} {close}\n{before}rest: TEXT\n{text}"
         ),
-        (Form::Listed, Calls::Some) => {
+        (CallFormat::Listed, Calls::Some) => {
             format!("start: {open} \"[\" one (\", \" one){more} {close}\n")
         }
-        (Form::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
-        (Form::Named, Calls::Any) => {
+        (CallFormat::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
+        (CallFormat::Named, Calls::Any) => {
             format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
         }
-        (Form::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
-        // Its messages end with a call.
-        (Form::Harmony, _) => format!("start: {open} one\n"),
-        (Form::Named, Calls::One) => format!("start: {open} one\n"),
+        (CallFormat::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
+        // A gpt-oss message ends with its call.
+        (CallFormat::Harmony, _) => format!("start: {open} one\n"),
+        (CallFormat::Named, Calls::One) => format!("start: {open} one\n"),
     }
 }

@@ -1,17 +1,16 @@
-//! Tools that the model may call.
+//! Tool calls.
 //!
-//! The tools of a request go to the chat template ([`Asked::plan`]); what the model writes is read for
-//! calls while it comes ([`Reader`]). Where a call is asked for, or its arguments are strict, a grammar holds
-//! the text to that.
+//! The tools of a request are passed to the chat template ([`ToolOptions::plan`]); generated text is parsed for calls
+//! incrementally ([`CallReader`]). If a call is forced or arguments are strict, a grammar constrains the text.
 
-mod asked;
 mod form;
 mod grammar;
+mod options;
 mod reader;
 
-pub use asked::{Asked, Plan};
 pub use form::{HARMONY, special};
-pub use reader::{Part, Reader, begun};
+pub use options::{Plan, ToolOptions};
+pub use reader::{CallReader, Part, begun};
 
 #[cfg(test)]
 mod tests;

@@ -1,36 +1,36 @@
-//! Reads calls out of a text that comes piece by piece.
+//! Incremental parser of tool calls in generated text.
 
 use std::sync::Arc;
 
-use super::form::Form;
+use super::form::CallFormat;
 
-/// Longest beginning of a call, up to its arguments.
+/// Maximum bytes of a call before its arguments.
 const MAX_HEADER: usize = 512;
 
-/// What a piece of text brings.
+/// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Text beside calls.
+    /// Text outside of calls.
     Text(String),
-    /// What the model writes to itself.
+    /// Reasoning.
     Thought(String),
-    /// A call begins; its arguments follow.
+    /// Start of a call: the tool's name. Its arguments follow.
     Call(String),
-    /// More of the last call's arguments, which are JSON.
+    /// More of the last call's arguments, as JSON text.
     Arguments(String),
 }
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CallState {
     /// In text that a call may follow.
     Text,
-    /// In text that nothing follows.
+    /// In text that no call can follow.
     Plain,
     /// Before the arguments of a call.
     Header,
     Arguments(Scan),
-    /// Behind the arguments.
+    /// After the arguments.
     After,
 }
 
@@ -43,7 +43,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// Length of what still belongs to the object, and whether it ends there.
+    /// Length of the text that belongs to the object, if it ends in `text`.
     fn take(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -65,40 +65,40 @@ impl Scan {
     }
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
-pub struct Reader {
-    form: Form,
+pub struct CallReader {
+    form: CallFormat,
     names: Arc<[String]>,
-    state: State,
-    /// Text whose meaning is not clear yet.
+    state: CallState,
+    /// Text that cannot be classified yet.
     held: String,
     calls: usize,
 }
 
-impl Reader {
-    /// For calls of tools of these names.
-    pub fn new(form: Form, names: Arc<[String]>) -> Self {
+impl CallReader {
+    /// A parser for calls of the tools `names`.
+    pub fn new(form: CallFormat, names: Arc<[String]>) -> Self {
         Self {
             form,
             names,
-            state: State::Text,
+            state: CallState::Text,
             held: String::new(),
             calls: 0,
         }
     }
 
-    /// Tools that may be called.
+    /// Tool names.
     pub fn names(&self) -> Arc<[String]> {
         self.names.clone()
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
@@ -106,45 +106,45 @@ impl Reader {
         parts
     }
 
-    /// The rest, at the end of the text. Of a text that was cut off the beginning of a call is left out: it
-    /// would have become one.
+    /// Parses the rest at the end of the text. If the text was `cut` by its length limit, an incomplete call is
+    /// dropped rather than returned as text.
     pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
-            State::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
-            State::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
-            State::Text | State::Plain if rest.is_empty() => Vec::new(),
-            State::Text | State::Plain => vec![Part::Text(rest)],
-            State::Header if cut && self.form != Form::Bare => Vec::new(),
-            State::Header if self.calls > 0 && self.form == Form::Listed => {
+            CallState::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
+            CallState::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
+            CallState::Text | CallState::Plain if rest.is_empty() => Vec::new(),
+            CallState::Text | CallState::Plain => vec![Part::Text(rest)],
+            CallState::Header if cut && self.form != CallFormat::Bare => Vec::new(),
+            CallState::Header if self.calls > 0 && self.form == CallFormat::Listed => {
                 let text = (!rest.trim().is_empty()).then_some(Part::Text(rest));
                 text.into_iter().collect()
             }
-            State::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
-            State::Arguments(_) | State::After => Vec::new(),
+            CallState::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
+            CallState::Arguments(_) | CallState::After => Vec::new(),
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
-            State::Text => self.text(parts),
-            State::Plain => {
+            CallState::Text => self.text(parts),
+            CallState::Plain => {
                 parts.push(Part::Text(std::mem::take(&mut self.held)));
                 false
             }
-            State::Header => self.header(parts),
-            State::Arguments(mut scan) => {
+            CallState::Header => self.header(parts),
+            CallState::Arguments(mut scan) => {
                 let end = scan.take(&self.held);
                 let rest = self.held.split_off(end.unwrap_or(self.held.len()));
                 parts.push(Part::Arguments(std::mem::replace(&mut self.held, rest)));
                 self.state = match end {
-                    Some(_) => State::After,
-                    None => State::Arguments(scan),
+                    Some(_) => CallState::After,
+                    None => CallState::Arguments(scan),
                 };
                 true
             }
-            State::After => self.after(),
+            CallState::After => self.after(),
         }
     }
 
@@ -158,9 +158,9 @@ impl Reader {
             }
             if start.starts_with('{') {
                 self.held = start.to_owned();
-                self.state = State::Header;
+                self.state = CallState::Header;
             } else {
-                self.state = State::Plain;
+                self.state = CallState::Plain;
             }
             return true;
         }
@@ -169,22 +169,22 @@ impl Reader {
         let rest = self.held.split_off(clear);
         let before = std::mem::replace(&mut self.held, rest);
         if self.calls > 0 && before.trim().is_empty() {
-            // Between two calls.
+            // White space between two calls.
         } else if !before.is_empty() {
             parts.push(Part::Text(before));
         }
         if found.is_some() {
             self.held.drain(..open.len());
-            self.state = State::Header;
+            self.state = CallState::Header;
         }
         found.is_some()
     }
 
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
         let found = match self.form {
-            Form::Tagged | Form::Bare => header(&self.held),
-            Form::Listed => listed_header(&self.held),
-            Form::Named | Form::Harmony => named_header(&self.held),
+            CallFormat::Tagged | CallFormat::Bare => header(&self.held),
+            CallFormat::Listed => listed_header(&self.held),
+            CallFormat::Named | CallFormat::Harmony => named_header(&self.held),
         };
         match found {
             Header::Unclear if self.held.len() <= MAX_HEADER => false,
@@ -192,28 +192,28 @@ impl Reader {
                 self.held.drain(..at);
                 parts.push(Part::Call(name));
                 self.calls += 1;
-                self.state = State::Arguments(Scan::default());
+                self.state = CallState::Arguments(Scan::default());
                 true
             }
             // Only looks like a call.
             _ => {
                 let held = std::mem::take(&mut self.held);
                 let open = match self.form {
-                    // It stands before the first one only.
-                    Form::Listed if self.calls > 0 => "",
+                    // The opening marker precedes only the first call of a list.
+                    CallFormat::Listed if self.calls > 0 => "",
                     form => form.open(),
                 };
                 parts.push(Part::Text(open.to_owned() + &held));
                 self.state = match self.form {
-                    Form::Bare => State::Plain,
-                    _ => State::Text,
+                    CallFormat::Bare => CallState::Plain,
+                    _ => CallState::Text,
                 };
                 false
             }
         }
     }
 
-    /// Behind the arguments in a list: the end of the call, then another one or the end of the list.
+    /// After the arguments in a list: the end of the call, then another call or the end of the list.
     fn after_listed(&mut self) -> bool {
         let Some(at) = self.held.find('}') else {
             return false;
@@ -225,19 +225,19 @@ impl Reader {
         let left = next.trim_start_matches([',', ']']).len();
         self.held.drain(..self.held.len() - left);
         self.state = match sign {
-            ',' => State::Header,
-            _ => State::Text,
+            ',' => CallState::Header,
+            _ => CallState::Text,
         };
         true
     }
 
     fn after(&mut self) -> bool {
         let close = match self.form {
-            Form::Tagged => self.form.close(),
-            Form::Bare => "}",
-            Form::Listed => return self.after_listed(),
-            Form::Named | Form::Harmony => {
-                self.state = State::Text;
+            CallFormat::Tagged => self.form.close(),
+            CallFormat::Bare => "}",
+            CallFormat::Listed => return self.after_listed(),
+            CallFormat::Named | CallFormat::Harmony => {
+                self.state = CallState::Text;
                 return true;
             }
         };
@@ -245,12 +245,12 @@ impl Reader {
             return false;
         };
         self.held.drain(..at + close.len());
-        self.state = State::Text;
+        self.state = CallState::Text;
         true
     }
 }
 
-/// Reads what stands before the arguments in a list: `[` or `,`, then as elsewhere.
+/// Parses the text before the arguments in a list: `[` or `,`, then as in other forms.
 fn listed_header(text: &str) -> Header {
     let between = |c: char| c.is_whitespace() || "[,".contains(c);
     let start = text.trim_start_matches(between);
@@ -264,7 +264,7 @@ fn listed_header(text: &str) -> Header {
     }
 }
 
-/// Reads `NAME[ARGS]{`, with an id between: `NAME[CALL_ID]ID[ARGS]{`.
+/// Parses `NAME[ARGS]{` or `NAME[CALL_ID]ID[ARGS]{`.
 fn named_header(text: &str) -> Header {
     let Some((before, _)) = text.split_once("[ARGS]") else {
         return Header::Unclear;
@@ -282,7 +282,7 @@ fn named_header(text: &str) -> Header {
     }
 }
 
-/// Length of the longest end of `text` that `tag` begins with.
+/// Length of the longest suffix of `text` that is a prefix of `tag`.
 pub fn begun(text: &str, tag: &str) -> usize {
     let most = tag.len().min(text.len());
     let lengths = (1..=most).rev();
@@ -292,18 +292,18 @@ pub fn begun(text: &str, tag: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// What stands before the arguments of a call.
+/// Result of parsing the text before the arguments.
 #[derive(Debug, PartialEq, Eq)]
 enum Header {
-    /// Its arguments begin at this place.
+    /// A call whose arguments begin at offset `at`.
     Call { name: String, at: usize },
     /// Not a call.
     Other,
-    /// There is too little of it yet.
+    /// More text is needed.
     Unclear,
 }
 
-/// Reads `{"name": "…", "arguments": {`, with other members whose values are texts.
+/// Parses `{"name": "…", "arguments": {`, and other members with string values.
 fn header(text: &str) -> Header {
     let mut at = 0;
     let mut name = None;
@@ -340,7 +340,7 @@ fn header(text: &str) -> Header {
     read().unwrap_or_else(|other| other)
 }
 
-/// The rest of a JSON text behind its first quote.
+/// Parses the rest of a JSON string after its opening quote.
 fn string(text: &str, at: &mut usize) -> Result<String, Header> {
     let start = *at;
     let mut escaped = false;

@@ -1,4 +1,4 @@
-//! Calls are read whole and piece by piece alike, and what only looks like one is text.
+//! Calls are parsed the same whole or piece by piece; text that only looks like a call stays text.
 
 use serde_json::{Value, json};
 
@@ -7,13 +7,13 @@ use emberflow_models::tokenizer::Tokenizer;
 
 use super::super::rules::tests::{compiled, demo, drawn, mistral};
 use super::super::rules::{Compiler, Vocabulary};
-use super::Asked;
-use super::form::Form;
-use super::reader::{Part, Reader};
+use super::ToolOptions;
+use super::form::CallFormat;
+use super::reader::{CallReader, Part};
 
-/// Reads a text in pieces of `length` characters; joins what belongs together.
-fn read(form: Form, text: &str, length: usize) -> Vec<Part> {
-    let mut reader = Reader::new(form, ["get".to_owned(), "put".to_owned()].into());
+/// Parses a text in pieces of `length` characters, and joins parts of the same kind.
+fn read(form: CallFormat, text: &str, length: usize) -> Vec<Part> {
+    let mut reader = CallReader::new(form, ["get".to_owned(), "put".to_owned()].into());
     let chars: Vec<char> = text.chars().collect();
     let mut parts = Vec::new();
     for piece in chars.chunks(length) {
@@ -58,37 +58,56 @@ fn pieces_of_any_length_give_the_same_calls() {
     let unknown = "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>";
     let wrong = "<tool_call>no JSON</tool_call> more";
     for length in [1, 2, 3, 7, 1000] {
-        assert_eq!(read(Form::Tagged, &two, length), wanted, "{length}");
-        assert_eq!(read(Form::Bare, &bare, length), wanted[1..], "{length}");
+        assert_eq!(read(CallFormat::Tagged, &two, length), wanted, "{length}");
+        assert_eq!(
+            read(CallFormat::Bare, &bare, length),
+            wanted[1..],
+            "{length}"
+        );
         let listed = format!(
             "I ask.\n[TOOL_CALLS] [{{\"name\": \"get\", \"arguments\": {arguments}}}, {{\"id\": \"x\", \
              \"name\": \"put\", \"arguments\": {{}}}}]"
         );
-        assert_eq!(read(Form::Listed, &listed, length), wanted, "{length}");
+        assert_eq!(
+            read(CallFormat::Listed, &listed, length),
+            wanted,
+            "{length}"
+        );
         let named =
             format!("I ask.\n[TOOL_CALLS]get[ARGS]{arguments}[TOOL_CALLS]put[CALL_ID]x[ARGS]{{}}");
-        assert_eq!(read(Form::Named, &named, length), wanted, "{length}");
+        assert_eq!(read(CallFormat::Named, &named, length), wanted, "{length}");
         for wrong in ["[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS] [7]", "[TOOL_C"] {
-            for form in [Form::Listed, Form::Named] {
+            for form in [CallFormat::Listed, CallFormat::Named] {
                 assert_eq!(read(form, wrong, length), [text(wrong)], "{length}");
             }
         }
-        for form in [Form::Tagged, Form::Bare, Form::Listed, Form::Named] {
+        for form in [
+            CallFormat::Tagged,
+            CallFormat::Bare,
+            CallFormat::Listed,
+            CallFormat::Named,
+        ] {
             assert_eq!(read(form, plain, length), [text(plain)], "{length}");
         }
-        assert_eq!(read(Form::Tagged, unknown, length), [text(unknown)]);
-        assert_eq!(read(Form::Tagged, wrong, length), [text(wrong)]);
-        assert_eq!(read(Form::Bare, "{\"x\": 1}", length), [text("{\"x\": 1}")]);
-        // Cut off by its length.
+        assert_eq!(read(CallFormat::Tagged, unknown, length), [text(unknown)]);
+        assert_eq!(read(CallFormat::Tagged, wrong, length), [text(wrong)]);
+        assert_eq!(
+            read(CallFormat::Bare, "{\"x\": 1}", length),
+            [text("{\"x\": 1}")]
+        );
+        // Cut off by its length limit.
         let cut = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"b";
-        assert_eq!(read(Form::Tagged, cut, length), call("get", "{\"a\": \"b"));
+        assert_eq!(
+            read(CallFormat::Tagged, cut, length),
+            call("get", "{\"a\": \"b")
+        );
         let cut = "<tool_call>{\"name\": \"ge";
-        assert_eq!(read(Form::Tagged, cut, length), [text(cut)]);
+        assert_eq!(read(CallFormat::Tagged, cut, length), [text(cut)]);
     }
 }
 
 fn plan(body: Value) -> Result<bool, String> {
-    let asked: Asked = serde_json::from_value(body).map_err(|e| e.to_string())?;
+    let asked: ToolOptions = serde_json::from_value(body).map_err(|e| e.to_string())?;
     match asked.plan("", demo().0.tokenizer()) {
         Ok(plan) => Ok(plan.is_some_and(|plan| plan.rules.is_some())),
         Err(e) => Err(e.body()["error"]["message"].as_str().unwrap().to_owned()),
@@ -113,8 +132,8 @@ fn tools_are_checked() {
         let found = forced(tools, choice).unwrap_err();
         assert!(found.contains(why), "{found}");
     };
-    refused(json!([]), json!("required"), "no `tools`");
-    refused(json!([tool("a")]), tool("b"), "no tool `b`");
+    refused(json!([]), json!("required"), "`tools` is missing");
+    refused(json!([tool("a")]), tool("b"), "no tool has the name `b`");
     refused(json!([tool("a")]), json!("sometimes"), "`none`");
     refused(json!([tool("a"), tool("a")]), json!("auto"), "two tools");
     refused(json!([tool("a b")]), json!("auto"), "name");
@@ -145,7 +164,7 @@ fn the_beginning_of_a_call_that_was_cut_off_is_no_text() {
             vec![Part::Call("get".into()), Part::Arguments("{\"a".into())],
         ),
     ] {
-        let mut reader = Reader::new(Form::Tagged, ["get".to_owned()].into());
+        let mut reader = CallReader::new(CallFormat::Tagged, ["get".to_owned()].into());
         let mut parts = reader.push(text);
         parts.extend(reader.finish(true));
         assert_eq!(parts, left, "{text}");
@@ -160,8 +179,8 @@ const TEMPLATES: [&str; 4] = [
     "[TOOL_CALLS][ARGS]",
 ];
 
-/// Two tools, of which one has strict arguments.
-fn two(choice: &str) -> Asked {
+/// Two tools, one of them with strict arguments.
+fn two(choice: &str) -> ToolOptions {
     let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}},
         "required": ["kind"], "additionalProperties": false});
     let tool = |name: &str, strict: bool| {
@@ -173,7 +192,7 @@ fn two(choice: &str) -> Asked {
 }
 
 /// Calls in a text: names and arguments.
-fn calls(mut reader: Reader, text: &str) -> Vec<[String; 2]> {
+fn calls(mut reader: CallReader, text: &str) -> Vec<[String; 2]> {
     let mut calls: Vec<[String; 2]> = Vec::new();
     for part in reader.push(text) {
         match part {
@@ -206,7 +225,7 @@ fn forced_calls_are_calls_in_every_form() {
     }
 }
 
-/// Takes the tokens of a text.
+/// Accepts the tokens of a text.
 fn accept(held: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) {
     for token in tokenizer.encode(text, false).unwrap() {
         held.prepare().unwrap();
@@ -223,7 +242,7 @@ fn strict_calls_are_valid_where_they_need_not_be() {
         let plan = plan.unwrap().unwrap();
         assert!(!plan.forced);
         let rules = plan.rules.as_ref().unwrap();
-        // Any text is one.
+        // Any text is allowed.
         let mut held = compiled(&compiler, rules);
         accept(
             &mut held,
@@ -232,9 +251,9 @@ fn strict_calls_are_valid_where_they_need_not_be() {
         );
         held.prepare().unwrap();
         assert!(held.allows(text.config().eos[0]), "{template}");
-        let form = Form::of_template(template);
+        let form = CallFormat::of_template(template);
         let before = match form {
-            Form::Bare => "{\"name\"".to_owned(),
+            CallFormat::Bare => "{\"name\"".to_owned(),
             _ => format!("I call. {}", form.open()),
         };
         for seed in 0..4 {
@@ -251,11 +270,11 @@ fn strict_calls_are_valid_where_they_need_not_be() {
     }
 }
 
-/// A tokenizer for which the signs of calls are no text.
+/// A tokenizer whose call markers are special tokens.
 #[test]
 fn structural_tokens_are_signs_of_calls() {
     let tokenizer = mistral();
-    let signs = Form::Named.signs(&tokenizer);
+    let signs = CallFormat::Named.signs(&tokenizer);
     assert_eq!(signs.len(), 2);
     let mut stream = tokenizer.stream_after_prompt();
     assert_eq!(stream.push(signs[0]), None);

@@ -1,8 +1,8 @@
-//! What becomes of each field of a request.
+//! How each request field is handled.
 //!
-//! [`TABLE`] names the fields of OpenAI's, vLLM's, llama.cpp's, Ollama's and Anthropic's interfaces:
-//! honoured, ignored without harm, or refused by name. [`take`] holds a body to it before anything else reads
-//! the body. docs/serve.md shows the table, and a test posts every row of it.
+//! [`TABLE`] lists the fields of the APIs of OpenAI, vLLM, llama.cpp, Ollama and Anthropic: honoured, ignored without
+//! harm, or rejected by name. [`take`] checks a body against it before anything else parses the body. docs/serve.md
+//! shows the table, and a test sends every field in it.
 
 mod table;
 
@@ -40,15 +40,15 @@ pub mod on {
     pub const OLLAMA_EMBED: u16 = 1024;
     /// `/api/embeddings`
     pub const OLLAMA_EMBEDDING: u16 = 2048;
-    /// All of OpenAI's that give texts.
+    /// All generation endpoints of OpenAI's API.
     pub const OPEN: u16 = CHAT | TEXT | RESPONSE;
-    /// llama.cpp's own, whose fields those of completions are.
+    /// llama.cpp's endpoints, which have the fields of completions.
     pub const OWN: u16 = NATIVE | INFILL;
-    /// All of Ollama's that give texts.
+    /// Ollama's generation endpoints.
     pub const OLLAMA: u16 = OLLAMA_CHAT | OLLAMA_GENERATE;
 }
 
-/// Interfaces that have a field, as bits.
+/// APIs that define a field, as bits.
 pub mod of {
     /// OpenAI
     pub const O: u8 = 1;
@@ -58,60 +58,60 @@ pub mod of {
     pub const L: u8 = 4;
     /// Ollama
     pub const A: u8 = 8;
-    /// Emberflow's own.
+    /// Emberflow only.
     pub const E: u8 = 16;
     /// Anthropic
     pub const N: u8 = 32;
 }
 
-/// What a field's value may be. `null` is as if the field were not there.
+/// Type of a field's value. `null` counts as absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
-    /// True or false.
+    /// Boolean.
     Flag,
-    /// A whole number.
+    /// Integer.
     Whole,
-    /// A whole number of 0 or more.
+    /// Non-negative integer.
     Count,
     /// A number.
     Number,
-    /// A text.
+    /// String.
     Text,
     /// A list.
     List,
     /// An object.
     Object,
-    /// Several of these: who reads the field says which.
+    /// Several of these, checked by the code that reads the field.
     Any,
 }
 
-/// What becomes of a field.
+/// How a field is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Does {
-    /// It has its effect.
+    /// It takes effect.
     Honoured,
-    /// It is another name of this field, which goes first where both are given.
+    /// An alias of this field, which takes precedence if both are given.
     As(&'static str),
-    /// It has no effect, and needs none, because of this.
+    /// Ignored, for this reason.
     Harmless(&'static str),
-    /// It is refused, and this is what to do instead, if there is something.
+    /// Rejected, with a hint if there is an alternative.
     Refused(&'static str),
 }
 
-/// A field of a request.
+/// A request field.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Its type.
+    /// Type.
     pub kind: Type,
     /// Requests that may have it: bits of [`on`].
     pub on: u16,
-    /// Interfaces that have it: bits of [`of`].
+    /// APIs that define it: bits of [`of`].
     pub of: u8,
-    /// What becomes of it.
+    /// How it is handled.
     pub does: Does,
-    /// Values in JSON with which it is as if the field were not there.
+    /// JSON values that count as absent.
     pub off: &'static [&'static str],
 }
 
@@ -131,7 +131,7 @@ impl Field {
         Self { off, ..self }
     }
 
-    /// The value that a request gives to the field, `None` if it is as if there were none.
+    /// The value of the field; `None` if it counts as absent.
     fn value(&self, text: &str) -> Result<Option<String>, ApiError> {
         if text == "null" || self.is_off(text) {
             return Ok(None);
@@ -143,7 +143,7 @@ impl Field {
         }
     }
 
-    /// Whether this value turns the field off. Numbers are compared as numbers.
+    /// Whether the value counts as absent. Numbers are compared as numbers.
     fn is_off(&self, text: &str) -> bool {
         let number = |text: &str| text.parse::<f64>().ok();
         let same =
@@ -157,9 +157,9 @@ impl Field {
 
     fn refusal(&self, instead: &str) -> ApiError {
         let name = self.name;
-        let mut message = format!("`{name}` is not supported: leave it out");
+        let mut message = format!("`{name}` is not supported: remove it");
         if !self.off.is_empty() {
-            message += &format!(", or send {}", self.off.join(" or "));
+            message += &format!(" or set it to {}", self.off.join(" or "));
         }
         if !instead.is_empty() {
             message += &format!("; {instead}");
@@ -167,7 +167,7 @@ impl Field {
         ApiError::param(name, message)
     }
 
-    /// The value, if it is of the field's type; whole numbers without a fraction.
+    /// Checks the type of the value; removes the fraction of integers such as 1.0.
     fn typed(&self, text: &str) -> Result<String, ApiError> {
         let begins = |signs: &[u8]| signs.contains(text.as_bytes().first().unwrap_or(&0));
         let number = || serde_json::from_str::<serde_json::Number>(text).ok();
@@ -183,10 +183,10 @@ impl Field {
         };
         let (found, expected) = match self.kind {
             Type::Flag => (begins(b"tf").then(|| text.to_owned()), "true or false"),
-            Type::Whole => (whole(i64::MIN), "a whole number"),
-            Type::Count => (whole(0), "a whole number of 0 or more"),
+            Type::Whole => (whole(i64::MIN), "an integer"),
+            Type::Count => (whole(0), "a non-negative integer"),
             Type::Number => (number().map(|_| text.to_owned()), "a number"),
-            Type::Text => (begins(b"\"").then(|| text.to_owned()), "a text"),
+            Type::Text => (begins(b"\"").then(|| text.to_owned()), "a string"),
             Type::List => (begins(b"[").then(|| text.to_owned()), "a list"),
             Type::Object => (begins(b"{").then(|| text.to_owned()), "an object"),
             Type::Any => (Some(text.to_owned()), ""),
@@ -194,9 +194,10 @@ impl Field {
         found.ok_or_else(|| {
             let name = self.name;
             let shown: String = text.chars().take(40).collect();
-            let or = match self.off.is_empty() {
-                true => String::new(),
-                false => format!(" (or {})", self.off.join(" or ")),
+            let or = if self.off.is_empty() {
+                String::new()
+            } else {
+                format!(" (or {})", self.off.join(" or "))
             };
             ApiError::param(
                 name,
@@ -206,7 +207,7 @@ impl Field {
     }
 }
 
-/// The table as docs/serve.md shows it.
+/// The table as shown in docs/serve.md.
 pub fn markdown() -> String {
     let mut all = String::from("| field | requests | of | here |\n|---|---|---|---|\n");
     for field in TABLE {
@@ -218,7 +219,7 @@ pub fn markdown() -> String {
             Does::Refused(instead) => {
                 let mut here = "refused".to_owned();
                 if !off.is_empty() {
-                    here += &format!(" but for {}", off.join(", "));
+                    here += &format!(" except {}", off.join(", "));
                 }
                 if !instead.is_empty() {
                     here += &format!("; {instead}");
@@ -228,7 +229,7 @@ pub fn markdown() -> String {
         };
         let here = match field.does {
             Does::Honoured | Does::As(_) if !off.is_empty() => {
-                format!("{here}; {} as if left out", off.join(", "))
+                format!("{here}; {} counts as absent", off.join(", "))
             }
             _ => here,
         };
@@ -242,7 +243,7 @@ pub fn markdown() -> String {
     all
 }
 
-/// What the bits of [`on`] are called.
+/// Names of the bits of [`on`].
 const ON: [&str; 12] = [
     "chats",
     "completions",
@@ -258,7 +259,7 @@ const ON: [&str; 12] = [
     "`/api/embeddings`",
 ];
 
-/// What the bits of [`of`] are called.
+/// Names of the bits of [`of`].
 const OF: [&str; 6] = [
     "OpenAI",
     "vLLM",
@@ -268,7 +269,7 @@ const OF: [&str; 6] = [
     "Anthropic",
 ];
 
-/// The names of the bits that are set.
+/// Names of the bits that are set.
 fn words(bits: u16, names: &[&str]) -> String {
     let set = names
         .iter()
@@ -283,17 +284,17 @@ pub fn field(on: u16, name: &str) -> Option<&'static Field> {
     TABLE.iter().find(|f| f.on & on != 0 && f.name == name)
 }
 
-/// The body of a request of a kind with the fields that the server reads, under the names by which it
-/// reads them.
+/// Parses the body of a request of a kind and returns an object with the fields that the server uses, under their
+/// main names.
 ///
 /// # Errors
-/// A body that is no object, a field of the wrong type, one that is refused.
+/// A body that is not an object, a field of the wrong type, or a rejected field.
 pub fn take(on: u16, body: &[u8]) -> Result<Vec<u8>, ApiError> {
-    let given = members(body).map_err(|e| ApiError::invalid(format!("the body: {e}")))?;
+    let given = members(body).map_err(|e| ApiError::invalid(format!("the request body: {e}")))?;
     let mut values: BTreeMap<&str, String> = BTreeMap::new();
     let mut others = Vec::new();
     for (name, text) in &given {
-        // What no interface has is ignored, as clients expect.
+        // Unknown fields are ignored, as clients expect.
         let Some(field) = field(on, name) else {
             continue;
         };
@@ -316,16 +317,16 @@ pub fn take(on: u16, body: &[u8]) -> Result<Vec<u8>, ApiError> {
         if taken.len() > 1 {
             taken.push(b',');
         }
-        // Names of the table need no escapes.
+        // Names in the table need no escaping.
         taken.extend_from_slice(format!("\"{name}\":{value}").as_bytes());
     }
     taken.push(b'}');
     Ok(taken)
 }
 
-/// The members of an object, each with the text of its value. Of equal names the last one counts.
+/// Members of an object, with the JSON text of each value. Of duplicate names the last one counts.
 fn members(object: &[u8]) -> Result<BTreeMap<String, &str>, serde_json::Error> {
-    // Says what is wrong, and where; what follows then finds nothing wrong.
+    // This reports syntax errors with their position; the code below assumes valid JSON.
     let _: BTreeMap<String, IgnoredAny> = serde_json::from_slice(object)?;
     let mut members = BTreeMap::new();
     let mut at = object
@@ -356,25 +357,25 @@ fn members(object: &[u8]) -> Result<BTreeMap<String, &str>, serde_json::Error> {
     }
 }
 
-/// Reads what [`take`] took.
+/// Deserializes the object that [`take`] returned.
 ///
 /// # Errors
-/// A field that is missing, or of the wrong form, with the way to it.
+/// A missing field, or one of the wrong type, with its path.
 pub fn read<T: DeserializeOwned>(on: u16, taken: &[u8]) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(taken);
     serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
         let why = e.into_inner().to_string();
-        // Places in a body that was written anew say nothing.
+        // Positions in the rewritten object are meaningless to the client.
         let why = why.rsplit_once(" at line ").map_or(&*why, |(why, _)| why);
         let name = path.split(['.', '[']).next().unwrap_or_default();
         let field = match path.as_str() {
-            // Fields that are flattened have no path; their messages name them.
+            // Flattened fields have no path; their messages name them.
             "." => why.split('`').nth(1).and_then(|name| field(on, name)),
             _ => field(on, name),
         };
         let message = match path.as_str() {
-            "." => format!("the body: {why}"),
+            "." => format!("the request body: {why}"),
             path => format!("{path}: {why}"),
         };
         match field {
@@ -384,7 +385,7 @@ pub fn read<T: DeserializeOwned>(on: u16, taken: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// Reads fields that one part of the server writes for another.
+/// Deserializes fields that one part of the server writes for another.
 ///
 /// # Errors
 /// As [`read`].

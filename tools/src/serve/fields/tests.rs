@@ -1,4 +1,4 @@
-//! The table is whole, and bodies are held to it.
+//! The table is complete, and request bodies are checked against it.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn a_name_has_one_meaning_in_a_request() {
                 .map(|bit| field.on & 1 << bit)
                 .filter(|&bit| bit != 0)
             {
-                // Options become fields of OpenAI's interface.
+                // Options become fields of OpenAI's API.
                 let on = if bit == on::OPTIONS { on::OPEN } else { bit };
                 let meant = super::field(on, name).map(|meant| meant.does);
                 assert_eq!(meant, Some(Does::Honoured), "{} as {name}", field.name);
@@ -47,7 +47,7 @@ fn the_page_shows_the_table() {
     }
     assert!(
         shown == markdown(),
-        "set EMBERFLOW_RECORD=1 to write the table anew"
+        "set EMBERFLOW_RECORD=1 to update the table"
     );
 }
 
@@ -85,7 +85,7 @@ fn errors_name_the_field() {
     check(
         json!({"max_tokens": -5}),
         "max_tokens",
-        "is -5, expected a whole number of 0 or more (or -1)",
+        "is -5, expected a non-negative integer (or -1)",
     );
     check(json!({"max_tokens": 1.5}), "max_tokens", "1.5");
     check(json!({"max_tokens": 1e30}), "max_tokens", "1e+30");
@@ -94,7 +94,7 @@ fn errors_name_the_field() {
     check(
         json!({"mirostat": 2}),
         "mirostat",
-        "leave it out, or send 0",
+        "remove it or set it to 0",
     );
     check(json!({"functions": [{}]}), "functions", "use `tools`");
     let wrong = take(on::CHAT, b"[1]").unwrap_err().body();
@@ -102,7 +102,7 @@ fn errors_name_the_field() {
         wrong["error"]["message"]
             .as_str()
             .unwrap()
-            .contains("the body"),
+            .contains("the request body"),
         "{wrong}"
     );
 }
@@ -111,16 +111,16 @@ fn errors_name_the_field() {
 fn errors_of_parts_name_the_way_to_them() {
     #[derive(Debug, serde::Deserialize)]
     #[expect(dead_code, reason = "only read")]
-    struct Chat {
-        messages: Vec<Message>,
+    struct TestChat {
+        messages: Vec<TestMessage>,
     }
     #[derive(Debug, serde::Deserialize)]
     #[expect(dead_code, reason = "only read")]
-    struct Message {
+    struct TestMessage {
         role: String,
     }
     let body = br#"{"messages": [{"role": "user"}, {"role": 3}]}"#;
-    let error = read::<Chat>(on::CHAT, &take(on::CHAT, body).unwrap())
+    let error = read::<TestChat>(on::CHAT, &take(on::CHAT, body).unwrap())
         .unwrap_err()
         .body();
     let message = error["error"]["message"].as_str().unwrap();

@@ -1,11 +1,11 @@
-// Conversations, kept in this browser.
+// Chats, stored in the browser's localStorage.
 const $ = id => document.getElementById(id);
 const headers = () => { const all = { "content-type": "application/json" }; if ($("key").value) all.authorization = "Bearer " + $("key").value; return all; };
 const STORE = "emberflow";
-// Field, name, least value, step; what is left empty is the model's default.
+// Field, label, minimum, step. Empty fields use the model's default.
 const KNOBS = [["temperature", "Temperature", 0, 0.1], ["top_k", "Top-k", 0, 1], ["top_p", "Top-p", 0, 0.05], ["min_p", "Min-p", 0, 0.01],
-  ["repeat_penalty", "Repetition penalty", 0, 0.05], ["max_tokens", "Most tokens", 1, 1], ["seed", "Seed", 0, 1]];
-// Whether the model talks (it has a chat template), and whether that knows system messages.
+  ["repeat_penalty", "Repetition penalty", 0, 0.05], ["max_tokens", "Max tokens", 1, 1], ["seed", "Seed", 0, 1]];
+// `talks`: whether the model has a chat template.
 let talks = true, running = null, kept = load(), talk = null, defaults = {};
 
 function load() {
@@ -17,7 +17,7 @@ function load() {
 }
 function save() {
   const write = () => localStorage.setItem(STORE, JSON.stringify({ ...kept, chats: kept.chats.filter(chat => chat.messages.length || chat.system) }));
-  // Other tabs have conversations, too; where there is no more room the oldest one goes.
+  // Merge the chats of other tabs. If storage is full, drop the oldest chat.
   for (const other of load().chats) if (!kept.chats.some(chat => chat.id === other.id) && !gone.has(other.id)) kept.chats.push(other);
   for (;;) {
     try { return write(); } catch (error) {
@@ -47,7 +47,7 @@ function list_chats() {
   $("forget").hidden = !talk.messages.length;
 }
 
-// One message as it is seen, with what can be done with it.
+// The element of a message, with its buttons.
 function box(message, at) {
   const mine = message.role === "user", text = element("div", { class: "text" });
   const made = element("div", { class: `said ${message.role}${talks ? "" : " plain"}` });
@@ -64,7 +64,7 @@ function box(message, at) {
   add("Copy", button => copy(message.content, button));
   if (mine) add("Edit", () => { if (!running) edit(made, at); });
   const last = at === talk.messages.length - 1;
-  if (!mine && last && at > 0) add("Regenerate", () => again(at - 1), "Another answer to the same message. Without a temperature it is the same answer.");
+  if (!mine && last && at > 0) add("Regenerate", () => again(at - 1), "Generate another answer. With temperature 0 it is the same answer.");
   if (mine && last) add("Ask again", () => again(at));
   if (message.speed) does.append(element("small", {}, message.speed));
   made.append(does);
@@ -84,7 +84,7 @@ function edit(made, at) {
   made.replaceChildren(area, does);
   area.focus();
 }
-// Answers the message at `at` once more; what came after it is gone.
+// Drops everything after the message at `at` and generates a new answer.
 function again(at) {
   if (running) return;
   talk.messages.length = at + 1;
@@ -117,13 +117,13 @@ function body(chat) {
 }
 function busy(now) { running = now; $("send").hidden = !!now; $("stop").hidden = !now; }
 
-// Has the model go on after the last message.
+// Generates text after the last message.
 async function answer() {
   const chat = talk, mine = new AbortController(), said = { role: "assistant", content: "", thought: "" };
   const [path, asked] = body(chat);
   let shown = box(said), reason = null, usage = null, first = 0, drawn = false;
   const seen = () => chat === talk && running === mine;
-  // as often as the screen is drawn, however many tokens come
+  // At most once per frame, however many tokens arrive.
   const draw = () => {
     drawn = false;
     if (!seen()) return;
@@ -157,8 +157,8 @@ async function answer() {
   }
   const seconds = (performance.now() - first) / 1000, tokens = usage?.completion_tokens;
   if (tokens > 1) said.speed = `${tokens} tokens, ${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
-  if (reason === "length") said.note = tokens >= asked.max_tokens ? `The text is cut after ${tokens} tokens, as Most tokens says.` : "The context is full: the text ends here. New begins another conversation.";
-  // Without an answer the question waits for another try.
+  if (reason === "length") said.note = tokens >= asked.max_tokens ? `Cut after ${tokens} tokens (Max tokens).` : "The context is full. Click New to start another chat.";
+  // If there is no answer, the question stays so that it can be sent again.
   if ((said.content || said.thought) && kept.chats.includes(chat)) chat.messages.push(said);
   const here = seen();
   if (running === mine) busy(null);
@@ -166,7 +166,7 @@ async function answer() {
   save();
 }
 function ask(text) {
-  // a text that the model goes on with may go on as it is
+  // Without a chat template, an empty input continues the text.
   if (text) talk.messages.push({ role: "user", content: text });
   kept.chats = [talk, ...kept.chats.filter(chat => chat !== talk)];
   list_chats();
@@ -197,16 +197,16 @@ $("forget").addEventListener("click", () => {
 });
 $("system").addEventListener("input", () => { talk.system = $("system").value; summary(); save(); });
 
-// What is chosen, in a line; what is not chosen is what the server does by itself.
+// The settings in one line: the user's, else the server's defaults.
 function summary() {
   const chosen = settings(), now = { ...defaults, ...chosen }, parts = [];
   if (Object.keys(defaults).length || Object.keys(chosen).length) {
     parts.push(now.temperature === 0 ? "greedy" : now.temperature === undefined ? "" : `temperature ${now.temperature}`);
     for (const [field, name, , ] of KNOBS.slice(1)) if (field in chosen || (now.temperature > 0 && field !== "seed" && field in defaults && now[field] !== { top_k: 0, top_p: 1, min_p: 0, repeat_penalty: 1 }[field])) parts.push(`${name.toLowerCase()} ${now[field]}`);
-    parts.push(Object.keys(chosen).length ? "(as chosen)" : defaults.from === "recommended" ? "(as the checkpoint recommends)" : "");
+    parts.push(Object.keys(chosen).length ? "(custom)" : defaults.from === "recommended" ? "(recommended by the model)" : "");
   }
   if (talks && talk?.system && !$("systembox").hidden) parts.unshift("a system prompt,");
-  $("settled").textContent = "Settings: " + parts.filter(Boolean).join(" ").replace(/ (top|min|rep|most|seed)/g, ", $1");
+  $("settled").textContent = "Settings: " + parts.filter(Boolean).join(" ").replace(/ (top|min|rep|max|seed)/g, ", $1");
 }
 $("knobs").append(...KNOBS.map(([field, name, min, step]) => {
   const input = element("input", { type: "number", min, step, id: "knob-" + field });
@@ -215,16 +215,16 @@ $("knobs").append(...KNOBS.map(([field, name, min, step]) => {
   return element("label", {}, name, input);
 }));
 
-// What this model has is shown, and nothing else.
+// Adapts the page to the model.
 async function learn() {
   const props = await (await fetch("/props", { headers: headers() })).json();
   talks = props.chat_template === true || typeof props.chat_template === "string" && props.chat_template !== "";
   const told = props.sampling ?? {};
   defaults = { ...told, repeat_penalty: told.repetition_penalty };
   for (const [field] of KNOBS) if (defaults[field] !== undefined && field !== "seed") $("knob-" + field).placeholder = defaults[field];
-  $("knob-max_tokens").placeholder = talks ? "as the context holds" : "256";
-  $("knob-seed").placeholder = "by chance";
-  $("text").placeholder = talks ? "Write a message" : "Write a text; this model has no chat template and goes on with it";
+  $("knob-max_tokens").placeholder = talks ? "up to the context" : "256";
+  $("knob-seed").placeholder = "random";
+  $("text").placeholder = talks ? "Write a message" : "Write a text to continue; this model has no chat template";
   $("text").setAttribute("aria-label", talks ? "Message" : "Text");
   $("send").textContent = talks ? "Send" : "Continue";
   $("systembox").hidden = !(talks && await knows_system());

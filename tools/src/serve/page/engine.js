@@ -1,8 +1,8 @@
-// What the engine does.
+// Engine statistics.
 const show = bytes => { const units = ["B", "KiB", "MiB", "GiB"]; let n = bytes, u = 0; while (n >= 1024 && u < 3) { n /= 1024; u++; } return n.toFixed(u && n < 100 ? 1 : 0) + " " + units[u]; };
 let last = null, rates = [], known = false;
 
-// A name keeps its colour whatever stands beside it; no two names of a chart share one.
+// A name always has the same colour; no two names of a chart share one.
 const COLOURS = { memory: ["hot", "cold"], time: ["FFN", "attention", "head", "waiting for reads", "predicting", "other"] };
 function colour(chart, name) {
   const names = COLOURS[chart];
@@ -17,11 +17,11 @@ function bar(id, parts) {
 }
 function rows(id, all) { $(id).replaceChildren(...all.map((row, at) => element("tr", {}, ...row.map(cell => element(at ? "td" : "th", {}, cell))))); }
 
-// 1, 2 or 5 times a power of ten, not below `value`.
+// The smallest of 1, 2, 5 times a power of ten that is at least `value`.
 function nice(value) { const power = 10 ** Math.floor(Math.log10(value)); return [1, 2, 5, 10].find(step => step * power >= value * 0.999999) * power; }
 const drawn = (name, attributes, ...children) => { const made = document.createElementNS("http://www.w3.org/2000/svg", name); for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value); made.append(...children); return made; };
 const LEFT = 38, RIGHT = 342, TOP = 6, BOTTOM = 84;
-// Axes with ticks: places from 0 to 1, and what is written there.
+// Axes with ticks: positions from 0 to 1, and their labels.
 function axes(x, y) {
   const across = at => LEFT + at * (RIGHT - LEFT), up = at => BOTTOM - at * (BOTTOM - TOP);
   return [...y.flatMap(([at, text]) => [drawn("line", { x1: LEFT, x2: RIGHT, y1: up(at), y2: up(at) }), drawn("text", { x: LEFT - 4, y: up(at) + 3, "text-anchor": "end" }, text)]),
@@ -55,7 +55,7 @@ function draw(now) {
     $("reads").textContent = Math.round(diff("commands") / seconds);
     if (needed) $("hits").textContent = (100 - 100 * diff("misses") / needed).toFixed(1) + " %";
     const spent = diff("pass_ns"), ffn = diff("ffn_ns"), wait = diff("wait_ns"), predict = diff("predict_ns");
-    const parts = [["FFN", ffn - wait - predict], ["attention", diff("attention_ns")], ["head", diff("head_ns")], ["predicting", predict], ["waiting for reads", wait]];
+    const parts = [["FFN", ffn - wait - predict], ["attention", diff("attention_ns")], ["head", diff("head_ns")], ["predictors", predict], ["I/O wait", wait]];
     parts.push(["other", Math.max(0, spent - parts.reduce((all, part) => all + part[1], 0))]);
     if (spent > 0) {
       $("timebox").hidden = false;
@@ -65,7 +65,7 @@ function draw(now) {
   }
   speed();
   bar("memory", Object.entries(memory.parts).filter(([, bytes]) => bytes > 0).map(([name, value]) => ({ name, value, text: show(value) })));
-  $("peak").textContent = `${show(memory.peak_rss_bytes)} at most of ${show(memory.budget_bytes)}`;
+  $("peak").textContent = `peak ${show(memory.peak_rss_bytes)} of ${show(memory.budget_bytes)}`;
   layers(now.layers ?? []);
   rows("queue", [["", "run", "wait", "done", "first token", "per token"], ...["reactive", "proactive"].map(name => { const c = now.classes[name]; return [name, c.running, c.waiting, c.ended, c.first_token_s ? c.first_token_s.toFixed(3) + " s" : "–", c.token_s ? (1000 * c.token_s).toFixed(1) + " ms" : "–"]; })]);
   $("slotsbox").hidden = !now.slots.length;
@@ -76,12 +76,12 @@ async function look() {
   try {
     const response = await fetch("/stats", { headers: headers() });
     $("key").hidden = response.status !== 401 && !$("key").value;
-    $("state").textContent = response.status === 401 ? "needs a key" : response.ok ? "" : "loading";
+    $("state").textContent = response.status === 401 ? "API key required" : response.ok ? "" : "loading";
     if (response.ok) {
       draw(await response.json());
       if (!known) { known = true; await learn(); }
     }
-  } catch { $("state").textContent = "the server does not answer"; known = false; }
+  } catch { $("state").textContent = "the server is not responding"; known = false; }
   setTimeout(look, 1000);
 }
 look();

@@ -1,5 +1,5 @@
-// Markdown as nodes. Text becomes text nodes only, never HTML; links lead to http, https and mailto
-// only, and pictures are links.
+// Renders Markdown as DOM nodes. Text becomes text nodes, never HTML; links must be http, https or mailto;
+// images become links.
 const element = (name, attributes = {}, ...children) => {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -13,7 +13,7 @@ const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], [
 const link = (url, ...children) => element("a", { href: url, rel: "noopener noreferrer", target: "_blank" }, ...children);
 const isWord = letter => letter !== undefined && /[\p{L}\p{N}]/u.test(letter);
 
-// The mark that ends at or after `from`, outside of code.
+// The next `mark` at or after `from`, outside of code.
 function closing(text, mark, from) {
   for (let at = text.indexOf(mark, from); at > 0; at = text.indexOf(mark, at + 1)) {
     const single = mark.length === 1 && (text[at + 1] === mark || text[at - 1] === mark);
@@ -45,7 +45,7 @@ function inline(text, depth = 0) {
       if (found) { const url = found[0].replace(/[.,;:!?)\]*_]+$/, ""); put(link(url, url)); at += url.length; continue; }
     }
     for (const [mark, name] of MARKS) {
-      // a mark that is not closed once is not closed later either
+      // If a mark is not closed once, it is not closed later either.
       if (!text.startsWith(mark, at) || open.has(mark) || depth > 6 || /\s|^$/.test(text[at + mark.length] ?? "")) continue;
       if (mark[0] === "_" && isWord(text[at - 1])) continue;
       const end = closing(text, mark, at + mark.length + 1);
@@ -64,7 +64,7 @@ async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // pages of other machines without TLS have no clipboard
+    // The clipboard API needs a secure context (TLS or localhost).
     const box = element("textarea", { style: "position:fixed;opacity:0" });
     box.value = text;
     document.body.append(box);
@@ -108,7 +108,7 @@ function list(lines, at, depth) {
       inner.push(line.slice(Math.min(deep, indent.length + item[2].length + 1)));
     }
     const blocks = markdown(inner.join("\n"), depth + 1);
-    // one paragraph alone needs no space around it
+    // A single paragraph needs no margins.
     if (blocks[0]?.tagName === "P") blocks.splice(0, 1, ...blocks[0].childNodes);
     made.append(element("li", {}, ...blocks));
     let next = at;
@@ -125,7 +125,7 @@ function table(lines, at) {
   return [made, at];
 }
 
-// The blocks of a text, also of one that is not finished.
+// The blocks of a text, which may be incomplete.
 function markdown(text, depth = 0) {
   const lines = text.split(/\r\n?|\n/), blocks = [];
   if (depth > 8) return [element("p", {}, text)];

@@ -1,4 +1,4 @@
-//! From rules to constraints, within bounded time and memory.
+//! Compiles grammars and schemas to constraints, in bounded time and memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,32 +11,32 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::super::error::ApiError;
-use super::asked::Rules;
-use super::held::{Held, Room};
 use super::library::{begin, factory};
+use super::matcher::{ByteMatcher, Room};
+use super::options::Rules;
 use super::plain::plain;
 use super::trial::Trials;
 use super::{MAX_SOURCE, gbnf, lark, schema};
 
-/// Memory of the rules of a text.
+/// Memory of the constraint of one text.
 pub const TEXT_BYTES: u64 = 4 << 20;
 
-/// Most texts of a choice.
+/// Maximum number of texts of a choice.
 const MAX_CHOICE: usize = 1000;
 
-/// The tokens of a model.
+/// Vocabulary of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Vocabulary<'a> {
-    /// Gives tokens their bytes.
+    /// Gives the bytes of tokens.
     pub tokenizer: &'a Tokenizer,
-    /// Number of the model's tokens.
+    /// Number of tokens in the model.
     pub size: u32,
-    /// Those that end a text.
+    /// Tokens that end a text.
     pub ends: &'a [u32],
 }
 
 impl<'a> Vocabulary<'a> {
-    /// That of a model.
+    /// The vocabulary of a model.
     pub fn of(text: &'a Text) -> Self {
         Self {
             tokenizer: text.tokenizer(),
@@ -46,16 +46,16 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// A grammar of what stands before the text that is held to rules. It goes on with that text as `@text`.
+/// A grammar for what precedes the constrained text, which it refers to as `@text`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preface {
-    /// For the model's tokens.
+    /// With the special tokens of the model.
     pub grammar: String,
-    /// The same without tokens that only this model has.
+    /// With ordinary text in place of them, for the trial compilation.
     pub tried: String,
 }
 
-/// The grammar of a text behind its preface.
+/// The grammar of a text after its preface.
 fn preceded(preface: &str, text: TopLevelGrammar) -> TopLevelGrammar {
     let mut grammars = vec![GrammarWithLexer::from_lark(preface.to_owned())];
     grammars.extend(text.grammars.into_iter().map(|grammar| GrammarWithLexer {
@@ -65,22 +65,22 @@ fn preceded(preface: &str, text: TopLevelGrammar) -> TopLevelGrammar {
     TopLevelGrammar { grammars, ..text }
 }
 
-/// Compiles rules for one vocabulary.
+/// Compiler for one vocabulary.
 pub struct Compiler {
     factory: ParserFactory,
     trials: Trials,
     one: Mutex<()>,
-    /// Texts that may be held to rules at once, and of these in background work.
+    /// Permits for constrained texts, and for those of background requests.
     texts: Arc<Semaphore>,
     background: Arc<Semaphore>,
     most: usize,
 }
 
 impl Compiler {
-    /// For a vocabulary and `most` texts at once.
+    /// A compiler for a vocabulary and at most `most` constrained texts.
     ///
     /// # Errors
-    /// A vocabulary that the library does not take.
+    /// A vocabulary that llguidance rejects.
     pub fn new(vocabulary: Vocabulary<'_>, most: usize) -> Result<Self, String> {
         let Vocabulary {
             tokenizer,
@@ -90,20 +90,22 @@ impl Compiler {
         let mut words = Vec::with_capacity(vocab as usize);
         for token in 0..vocab {
             let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-            // A structural token is no text: it gets a name that no text has.
+            // Special tokens are not text: give them names that no text contains.
             let structural = tokenizer.is_special(token) || ends.contains(&token);
-            words.push(match structural && !bytes.is_empty() {
-                true => [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes[..]].concat(),
-                false => bytes,
+            words.push(if structural && !bytes.is_empty() {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes[..]].concat()
+            } else {
+                bytes
             });
         }
         let ends: Vec<u32> = ends.iter().copied().filter(|&end| end < vocab).collect();
         let vocabulary = || -> TokEnv {
             let info = TokRxInfo::new(vocab, ends.first().copied().unwrap_or(0));
             let trie = TokTrie::from(&info, &words);
-            Arc::new(ApproximateTokEnv::new(match ends.is_empty() {
-                true => trie,
-                false => trie.with_eos_tokens(&ends),
+            Arc::new(ApproximateTokEnv::new(if ends.is_empty() {
+                trie
+            } else {
+                trie.with_eos_tokens(&ends)
             }))
         };
         let factory = factory(vocabulary)?;
@@ -112,38 +114,40 @@ impl Compiler {
             trials: Trials::default(),
             one: Mutex::new(()),
             texts: Arc::new(Semaphore::new(most)),
-            // One of several is always left for interactive work.
+            // One permit is reserved for interactive requests.
             background: Arc::new(Semaphore::new(most.saturating_sub(1).max(1))),
             most,
         })
     }
 
-    /// Waits for the memory of `texts` texts.
+    /// Waits for the permits of `texts` texts.
     ///
     /// # Errors
-    /// More texts than there may be.
+    /// More texts than permits.
     pub async fn room(&self, texts: usize, proactive: bool) -> Result<Room, ApiError> {
-        let most = match proactive {
-            true => self.most.saturating_sub(1).max(1).min(self.most),
-            false => self.most,
+        let most = if proactive {
+            self.most.saturating_sub(1).max(1).min(self.most)
+        } else {
+            self.most
         };
         if texts > most {
             return Err(ApiError::invalid(format!(
-                "{texts} texts with a grammar, a schema or tools at once; there is room for {most} (see \
+                "{texts} texts with a grammar, a schema or a forced tool call; at most {most} are allowed (see \
                  --grammars)"
             )));
         }
         let closed = |_| ApiError::unavailable("the server is shutting down");
         let texts = texts as u32;
-        let behind = match proactive {
-            false => None,
-            true => Some(
+        let behind = if proactive {
+            Some(
                 self.background
                     .clone()
                     .acquire_many_owned(texts)
                     .await
                     .map_err(closed)?,
-            ),
+            )
+        } else {
+            None
         };
         let all = self
             .texts
@@ -157,16 +161,16 @@ impl Compiler {
         })
     }
 
-    /// Tries the rules in a process of their own, then compiles them; takes up to a second.
+    /// Test-compiles a grammar in a child process, then compiles it; takes up to a second.
     ///
     /// # Errors
-    /// Rules that are wrong, not supported, or too large.
+    /// Invalid, unsupported or too large grammars.
     pub fn check(
         &self,
         rules: &Rules,
         preface: Option<&Preface>,
         room: Room,
-    ) -> Result<Held, ApiError> {
+    ) -> Result<ByteMatcher, ApiError> {
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = grammar(rules).map_err(ApiError::invalid)?;
         let tried = match rules {
@@ -185,37 +189,35 @@ impl Compiler {
         )
     }
 
-    /// Compiles rules of which it is known that they can be compiled.
+    /// Compiles a grammar known to be valid.
     #[cfg(test)]
-    pub fn compile(&self, rules: &Rules, room: Room) -> Result<Held, ApiError> {
+    pub fn compile(&self, rules: &Rules, room: Room) -> Result<ByteMatcher, ApiError> {
         self.begin(grammar(rules).map_err(ApiError::invalid)?, room)
     }
 
-    /// The same behind a preface.
+    /// The same after a preface.
     #[cfg(test)]
     pub fn compile_behind(
         &self,
         preface: &Preface,
         rules: &Rules,
         room: Room,
-    ) -> Result<Held, ApiError> {
+    ) -> Result<ByteMatcher, ApiError> {
         let text = grammar(rules).map_err(ApiError::invalid)?;
         self.begin(preceded(&preface.grammar, text), room)
     }
 
-    fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<Held, ApiError> {
+    fn begin(&self, grammar: TopLevelGrammar, room: Room) -> Result<ByteMatcher, ApiError> {
         let matcher = begin(&self.factory, grammar).map_err(refusal)?;
-        Ok(Held::new(matcher, room))
+        Ok(ByteMatcher::new(matcher, room))
     }
 }
 
 fn refusal(why: String) -> ApiError {
-    ApiError::invalid(format!(
-        "the text cannot be held to this grammar or schema: {why}"
-    ))
+    ApiError::invalid(format!("invalid grammar or schema: {why}"))
 }
 
-/// The library's form of rules whose cost is bounded.
+/// The grammar in llguidance's form, with bounded cost.
 fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
     match rules {
         Rules::Schema(schema) => {
@@ -234,9 +236,11 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
         Rules::Written { grammar, .. } => Ok(TopLevelGrammar::from_lark(grammar.clone())),
         Rules::Regex(regex) => {
             if regex.len() > MAX_SOURCE {
-                return Err(format!("an expression has at most {MAX_SOURCE} bytes"));
+                return Err(format!(
+                    "a regular expression may have at most {MAX_SOURCE} bytes"
+                ));
             }
-            // It is for the whole text anyway.
+            // It is anchored anyway.
             let inner = regex.strip_prefix('^').unwrap_or(regex);
             let inner = inner
                 .strip_suffix('$')
@@ -248,7 +252,7 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
             let bytes: usize = texts.iter().map(String::len).sum();
             if texts.is_empty() || texts.len() > MAX_CHOICE || bytes > MAX_SOURCE {
                 return Err(format!(
-                    "a choice is of 1 to {MAX_CHOICE} texts, {MAX_SOURCE} bytes together"
+                    "a choice must have 1 to {MAX_CHOICE} texts of at most {MAX_SOURCE} bytes in total"
                 ));
             }
             let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
@@ -260,8 +264,8 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
     }
 }
 
-/// A schema with how JSON is written: without white space, but for one space behind `,` and `:`, as models write
-/// it. A small model may never come back from more.
+/// Adds the format of JSON to a schema: no white space except one space after `,` and `:`, as models write it. With
+/// free white space, a small model may never stop writing it.
 pub fn with_options(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Object(map) => Value::Object(map.clone()),

@@ -1,40 +1,39 @@
-//! Grammars in llama.cpp's form (GBNF), written anew in llguidance's form of Lark.
+//! Converts llama.cpp's grammars (GBNF) to llguidance's dialect of Lark.
 //!
-//! A rule that leads to no rule that leads back to itself is an expression and becomes one terminal:
-//! texts of such grammars are exactly those of the original. In rules that lead back to themselves each
-//! longest sequence without such rules becomes a terminal. llguidance reads terminals as far as they go,
-//! so texts are always of the original grammar, but where what follows could also belong to the terminal
-//! before it, it does.
+//! A rule that reaches no recursive rule becomes one terminal, a regular expression; grammars without recursion are
+//! converted exactly. In recursive rules, every longest run of items without recursion becomes a terminal. llguidance
+//! matches terminals greedily: generated texts always match the original grammar, but text that could belong to a
+//! terminal or to what follows it is assigned to the terminal.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Deepest groups.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 50;
-/// Most repetitions.
+/// Maximum repetitions.
 const MAX_TIMES: u32 = 2000;
-/// How often: from, and up to, if that has a bound.
+/// Repetitions: minimum, and maximum if there is one.
 type Times = (u32, Option<u32>);
-/// Sequences of which one is taken.
-type Alternatives = Vec<Vec<Item>>;
+/// Alternative sequences.
+type Alternatives = Vec<Vec<GbnfItem>>;
 
-/// A part of a rule.
-enum Item {
-    /// As a regular expression.
+/// An item of a sequence.
+enum GbnfItem {
+    /// A regular expression.
     Text(String),
     Rule(usize),
     Group(Alternatives),
-    Repeat(Box<Item>, Times),
+    Repeat(Box<GbnfItem>, Times),
 }
 
-/// The grammar in Lark's form.
+/// Converts a grammar to Lark.
 ///
 /// # Errors
-/// What is wrong, and in which line.
+/// A syntax error, with its line.
 pub fn to_lark(grammar: &str) -> Result<String, String> {
-    let mut reader = Reader {
+    let mut reader = GbnfReader {
         rest: grammar.chars().peekable(),
         line: 1,
         numbers: HashMap::new(),
@@ -43,7 +42,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     };
     reader
         .rules()
-        .map_err(|why| format!("line {} of the grammar: {why}", reader.line))?;
+        .map_err(|why| format!("grammar, line {}: {why}", reader.line))?;
     let mut rules = Vec::with_capacity(reader.rules.len());
     for (rule, name) in reader.rules.into_iter().zip(&reader.names) {
         rules.push(rule.ok_or_else(|| format!("the grammar has no rule `{name}`"))?);
@@ -52,7 +51,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
         return Err("the grammar has no rule `root`".to_owned());
     };
     let plain = plain(&rules);
-    let mut writer = Writer {
+    let mut writer = LarkWriter {
         plain: &plain,
         out: String::new(),
         terminals: String::new(),
@@ -60,9 +59,10 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     };
     writer.out = format!("start: {}\n", writer.name(root));
     for (at, rule) in rules.iter().enumerate() {
-        let body = match plain[at] {
-            true => writer.plain_alternatives(rule),
-            false => writer.alternatives(rule),
+        let body = if plain[at] {
+            writer.plain_alternatives(rule)
+        } else {
+            writer.alternatives(rule)
         };
         let name = writer.name(at);
         let _ = writeln!(writer.out, "{name}: {body}");
@@ -70,7 +70,7 @@ pub fn to_lark(grammar: &str) -> Result<String, String> {
     Ok(writer.out + &writer.terminals)
 }
 
-/// Which rules lead to no rule that leads back to itself.
+/// Which rules reach no recursive rule.
 fn plain(rules: &[Alternatives]) -> Vec<bool> {
     let mut plain = vec![false; rules.len()];
     loop {
@@ -87,7 +87,7 @@ fn plain(rules: &[Alternatives]) -> Vec<bool> {
     }
 }
 
-impl Item {
+impl GbnfItem {
     fn is_plain(&self, rules: &[bool]) -> bool {
         match self {
             Self::Text(_) => true,
@@ -98,28 +98,29 @@ impl Item {
     }
 }
 
-struct Writer<'a> {
+struct LarkWriter<'a> {
     plain: &'a [bool],
     out: String,
-    /// Terminals of sequences.
+    /// Terminals for sequences.
     terminals: String,
     made: usize,
 }
 
-impl Writer<'_> {
+impl LarkWriter<'_> {
     fn name(&self, at: usize) -> String {
-        match self.plain[at] {
-            true => format!("T{at}"),
-            false => format!("r{at}"),
+        if self.plain[at] {
+            format!("T{at}")
+        } else {
+            format!("r{at}")
         }
     }
 
     fn plain_alternatives(&self, all: &Alternatives) -> String {
-        let sequence = |items: &Vec<Item>| self.plain_sequence(items);
+        let sequence = |items: &Vec<GbnfItem>| self.plain_sequence(items);
         all.iter().map(sequence).collect::<Vec<_>>().join(" | ")
     }
 
-    fn plain_sequence(&self, items: &[Item]) -> String {
+    fn plain_sequence(&self, items: &[GbnfItem]) -> String {
         match items {
             [] => "\"\"".to_owned(),
             _ => {
@@ -129,13 +130,13 @@ impl Writer<'_> {
         }
     }
 
-    fn plain_item(&self, item: &Item) -> String {
+    fn plain_item(&self, item: &GbnfItem) -> String {
         match item {
-            Item::Text(text) if text.is_empty() => "\"\"".to_owned(),
-            Item::Text(text) => format!("/{text}/"),
-            Item::Rule(at) => self.name(*at),
-            Item::Group(inner) => format!("({})", self.plain_alternatives(inner)),
-            Item::Repeat(item, times) => repeat(&self.plain_item(item), *times),
+            GbnfItem::Text(text) if text.is_empty() => "\"\"".to_owned(),
+            GbnfItem::Text(text) => format!("/{text}/"),
+            GbnfItem::Rule(at) => self.name(*at),
+            GbnfItem::Group(inner) => format!("({})", self.plain_alternatives(inner)),
+            GbnfItem::Repeat(item, times) => repeat(&self.plain_item(item), *times),
         }
     }
 
@@ -152,25 +153,26 @@ impl Writer<'_> {
                     }
                 }
             }
-            out.push(match parts.is_empty() {
-                true => "\"\"".to_owned(),
-                false => parts.join(" "),
+            out.push(if parts.is_empty() {
+                "\"\"".to_owned()
+            } else {
+                parts.join(" ")
             });
         }
         out.join(" | ")
     }
 
-    fn item(&mut self, item: &Item) -> String {
+    fn item(&mut self, item: &GbnfItem) -> String {
         match item {
-            Item::Group(inner) => format!("({})", self.alternatives(inner)),
-            Item::Repeat(item, times) => repeat(&self.item(item), *times),
+            GbnfItem::Group(inner) => format!("({})", self.alternatives(inner)),
+            GbnfItem::Repeat(item, times) => repeat(&self.item(item), *times),
             plain => self.plain_item(plain),
         }
     }
 
-    /// A terminal of its own for a sequence, unless it is one.
-    fn terminal(&mut self, run: &[Item]) -> String {
-        if let [one @ (Item::Rule(_) | Item::Text(_))] = run {
+    /// Defines a terminal for a sequence, unless it is a single terminal.
+    fn terminal(&mut self, run: &[GbnfItem]) -> String {
+        if let [one @ (GbnfItem::Rule(_) | GbnfItem::Text(_))] = run {
             return self.plain_item(one);
         }
         let body = self.plain_sequence(run);
@@ -191,7 +193,7 @@ fn repeat(inner: &str, times: Times) -> String {
     }
 }
 
-/// A character as an expression.
+/// A character as a regular expression.
 fn escaped(c: char) -> String {
     match c {
         'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => c.to_string(),
@@ -199,7 +201,7 @@ fn escaped(c: char) -> String {
     }
 }
 
-struct Reader<'a> {
+struct GbnfReader<'a> {
     rest: Peekable<Chars<'a>>,
     line: usize,
     numbers: HashMap<String, usize>,
@@ -207,7 +209,7 @@ struct Reader<'a> {
     rules: Vec<Option<Alternatives>>,
 }
 
-impl Reader<'_> {
+impl GbnfReader<'_> {
     fn next(&mut self) -> Option<char> {
         let c = self.rest.next();
         self.line += usize::from(c == Some('\n'));
@@ -222,7 +224,7 @@ impl Reader<'_> {
         found
     }
 
-    /// Skips blanks and comments, and ends of lines too if the rule may go on behind them.
+    /// Skips white space and comments; also line breaks if the rule may continue after them.
     fn skip(&mut self, lines: bool) {
         while let Some(&c) = self.rest.peek() {
             match c {
@@ -244,11 +246,11 @@ impl Reader<'_> {
             if self.rest.peek().is_none() {
                 return Ok(());
             }
-            let name = self.name().ok_or("a rule begins with its name")?;
+            let name = self.name().ok_or("expected a rule name")?;
             let at = self.number(name);
             self.skip(false);
             if !(self.take(':') && self.take(':') && self.take('=')) {
-                return Err(format!("`::=` comes behind `{}`", self.names[at]));
+                return Err(format!("expected `::=` after `{}`", self.names[at]));
             }
             self.skip(true);
             let body = self.alternatives(0)?;
@@ -256,10 +258,10 @@ impl Reader<'_> {
                 && c != '\n'
                 && c != '\r'
             {
-                return Err(format!("`{c}` is not understood here"));
+                return Err(format!("unexpected `{c}`"));
             }
             if self.rules[at].replace(body).is_some() {
-                return Err(format!("there are two rules `{}`", self.names[at]));
+                return Err(format!("rule `{}` is defined twice", self.names[at]));
             }
         }
     }
@@ -288,7 +290,9 @@ impl Reader<'_> {
 
     fn alternatives(&mut self, depth: usize) -> Result<Alternatives, String> {
         if depth > MAX_DEPTH {
-            return Err(format!("groups are at most {MAX_DEPTH} deep"));
+            return Err(format!(
+                "groups may be nested at most {MAX_DEPTH} levels deep"
+            ));
         }
         let mut all = vec![self.sequence(depth)?];
         while self.take('|') {
@@ -298,35 +302,35 @@ impl Reader<'_> {
         Ok(all)
     }
 
-    fn sequence(&mut self, depth: usize) -> Result<Vec<Item>, String> {
-        let mut items: Vec<Item> = Vec::new();
+    fn sequence(&mut self, depth: usize) -> Result<Vec<GbnfItem>, String> {
+        let mut items: Vec<GbnfItem> = Vec::new();
         while let Some(&c) = self.rest.peek() {
             let item = match c {
                 '"' => self.text()?,
                 '[' => self.class()?,
                 '.' => {
                     self.next();
-                    Item::Text("(?s:.)".to_owned())
+                    GbnfItem::Text("(?s:.)".to_owned())
                 }
                 '(' => {
                     self.next();
                     self.skip(true);
                     let inner = self.alternatives(depth + 1)?;
                     if !self.take(')') {
-                        return Err("a group has no `)`".to_owned());
+                        return Err("missing `)`".to_owned());
                     }
-                    Item::Group(inner)
+                    GbnfItem::Group(inner)
                 }
                 '*' | '+' | '?' | '{' => {
                     let times = self.times()?;
-                    let last = items.pop().ok_or("a repetition comes behind something")?;
-                    Item::Repeat(Box::new(last), times)
+                    let last = items.pop().ok_or("nothing to repeat")?;
+                    GbnfItem::Repeat(Box::new(last), times)
                 }
                 '<' | '!' => {
                     return Err("tokens (`<think>`, `<[1]>`) are not supported".to_owned());
                 }
                 _ => match self.name() {
-                    Some(name) => Item::Rule(self.number(name)),
+                    Some(name) => GbnfItem::Rule(self.number(name)),
                     None => break,
                 },
             };
@@ -344,16 +348,15 @@ impl Reader<'_> {
             _ => {}
         }
         let wrong =
-            || format!("a repetition is `{{m}}`, `{{m,}}` or `{{m,n}}`, at most {MAX_TIMES}");
+            || format!("a repetition must be `{{m}}`, `{{m,}}` or `{{m,n}}`, at most {MAX_TIMES}");
         self.skip(true);
         let from = self.count();
         self.skip(true);
-        let to = match self.take(',') {
-            true => {
-                self.skip(true);
-                self.count()
-            }
-            false => Some(from.ok_or_else(wrong)?),
+        let to = if self.take(',') {
+            self.skip(true);
+            self.count()
+        } else {
+            Some(from.ok_or_else(wrong)?)
         };
         self.skip(true);
         let from = from.unwrap_or(0);
@@ -369,31 +372,32 @@ impl Reader<'_> {
         while let Some(c) = self.rest.next_if(char::is_ascii_digit) {
             digits.push(c);
         }
-        match digits.is_empty() {
-            true => None,
-            false => Some(digits.parse().unwrap_or(u32::MAX)),
+        if digits.is_empty() {
+            None
+        } else {
+            Some(digits.parse().unwrap_or(u32::MAX))
         }
     }
 
-    fn text(&mut self) -> Result<Item, String> {
+    fn text(&mut self) -> Result<GbnfItem, String> {
         self.next();
         let mut text = String::new();
         loop {
-            match self.character("a text has no end")? {
-                ('"', false) => return Ok(Item::Text(text)),
+            match self.character("unterminated string")? {
+                ('"', false) => return Ok(GbnfItem::Text(text)),
                 (c, _) => text += &escaped(c),
             }
         }
     }
 
-    fn class(&mut self) -> Result<Item, String> {
+    fn class(&mut self) -> Result<GbnfItem, String> {
         self.next();
         let mut class = String::from(if self.take('^') { "[^" } else { "[" });
         let mut empty = true;
         loop {
-            let why = "a set of characters has no `]`";
+            let why = "missing `]`";
             let from = match self.character(why)? {
-                (']', false) if empty => return Err("a set of characters is empty".to_owned()),
+                (']', false) if empty => return Err("empty character class".to_owned()),
                 (']', false) => break,
                 (c, _) => c,
             };
@@ -404,13 +408,13 @@ impl Reader<'_> {
             }
             self.next();
             match self.character(why)? {
-                // A hyphen at the end is one.
+                // A hyphen at the end is literal.
                 (']', false) => {
                     class += &escaped('-');
                     break;
                 }
                 (to, _) if to < from => {
-                    return Err(format!("`{from}-{to}` in a set goes backwards"));
+                    return Err(format!("`{from}-{to}` is not a valid range"));
                 }
                 (to, _) => {
                     class.push('-');
@@ -419,10 +423,10 @@ impl Reader<'_> {
             }
         }
         class.push(']');
-        Ok(Item::Text(class))
+        Ok(GbnfItem::Text(class))
     }
 
-    /// The next character of a text or a set, and whether it was escaped.
+    /// The next character of a string or character class, and whether it was escaped.
     fn character(&mut self, missing: &str) -> Result<(char, bool), String> {
         let c = self.next().ok_or(missing)?;
         if c != '\\' {
@@ -436,7 +440,7 @@ impl Reader<'_> {
             'u' => self.code(4)?,
             'U' => self.code(8)?,
             c @ ('"' | '\\' | '[' | ']' | '/' | '-' | '^') => c,
-            c => return Err(format!("`\\{c}` is not known")),
+            c => return Err(format!("unknown escape `\\{c}`")),
         };
         Ok((escaped, true))
     }
@@ -445,9 +449,10 @@ impl Reader<'_> {
         let mut code = 0;
         for _ in 0..digits {
             let digit = self.next().and_then(|c| c.to_digit(16));
-            code = 16 * code + digit.ok_or(format!("an escape has {digits} hexadecimal digits"))?;
+            code =
+                16 * code + digit.ok_or(format!("an escape needs {digits} hexadecimal digits"))?;
         }
-        char::from_u32(code).ok_or(format!("there is no character {code:X}"))
+        char::from_u32(code).ok_or(format!("{code:X} is not a character"))
     }
 }
 
@@ -477,17 +482,17 @@ mod tests {
             ("root ::= a", "no rule `a`"),
             (
                 "root ::= \"a\"\n\nroot ::= \"b\"",
-                "line 3 of the grammar: there are two",
+                "line 3: rule `root` is defined twice",
             ),
-            ("root ::= \"a", "no end"),
-            ("root ::= [a", "no `]`"),
-            ("root ::= [z-a]", "backwards"),
+            ("root ::= \"a", "unterminated"),
+            ("root ::= [a", "missing `]`"),
+            ("root ::= [z-a]", "not a valid range"),
             ("root ::= []", "empty"),
-            ("root ::= (\"a\"", "no `)`"),
-            ("root ::= *", "behind something"),
+            ("root ::= (\"a\"", "missing `)`"),
+            ("root ::= *", "nothing to repeat"),
             ("root ::= \"a\"{3,2}", "at most 2000"),
             ("root ::= \"a\"{99999999999}", "at most 2000"),
-            ("root ::= \"a\" )", "`)` is not understood"),
+            ("root ::= \"a\" )", "unexpected `)`"),
             ("root ::= \"\\q\"", "`\\q`"),
             ("root ::= \"\\uD800\"", "D800"),
             ("root ::= <[7]>", "tokens"),

@@ -1,24 +1,25 @@
-//! Bounds of grammars that clients write.
+//! Limits on client grammars.
 
 use super::MAX_SOURCE;
 
-/// Most lines, which bounds how far rules lead through each other.
+/// Maximum lines, which bounds how far rules refer to each other.
 const MAX_LINES: usize = 1000;
 
-/// Whether a grammar has so many bytes or lines that it is not read.
+/// Checks the size of a grammar before it is parsed.
 ///
 /// # Errors
-/// How much there may be.
+/// The grammar is too large.
 pub fn check_size(grammar: &str) -> Result<(), String> {
-    match grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
-        true => Err(format!(
-            "a grammar has at most {MAX_SOURCE} bytes and {MAX_LINES} lines"
-        )),
-        false => Ok(()),
+    if grammar.len() > MAX_SOURCE || grammar.lines().count() > MAX_LINES {
+        Err(format!(
+            "a grammar may have at most {MAX_SOURCE} bytes and {MAX_LINES} lines"
+        ))
+    } else {
+        Ok(())
     }
 }
 
-/// Whether a grammar is in llama.cpp's form: `::=` behind a name that begins a line.
+/// Whether a grammar is GBNF: a line starts with a name and `::=`.
 pub fn is_gbnf(grammar: &str) -> bool {
     grammar.lines().any(|line| {
         let line = line.trim_start();
@@ -27,14 +28,14 @@ pub fn is_gbnf(grammar: &str) -> bool {
     })
 }
 
-/// Checks that a grammar is one in Lark's form and uses nothing whose cost is unbounded.
+/// Checks that a grammar is Lark and uses no construct of unbounded cost.
 ///
 /// # Errors
-/// What is wrong.
+/// What is not supported.
 pub fn check(grammar: &str) -> Result<(), String> {
     check_size(grammar)?;
     let outside = outside_of_literals(grammar);
-    // Terminals that hold together or not at all, and languages inside the language.
+    // Intersections and complements of terminals, and embedded grammars.
     for sign in [
         "&",
         "~",
@@ -47,8 +48,8 @@ pub fn check(grammar: &str) -> Result<(), String> {
     ] {
         if outside.contains(sign) {
             let instead = match sign {
-                "%json" => "; send the schema as `response_format`",
-                "~" => "; write a number of times as `{2,5}`",
+                "%json" => "; use `response_format` for schemas",
+                "~" => "; write repetitions as `{2,5}`",
                 _ => "",
             };
             return Err(format!("`{sign}` is not supported in grammars{instead}"));
@@ -57,7 +58,7 @@ pub fn check(grammar: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The grammar with a blank for each text, expression and comment.
+/// The grammar with spaces in place of strings, regular expressions and comments.
 fn outside_of_literals(grammar: &str) -> String {
     let mut out = String::with_capacity(grammar.len());
     let mut rest = grammar.chars().peekable();
@@ -74,7 +75,7 @@ fn outside_of_literals(grammar: &str) -> String {
             '"' | '/' => {
                 let mut escaped = false;
                 for inner in rest.by_ref() {
-                    // Neither goes beyond its line.
+                    // Strings and regular expressions end with their line.
                     if inner == '\n' || (inner == c && !escaped) {
                         break;
                     }

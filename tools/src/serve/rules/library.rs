@@ -1,4 +1,4 @@
-//! llguidance within limits.
+//! llguidance with limits.
 
 use std::panic::AssertUnwindSafe;
 
@@ -8,10 +8,9 @@ use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
 
-use super::held::explain;
+use super::matcher::explain;
 
-/// Limits of llguidance. A state of the lexer takes about half a kilobyte, a step of fuel some
-/// nanoseconds.
+/// Limits of llguidance. A lexer state takes about half a kilobyte, a unit of fuel some nanoseconds.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2000,
@@ -25,10 +24,10 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// What compiles for a vocabulary.
+/// A parser factory for a vocabulary.
 ///
 /// # Errors
-/// A vocabulary that the library does not take.
+/// A vocabulary that llguidance rejects.
 pub fn factory(vocabulary: impl FnOnce() -> TokEnv) -> Result<ParserFactory, String> {
     let made = catch_unwind(AssertUnwindSafe(|| {
         let slices = SlicedBiasComputer::json_slices();
@@ -40,10 +39,10 @@ pub fn factory(vocabulary: impl FnOnce() -> TokEnv) -> Result<ParserFactory, Str
     Ok(factory)
 }
 
-/// Compiles a grammar and finds out what a text may begin with.
+/// Compiles a grammar and computes the tokens that may come first.
 ///
 /// # Errors
-/// Why no text can be held to it.
+/// Why the grammar cannot be used.
 pub fn begin(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
     let matcher = catch_unwind(AssertUnwindSafe(|| {
         let mut matcher = Matcher::new(Ok(factory.create_parser(grammar)?));
@@ -52,7 +51,7 @@ pub fn begin(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matche
     }));
     match matcher {
         Ok(Some(matcher)) => Ok(matcher),
-        Ok(None) => Err("nothing satisfies it".to_owned()),
+        Ok(None) => Err("no text satisfies it".to_owned()),
         Err(e) => Err(explain(&e)),
     }
 }

@@ -1,35 +1,33 @@
-//! Rules that a text is held to: JSON, a schema, a grammar, an expression, a choice.
+//! Constrained generation: JSON, schemas, grammars, regular expressions, choices.
 //!
-//! A request's rules are read (`asked.rs`), bounded (`schema.rs`, `lark.rs`, `gbnf.rs`), put into words that the
-//! crate `llguidance` knows (`plain.rs`) and compiled by the crate
-//! `llguidance` away from the engine's thread ([`Compiler`]). What comes out is a
-//! [`Constraint`](emberflow_engine::Constraint) for each of the request's texts (`held.rs`): a matcher
-//! over the bytes of the vocabulary.
+//! A request's constraint is parsed (`options.rs`), its cost is bounded (`schema.rs`, `lark.rs`, `gbnf.rs`), schemas
+//! are rewritten for llguidance (`plain.rs`), and llguidance compiles it outside of the engine thread ([`Compiler`]).
+//! The result is a [`Constraint`](emberflow_engine::Constraint) per text (`matcher.rs`): a matcher over token bytes.
 
-mod apart;
-mod asked;
 mod compiler;
+mod disjoint;
 mod gbnf;
-mod held;
 mod lark;
 mod library;
+mod matcher;
+mod options;
 mod plain;
 mod schema;
 mod trial;
 
 use serde_json::Value;
 
-pub use asked::{Asked, Rules};
 pub use compiler::{Compiler, Preface, TEXT_BYTES, Vocabulary};
+pub use options::{ConstraintOptions, Rules};
 pub use trial::command;
 
 #[cfg(test)]
 pub mod tests;
 
-/// Schemas for a grammar that the server writes, bounded alone and together.
+/// Schemas for a grammar written by the server, each and all together within the limits.
 ///
 /// # Errors
-/// What is too much.
+/// A limit is exceeded.
 pub fn bounded(schemas: Vec<Value>) -> Result<Vec<Value>, String> {
     schemas.iter().try_for_each(schema::check)?;
     let all = Value::Array(schemas);
@@ -40,8 +38,8 @@ pub fn bounded(schemas: Vec<Value>) -> Result<Vec<Value>, String> {
         .collect()
 }
 
-/// Memory that compiling takes, in a trial and then here; one at a time compiles.
+/// Memory for a compilation, in the child and then here; compilations run one at a time.
 pub const COMPILE_BYTES: u64 = 8 << 20;
 
-/// Most bytes of a schema without its descriptions, a grammar, an expression or a choice.
+/// Maximum bytes of a schema without descriptions, of a grammar, a regular expression or a choice.
 const MAX_SOURCE: usize = 32 << 10;

@@ -1,14 +1,14 @@
-//! Schemas in the words that llguidance knows.
+//! Rewrites schemas with keywords that llguidance supports.
 //!
-//! It takes `oneOf` for `anyOf`, refuses names of formats that it does not know, and says little about numbers that
-//! are no counts. Here `oneOf` becomes `anyOf` where no value is valid against two of its schemas, or is refused;
-//! formats become known ones, patterns, or nothing, as they are annotations.
+//! llguidance treats `oneOf` as `anyOf`, rejects unknown formats, and reports invalid counts poorly. Here `oneOf`
+//! becomes `anyOf` if no value is valid against two of its schemas, and is rejected otherwise; formats become
+//! supported ones or patterns, or are removed, since they are annotations.
 
 use serde_json::{Map, Value, json};
 
-use super::apart::Schemas;
+use super::disjoint::Schemas;
 
-/// Keywords whose members are schemas, by name.
+/// Keywords whose members are schemas.
 const NAMED: [&str; 5] = [
     "properties",
     "patternProperties",
@@ -16,7 +16,7 @@ const NAMED: [&str; 5] = [
     "definitions",
     "dependentSchemas",
 ];
-/// Those whose items are schemas, or that are one.
+/// Keywords whose value is a schema or a list of schemas.
 const NESTED: [&str; 15] = [
     "allOf",
     "anyOf",
@@ -34,7 +34,7 @@ const NESTED: [&str; 15] = [
     "then",
     "else",
 ];
-/// Those that count.
+/// Keywords whose value is a count.
 const COUNTS: [&str; 6] = [
     "minLength",
     "maxLength",
@@ -43,7 +43,7 @@ const COUNTS: [&str; 6] = [
     "minProperties",
     "maxProperties",
 ];
-/// Formats that llguidance knows.
+/// Formats that llguidance supports.
 const FORMATS: [&str; 10] = [
     "date-time",
     "time",
@@ -56,13 +56,13 @@ const FORMATS: [&str; 10] = [
     "uuid",
     "uri",
 ];
-/// Formats whose texts include those of a known one.
+/// Formats that include a supported one.
 const WIDER: [(&str, &str); 3] = [
     ("idn-email", "email"),
     ("idn-hostname", "hostname"),
     ("iri", "uri"),
 ];
-/// Formats as patterns.
+/// Formats expressed as patterns.
 const PATTERNS: [(&str, &str); 4] = [
     ("uri-reference", REFERENCE),
     ("iri-reference", REFERENCE),
@@ -72,13 +72,13 @@ const PATTERNS: [(&str, &str); 4] = [
         r"^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
     ),
 ];
-/// References of RFC 3986 without an authority's port.
+/// URI references of RFC 3986 without a port.
 const REFERENCE: &str = r"^([a-zA-Z][a-zA-Z0-9+.\-]*:)?([a-zA-Z0-9\-._~!$&'()*+,;=@/]|%[0-9a-fA-F]{2})*(\?([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?(#([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?$";
 
-/// The same schema in such words. It must be bounded in depth and size.
+/// Rewrites a schema of bounded depth and size.
 ///
 /// # Errors
-/// What cannot be said in them.
+/// A schema that cannot be expressed.
 pub fn plain(schema: &Value) -> Result<Value, String> {
     let mut plain = schema.clone();
     let schemas = Schemas::of(schema);
@@ -117,16 +117,15 @@ fn visit(schema: &mut Value, schemas: &Schemas<'_>, place: &str) -> Result<(), S
     one_of(map, schemas, place)
 }
 
-/// The number of a keyword that counts.
+/// The value of a keyword whose value is a count.
 fn whole(name: &str, count: &Value, place: &str) -> Result<u64, String> {
     let float = || count.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0);
     let whole = count.as_u64().or_else(|| float().map(|n| n as u64));
-    whole.ok_or_else(|| {
-        format!("`{name}` at {place} is {count}; it must be an integer of 0 or more")
-    })
+    whole
+        .ok_or_else(|| format!("`{name}` at {place} is {count}; it must be a non-negative integer"))
 }
 
-/// Takes away a format that is an annotation only.
+/// Replaces or removes a format.
 fn format(map: &mut Map<String, Value>) {
     let Some(Value::String(name)) = map.get("format") else {
         return;
@@ -148,7 +147,7 @@ fn format(map: &mut Map<String, Value>) {
     }
 }
 
-/// Makes `oneOf` an `anyOf`.
+/// Turns `oneOf` into `anyOf`.
 fn one_of(map: &mut Map<String, Value>, schemas: &Schemas<'_>, place: &str) -> Result<(), String> {
     let Some(Value::Array(options)) = map.get("oneOf") else {
         return Ok(());
@@ -158,8 +157,8 @@ fn one_of(map: &mut Map<String, Value>, schemas: &Schemas<'_>, place: &str) -> R
         None => {
             if let Some((a, b)) = schemas.overlap(options) {
                 return Err(format!(
-                    "a value may be valid against both the schemas {a} and {b} of `oneOf` at {place}, and then \
-                     it is not valid; use `anyOf`, or let them differ in their type or in a required property \
+                    "a value could be valid against both schemas {a} and {b} of `oneOf` at {place}, which would \
+                     make it invalid; use `anyOf`, or give them different types or a required property \
                      with different constants"
                 ));
             }
@@ -167,21 +166,20 @@ fn one_of(map: &mut Map<String, Value>, schemas: &Schemas<'_>, place: &str) -> R
         }
     };
     map.shift_remove("oneOf");
-    match map.contains_key("anyOf") {
-        false => map.insert("anyOf".to_owned(), json!(exclusive)),
-        true => {
-            let mut all = map.shift_remove("allOf").unwrap_or_else(|| json!([]));
-            if let Value::Array(all) = &mut all {
-                all.push(json!({ "anyOf": exclusive }));
-            }
-            map.insert("allOf".to_owned(), all)
+    if map.contains_key("anyOf") {
+        let mut all = map.shift_remove("allOf").unwrap_or_else(|| json!([]));
+        if let Value::Array(all) = &mut all {
+            all.push(json!({ "anyOf": exclusive }));
         }
+        map.insert("allOf".to_owned(), all)
+    } else {
+        map.insert("anyOf".to_owned(), json!(exclusive))
     };
     Ok(())
 }
 
-/// Schemas that require one property each and say nothing else: a value has one of these properties, and none of
-/// the others.
+/// If each schema only requires one property, returns schemas that also exclude the properties of the others, so that
+/// exactly one is valid.
 fn one_required(options: &[Value]) -> Option<Vec<Value>> {
     let mut names: Vec<&str> = Vec::new();
     for option in options {

@@ -1,34 +1,33 @@
-//! Bounds of JSON schemas.
+//! Limits on JSON schemas.
 //!
-//! llguidance bounds most of what a schema may cost. Here are those whose cost grows faster than the
-//! schema: parts that are combined with each other, expressions that must hold together, counted
-//! properties, common multiples.
+//! llguidance limits most costs. These limits concern constructs whose cost grows faster than the schema: combined
+//! alternatives, patterns that must match together, counted properties, common multiples.
 
 use serde_json::{Map, Value};
 
 use super::MAX_SOURCE;
 
-/// Largest number, up to which all integers are numbers of JSON.
+/// Largest number: 2^53, up to which doubles represent all integers.
 const MAX_NUMBER: f64 = 9_007_199_254_740_992.0;
-/// Most values in a schema.
+/// Maximum values in a schema.
 const MAX_VALUES: usize = 2000;
-/// Most steps through references, and how deep.
+/// Maximum steps through references, and depth.
 const MAX_STEPS: usize = 20_000;
 const MAX_DEPTH: usize = 100;
-/// Most references.
+/// Maximum references.
 const MAX_REFS: usize = 400;
-/// Most properties where their number has limits.
+/// Maximum properties of an object with `minProperties` or `maxProperties`.
 const MAX_COUNTED: usize = 32;
-/// Sum of all limits of texts' lengths.
+/// Maximum sum of all string length limits.
 const MAX_LENGTHS: u64 = 4000;
-/// Product of all different `multipleOf`, without their zeros.
+/// Maximum product of all distinct `multipleOf` values, each as an integer without its zeros at either end.
 const MAX_MULTIPLE: u64 = 2000;
-/// Most expressions that one text must match.
+/// Maximum patterns that one string must match.
 const MAX_TOGETHER: usize = 4;
-/// Most combinations, times the values in them.
+/// Maximum combinations times the values in them.
 const MAX_COMBINED: usize = 10_000;
 
-/// What says nothing about values.
+/// Annotation keywords.
 const NOTES: [&str; 9] = [
     "$defs",
     "definitions",
@@ -41,12 +40,12 @@ const NOTES: [&str; 9] = [
     "$id",
 ];
 
-/// Checks that a schema's cost is bounded.
+/// Checks that the cost of a schema is bounded.
 ///
 /// # Errors
-/// What is too much.
+/// A limit is exceeded.
 pub fn check(schema: &Value) -> Result<(), String> {
-    let mut bounds = Bounds {
+    let mut bounds = SchemaCounter {
         root: schema,
         count: Count::default(),
         steps: 0,
@@ -56,7 +55,7 @@ pub fn check(schema: &Value) -> Result<(), String> {
     bounds.combine(schema)
 }
 
-/// Numbers of the whole schema.
+/// Counts over the whole schema.
 #[derive(Default)]
 struct Count {
     values: usize,
@@ -70,20 +69,23 @@ struct Count {
 
 impl Count {
     fn check(&mut self) -> Result<(), String> {
-        let most = |what: &str, found: u64, most: u64| match found <= most {
-            true => Ok(()),
-            false => Err(format!(
-                "the schema has {found} {what}; at most {most} are supported"
-            )),
+        let most = |what: &str, found: u64, most: u64| {
+            if found <= most {
+                Ok(())
+            } else {
+                Err(format!(
+                    "the schema has {found} {what}; at most {most} are supported"
+                ))
+            }
         };
         most("values", self.values as u64, MAX_VALUES as u64)?;
         most("bytes", self.bytes as u64, MAX_SOURCE as u64)?;
         most("references", self.refs as u64, MAX_REFS as u64)?;
         if self.counted {
-            let what = "properties beside `minProperties` or `maxProperties`";
+            let what = "properties with `minProperties` or `maxProperties`";
             most(what, self.properties as u64, MAX_COUNTED as u64)?;
         }
-        let what = "characters in `minLength` and `maxLength` together";
+        let what = "characters in all `minLength` and `maxLength` together";
         most(what, self.lengths, MAX_LENGTHS)?;
         self.multiples.sort_unstable();
         self.multiples.dedup();
@@ -92,23 +94,23 @@ impl Count {
     }
 }
 
-/// What lies below a part of the schema, references followed.
+/// Totals of a part of the schema, with references followed.
 #[derive(Clone, Copy)]
 struct Below {
     values: usize,
     expressions: usize,
-    /// Ways to choose among alternatives, of this value and with those of the values in it.
+    /// Combinations of alternatives of this value and of the values in it.
     ways: usize,
     all_ways: usize,
 }
 
-struct Bounds<'a> {
+struct SchemaCounter<'a> {
     root: &'a Value,
     count: Count,
     steps: usize,
 }
 
-impl<'a> Bounds<'a> {
+impl<'a> SchemaCounter<'a> {
     fn count(&mut self, value: &Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!(
@@ -151,14 +153,14 @@ impl<'a> Bounds<'a> {
             ("properties", Value::Object(map)) => count.properties += map.len(),
             ("minProperties" | "maxProperties", Value::Number(_)) => count.counted = true,
             ("minLength" | "maxLength", Value::Number(n)) => {
-                // One that is no count is refused later.
+                // Invalid lengths are rejected later.
                 let length = n.as_f64().unwrap_or(0.0).max(0.0) as u64;
                 count.lengths = count.lengths.saturating_add(length);
             }
             ("multipleOf", Value::Number(n)) => {
                 let digits: String = n.to_string().chars().filter(char::is_ascii_digit).collect();
                 let digits = digits.trim_matches('0');
-                // An exponent's digits only make it larger.
+                // The digits of an exponent only make it larger.
                 count.multiples.push(digits.parse().unwrap_or(match digits {
                     "" => 1,
                     _ => u64::MAX,
@@ -168,7 +170,7 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// Looks for parts that llguidance combines with each other.
+    /// Checks constructs that llguidance combines.
     fn combine(&mut self, value: &'a Value) -> Result<(), String> {
         match value {
             Value::Array(items) => items.iter().try_for_each(|item| self.combine(item)),
@@ -182,12 +184,12 @@ impl<'a> Bounds<'a> {
                     let ways = if all > 1 { below.all_ways } else { below.ways };
                     if ways.saturating_mul(below.values) > MAX_COMBINED && ways > 1 {
                         return Err("the schema combines too many alternatives: `allOf`, `anyOf`, `oneOf`, \
-                                    `enum` or `$ref` beside each other"
+                                    `enum` or `$ref` in one place"
                             .to_owned());
                     }
                     if below.expressions > MAX_TOGETHER {
                         return Err(format!(
-                            "the schema combines {} of `pattern` and `format`; at most {MAX_TOGETHER} can \
+                            "the schema combines {} of `pattern` and `format`; at most {MAX_TOGETHER} may \
                              be combined",
                             below.expressions
                         ));
@@ -208,7 +210,7 @@ impl<'a> Bounds<'a> {
     fn below(&mut self, value: &'a Value, path: &mut Vec<&'a str>) -> Result<Below, String> {
         self.steps += 1;
         if self.steps > MAX_STEPS || path.len() > MAX_DEPTH {
-            return Err("the schema's references lead through too many parts".to_owned());
+            return Err("the schema's references expand to too many parts".to_owned());
         }
         let mut below = Below {
             values: 1,
@@ -279,13 +281,13 @@ impl Below {
     }
 }
 
-/// Whether a member says nothing about values. A property may have such a name; it is an object then.
+/// Whether a member is an annotation. If it is an object, it is a property of that name instead.
 fn is_note(key: &str, value: &Value) -> bool {
     let definitions = key == "$defs" || key == "definitions";
     NOTES.contains(&key) && definitions == value.is_object()
 }
 
-/// Whether a schema is several at once.
+/// Whether a schema combines several schemas for one value.
 fn combines(map: &Map<String, Value>) -> bool {
     let alone = ["anyOf", "oneOf", "allOf", "$ref", "enum", "const"];
     let several = |key: &str| alone.contains(&key);

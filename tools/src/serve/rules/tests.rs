@@ -1,4 +1,4 @@
-//! Rules hold texts to what they say, and what would cost too much is refused in time.
+//! Constrained texts follow their grammar, and grammars that cost too much are rejected in time.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use emberflow_engine::{Constraint, Model, Text};
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::held::{Held, Room};
+use super::matcher::{ByteMatcher, Room};
 use super::{Compiler, Preface, Rules, Vocabulary};
 
-/// The bundled model, and what compiles for it.
+/// The bundled model and its compiler.
 pub fn demo() -> (Text, Compiler) {
     let model = Model::demo().unwrap();
     let text = model.text().clone();
@@ -24,24 +24,23 @@ fn room(compiler: &Compiler) -> Room {
     runtime.block_on(compiler.room(1, false)).unwrap()
 }
 
-/// A text that is held to rules, and has not begun.
-pub fn compiled(compiler: &Compiler, rules: &Rules) -> Held {
+/// A constraint at the start of a text.
+pub fn compiled(compiler: &Compiler, rules: &Rules) -> ByteMatcher {
     match compiler.compile(rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{rules:?}: {e:?}"),
     }
 }
 
-/// The same behind a preface.
-pub fn compiled_behind(compiler: &Compiler, preface: &Preface, rules: &Rules) -> Held {
+/// The same after a preface.
+pub fn compiled_behind(compiler: &Compiler, preface: &Preface, rules: &Rules) -> ByteMatcher {
     match compiler.compile_behind(preface, rules, room(compiler)) {
         Ok(held) => held,
         Err(e) => panic!("{preface:?} {rules:?}: {e:?}"),
     }
 }
 
-/// Bytes of a text whose tokens are drawn from what is allowed, at most `most` tokens; whether it is
-/// complete.
+/// Samples at most `most` of the allowed tokens; returns the text and whether it is complete.
 pub fn drawn(text: &Text, held: &mut dyn Constraint, seed: u64, most: usize) -> (String, bool) {
     let mut random = fastrand::Rng::with_seed(seed);
     let (vocab, tokenizer) = (text.config().vocab, text.tokenizer());
@@ -102,7 +101,7 @@ fn texts_are_what_the_rules_say() {
     assert!(complete && found.split(' ').count() == 3, "{found}");
 }
 
-/// JSON, as people write it for llama.cpp: with a rule for blanks that leads back to itself.
+/// JSON as commonly written for llama.cpp, with a recursive rule for white space.
 const JSON_GBNF: &str = r#"
 # values
 root   ::= object
@@ -150,7 +149,7 @@ fn grammars_of_llama_cpp_hold_texts_too() {
         assert!((2..=3).contains(&lines.len()), "{found}");
         assert!(lines.iter().all(|line| line.starts_with("- ")), "{found}");
     });
-    // What follows could belong to what is repeated: one expression.
+    // What follows could also belong to the repetition: one regular expression.
     let ends = "root ::= word [a] \"b\"?\nword ::= [a-c]{2,6}";
     texts(ends, 20, &|found| {
         let end = found.strip_suffix('b').filter(|rest| rest.ends_with('a'));
@@ -167,10 +166,10 @@ fn grammars_of_llama_cpp_hold_texts_too() {
     let wrong = Rules::Grammar("root ::= (\"a\"".to_owned());
     let refused = compiler.compile(&wrong, room(&compiler)).unwrap_err();
     let message = refused.body()["error"]["message"].to_string();
-    assert!(message.contains("no `)`"), "{message}");
+    assert!(message.contains("missing `)`"), "{message}");
 }
 
-/// A tokenizer of pieces with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+/// A SentencePiece-like tokenizer: pieces with a visible space, and bytes as `<0xHH>`.
 fn pieces(special: &[&str]) -> Tokenizer {
     let words = [
         "<unk>",
@@ -208,12 +207,12 @@ fn pieces(special: &[&str]) -> Tokenizer {
     Tokenizer::from_json(&file.to_string()).unwrap()
 }
 
-/// One for which the signs of calls are structural tokens.
+/// A tokenizer whose call markers are special tokens.
 pub fn mistral() -> Tokenizer {
     pieces(&["</s>", "[TOOL_CALLS]", "[ARGS]"])
 }
 
-/// Tokens with a visible space, and bytes as `<0xHH>`, as SentencePiece writes them.
+/// Bytes of SentencePiece-like tokens: pieces with a visible space, and `<0xHH>`.
 #[test]
 fn pieces_and_bytes_have_the_right_bytes() {
     let tokenizer = pieces(&["</s>"]);
@@ -272,7 +271,7 @@ fn many(count: usize, one: impl Fn(usize) -> Value) -> Map<String, Value> {
     (0..count).map(|i| (format!("p{i}"), one(i))).collect()
 }
 
-/// Schemas whose cost grows much faster than they do.
+/// Schemas whose cost grows much faster than their size.
 fn bombs() -> Vec<Value> {
     let text = || json!({"type": "string"});
     let branch = |i: usize, wide: usize| -> Value {
@@ -338,7 +337,7 @@ fn bombs() -> Vec<Value> {
     ]
 }
 
-/// Grammars of the same kind.
+/// Grammars whose cost grows much faster than their size.
 fn grammars() -> Vec<String> {
     vec![
         "start: e\ne: e e | \"a\" | e e e | \"\"".to_owned(),
@@ -407,7 +406,7 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
         Rules::Choice(Vec::new()),
     ]) {
         let start = Instant::now();
-        // On a stack as the server's.
+        // With the same stack size as in the server.
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(super::super::STACK);
             let compile = || compiler.compile(&rules, room(&compiler));
@@ -415,7 +414,7 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
         });
         let took = start.elapsed();
         let shown: String = format!("{rules:?}").chars().take(100).collect();
-        // Far below what their size would take, also on a busy machine.
+        // Far below the cost without limits, even on a busy machine.
         assert!(took < Duration::from_secs(5), "{took:?}: {shown}");
         match compiled {
             Err(_) => refused += 1,
@@ -443,13 +442,13 @@ fn bombs_are_refused_in_time_or_run_within_bounds() {
     assert!(refused >= 30, "{refused}");
 }
 
-fn checked(compiler: &Compiler, schema: &Value) -> Result<Held, String> {
+fn checked(compiler: &Compiler, schema: &Value) -> Result<ByteMatcher, String> {
     let rules = Rules::Schema(schema.clone());
     let compiled = compiler.compile(&rules, room(compiler));
     compiled.map_err(|e| format!("{e:?}"))
 }
 
-/// Two schemas, and whether jsonschema 4.26 finds a value that is valid against both. They may refer to
+/// Two schemas, and whether a value is valid against both (found with jsonschema 4.26). They may refer to
 /// [`definitions`].
 fn pairs() -> Vec<(Value, Value, bool)> {
     let optional = json!({"type": "object", "properties": {"k": {"const": "b"}}});
@@ -561,7 +560,7 @@ fn counts_are_counts_and_formats_may_be_annotations() {
     let refused = |schema: Value| checked(&compiler, &schema).unwrap_err();
     let why = refused(json!({"properties": {"a": {"type": "string", "minLength": -1}}}));
     assert!(
-        why.contains("`minLength` at #/properties/a is -1; it must be an integer of 0 or more"),
+        why.contains("`minLength` at #/properties/a is -1; it must be a non-negative integer"),
         "{why}"
     );
     assert!(refused(json!({"type": "array", "maxItems": 1.5})).contains("`maxItems` at # is 1.5"));
@@ -590,7 +589,7 @@ fn counts_are_counts_and_formats_may_be_annotations() {
         found.starts_with("\"/") || found.starts_with("\"\\"),
         "{found}"
     );
-    // A property may have the name of a keyword.
+    // A property may be named like a keyword.
     let named = json!({"properties": {"oneOf": {"type": "integer"}, "format": {"const": "x"}, "minLength": {"const": -1}}});
     assert!(checked(&compiler, &named).is_ok());
 }

@@ -1,5 +1,4 @@
-//! Grammars are tried in a process of their own before the server compiles them: one that needs more
-//! time, memory or stack than there may be ends there.
+//! Test-compiles grammars in a child process, which is killed if one needs too much time, memory or stack.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -14,23 +13,23 @@ use super::library::{begin, factory};
 use crate::Failure;
 use crate::child::{self, Limits};
 
-/// Most processor time, in seconds.
+/// CPU time limit in seconds.
 const SECONDS: u64 = 1;
-/// Grammars that are known to be good.
+/// Number of remembered good grammars.
 const KNOWN: usize = 256;
 
-/// Tries grammars, each once as long as it is remembered.
+/// Test-compiles grammars, each once as long as it is remembered.
 #[derive(Debug, Default)]
 pub struct Trials {
-    /// Hashes, the oldest first.
+    /// Hashes of good grammars, oldest first.
     known: Mutex<VecDeque<u128>>,
 }
 
 impl Trials {
-    /// Tries a grammar.
+    /// Test-compiles a grammar.
     ///
     /// # Errors
-    /// Why no text can be held to it.
+    /// Why the grammar cannot be used.
     pub fn check(&self, grammar: &TopLevelGrammar) -> Result<(), String> {
         let input = serde_json::to_vec(grammar).map_err(|e| e.to_string())?;
         let hash = xxh3_128(&input);
@@ -39,10 +38,10 @@ impl Trials {
             return Ok(());
         }
         let ended = child::ask("check-grammar", &input, 1 << 16);
-        let ended = ended.map_err(|e| format!("it could not be tried: {e}"))?;
+        let ended = ended.map_err(|e| format!("the test process failed: {e}"))?;
         if !ended.status.success() {
             return Err(format!(
-                "it takes more than {SECONDS} second or {} MiB",
+                "it needs more than {SECONDS} second or {} MiB",
                 COMPILE_BYTES >> 20
             ));
         }
@@ -58,10 +57,10 @@ impl Trials {
     }
 }
 
-/// The child: compiles the grammar in standard input, and writes why that fails.
+/// The child: compiles the grammar from standard input and writes the error, if any.
 ///
 /// # Errors
-/// Standard input or output that fails.
+/// I/O errors on standard input or output.
 pub fn command() -> Result<(), Failure> {
     let input = child::begin(|_| Limits {
         memory: COMPILE_BYTES,
@@ -69,7 +68,7 @@ pub fn command() -> Result<(), Failure> {
     })?;
     let standard = |e: serde_json::Error| child::failure(e.into());
     let grammar: TopLevelGrammar = serde_json::from_slice(&input).map_err(standard)?;
-    // What the tokens are makes no difference to what a grammar costs.
+    // The cost of a grammar hardly depends on the vocabulary.
     let factory = factory(ApproximateTokEnv::single_byte_env);
     let found = factory.and_then(|factory| begin(&factory, grammar).map(|_| ()));
     let output = serde_json::to_vec(&found).map_err(standard)?;

@@ -1,4 +1,4 @@
-//! How a model writes its thoughts.
+//! Formats of reasoning.
 
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::json;
@@ -6,33 +6,33 @@ use serde_json::json;
 use super::super::calls::{HARMONY, special};
 use super::super::rules::Preface;
 
-/// Signs around thoughts.
+/// Tags around reasoning.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signs {
-    /// Before them.
+    /// Opening tag.
     pub open: &'static str,
-    /// Behind them.
+    /// Closing tag.
     pub close: &'static str,
 }
 
 impl Signs {
-    /// What may be a token of the sign before them.
+    /// The part of the opening tag that may be a special token.
     fn token(&self) -> &'static str {
         let end = self.open.rfind(['>', ']']).map_or(0, |end| end + 1);
         &self.open[..end]
     }
 }
 
-/// The form.
+/// How a model writes its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Between two signs, before the answer.
+pub enum ReasoningFormat {
+    /// Between two tags, before the answer.
     Tags(&'static Signs),
-    /// gpt-oss's messages: `<|channel|>analysis<|message|>…<|end|>`, then a channel with the answer or a call.
+    /// gpt-oss: `<|channel|>analysis<|message|>…<|end|>`, then a channel with the answer or a call.
     Harmony,
 }
 
-/// The signs of some families.
+/// Tags of some model families.
 const SIGNS: [Signs; 7] = [
     Signs {
         open: "<think>",
@@ -64,8 +64,8 @@ const SIGNS: [Signs; 7] = [
     },
 ];
 
-impl Form {
-    /// That of a chat template; `None` if it knows no thoughts.
+impl ReasoningFormat {
+    /// The format used by a chat template; `None` if it has no reasoning.
     pub fn of_template(template: &str) -> Option<Self> {
         let has = |text: &str| template.contains(text);
         if has("<|channel|>") && has("<|message|>") {
@@ -76,7 +76,7 @@ impl Form {
         known.next().map(Self::Tags)
     }
 
-    /// Those tokens of its signs that are no text elsewhere.
+    /// Tags that are special tokens.
     pub fn signs(self, tokenizer: &Tokenizer) -> Vec<u32> {
         let of = |signs: &[&str]| {
             let tokens = signs.iter().filter_map(|sign| special(sign, tokenizer));
@@ -89,30 +89,30 @@ impl Form {
     }
 }
 
-/// How a text begins.
+/// How a generated text begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opening {
-    /// The form of its thoughts.
-    pub form: Form,
-    /// Whether the prompt ends inside of them.
+    /// Format of the reasoning.
+    pub form: ReasoningFormat,
+    /// Whether the prompt ends inside the reasoning.
     pub opened: bool,
 }
 
 impl Opening {
-    /// That behind a prompt of this chat template.
+    /// The opening after a prompt of this chat template.
     pub fn behind(prompt: &str, template: &str) -> Option<Self> {
-        let form = Form::of_template(template)?;
+        let form = ReasoningFormat::of_template(template)?;
         let opened = match form {
-            Form::Tags(signs) => prompt.trim_end().ends_with(signs.open),
-            Form::Harmony => false,
+            ReasoningFormat::Tags(signs) => prompt.trim_end().ends_with(signs.open),
+            ReasoningFormat::Harmony => false,
         };
         Some(Self { form, opened })
     }
 }
 
 impl Opening {
-    /// What may stand before a text that is held to rules: thoughts. `called` if these rules are those of calls,
-    /// which have their own channel.
+    /// Grammar of the reasoning before a constrained text. `called`: the constraint is a forced call, which has its
+    /// own channel.
     pub fn preface(self, called: bool, tokenizer: &Tokenizer) -> Preface {
         let token = |text: &str| match special(text, tokenizer) {
             Some(token) => format!("<[{token}]>"),
@@ -125,34 +125,34 @@ impl Opening {
     }
 
     fn written(self, called: bool, sign: &dyn Fn(&str) -> String) -> String {
-        // A sign that is text ends free text as soon as it is there.
+        // If a tag is ordinary text, free text ends as soon as it appears.
         let before = |close: &str| match sign(close) {
             token if token.starts_with('<') => format!("before: TEXT {token}\n"),
             text => format!("before[lazy]: TEXT {text}\n"),
         };
         let text = "TEXT: /(?s:.)*/\n";
         match self.form {
-            Form::Tags(signs) => {
-                let begin = match self.opened {
-                    true => "start: before BREAK? @text\n".to_owned(),
-                    false => {
-                        let (token, rest) = signs.open.split_at(signs.token().len());
-                        let rest = match rest {
-                            "" => String::new(),
-                            rest => quoted(rest),
-                        };
-                        let open = sign(token);
-                        format!("start: ({open} {rest} before BREAK?)? @text\n")
-                    }
+            ReasoningFormat::Tags(signs) => {
+                let begin = if self.opened {
+                    "start: before BREAK? @text\n".to_owned()
+                } else {
+                    let (token, rest) = signs.open.split_at(signs.token().len());
+                    let rest = match rest {
+                        "" => String::new(),
+                        rest => quoted(rest),
+                    };
+                    let open = sign(token);
+                    format!("start: ({open} {rest} before BREAK?)? @text\n")
                 };
                 let before = before(signs.close);
                 format!("{begin}{before}BREAK: /\\s{{1,2}}/\n{text}")
             }
-            Form::Harmony => {
+            ReasoningFormat::Harmony => {
                 let [start, channel, constrain, message, _] = HARMONY.map(sign);
-                let answer = match called {
-                    true => String::new(),
-                    false => format!("{channel} \"final\" (\" \" {constrain} \"json\")? {message}"),
+                let answer = if called {
+                    String::new()
+                } else {
+                    format!("{channel} \"final\" (\" \" {constrain} \"json\")? {message}")
                 };
                 let before = before("<|end|>");
                 format!(

@@ -1,4 +1,4 @@
-//! gpt-oss's messages: a header with a channel and a recipient, then a text.
+//! Harmony, gpt-oss's message format: a header with channel and recipient, then the content.
 
 use std::sync::Arc;
 
@@ -10,54 +10,54 @@ const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
 const END: &str = "<|end|>";
 
-/// Longest header.
+/// Maximum bytes of a header.
 const MAX_HEADER: usize = 512;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
     Thought,
     Answer,
-    /// The arguments of a call.
+    /// Arguments of a call.
     Call,
 }
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// The prompt ends with the sender of a message.
+enum HarmonyState {
+    /// At the start: the prompt ends with the sender of a message.
     Begin,
     Header,
     Body(Body),
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct Harmony {
-    /// Tools that may be called.
+    /// Known tools.
     names: Option<Arc<[String]>>,
-    state: State,
+    state: HarmonyState,
     held: String,
     calls: usize,
 }
 
 impl Harmony {
-    /// With tools of these names.
+    /// A parser for calls of the tools `names`.
     pub fn new(names: Option<Arc<[String]>>) -> Self {
         Self {
             names,
-            state: State::Begin,
+            state: HarmonyState::Begin,
             held: String::new(),
             calls: 0,
         }
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
@@ -65,43 +65,43 @@ impl Harmony {
         parts
     }
 
-    /// The rest, at the end of the text.
+    /// Parses the rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         let header = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
         match self.state {
-            State::Begin if !header.iter().any(|sign| rest.starts_with(sign)) => {
+            HarmonyState::Begin if !header.iter().any(|sign| rest.starts_with(sign)) => {
                 text(Body::Answer, rest).into_iter().collect()
             }
-            State::Begin | State::Header => Vec::new(),
-            State::Body(body) => text(body, rest).into_iter().collect(),
+            HarmonyState::Begin | HarmonyState::Header => Vec::new(),
+            HarmonyState::Body(body) => text(body, rest).into_iter().collect(),
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
-            State::Begin => {
+            HarmonyState::Begin => {
                 let signs = [START, CHANNEL, MESSAGE, CONSTRAIN, " to="];
                 if signs.iter().any(|sign| self.held.starts_with(sign)) {
-                    self.state = State::Header;
+                    self.state = HarmonyState::Header;
                 } else if signs.iter().any(|sign| sign.starts_with(&self.held)) {
                     return false;
                 } else {
-                    // A text without a header.
-                    self.state = State::Body(Body::Answer);
+                    // Text without a header.
+                    self.state = HarmonyState::Body(Body::Answer);
                 }
                 true
             }
-            State::Header => self.header(parts),
-            State::Body(body) => self.body(body, parts),
+            HarmonyState::Header => self.header(parts),
+            HarmonyState::Body(body) => self.body(body, parts),
         }
     }
 
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
         let Some(at) = self.held.find(MESSAGE) else {
             if self.held.len() > MAX_HEADER {
-                self.state = State::Body(Body::Answer);
+                self.state = HarmonyState::Body(Body::Answer);
             }
             return self.held.len() > MAX_HEADER;
         };
@@ -116,20 +116,19 @@ impl Harmony {
             (Some(to), _) if to != "assistant" && to != "user" => {
                 let name = to.strip_prefix("functions.").unwrap_or(to);
                 let known = self.names.as_ref();
-                match known.is_some_and(|names| names.iter().any(|known| known == name)) {
-                    true => {
-                        parts.push(Part::Call(name.to_owned()));
-                        self.calls += 1;
-                        Body::Call
-                    }
-                    // One of the tools that gpt-oss was trained with and that are not here.
-                    false => Body::Thought,
+                if known.is_some_and(|names| names.iter().any(|known| known == name)) {
+                    parts.push(Part::Call(name.to_owned()));
+                    self.calls += 1;
+                    Body::Call
+                } else {
+                    // A tool that gpt-oss was trained with, but that the request does not have.
+                    Body::Thought
                 }
             }
             (_, "analysis") => Body::Thought,
             _ => Body::Answer,
         };
-        self.state = State::Body(body);
+        self.state = HarmonyState::Body(body);
         true
     }
 
@@ -146,7 +145,7 @@ impl Harmony {
             if let Some(rest) = self.held.strip_prefix(END) {
                 self.held = rest.to_owned();
             }
-            self.state = State::Header;
+            self.state = HarmonyState::Header;
         }
         found.is_some()
     }

@@ -1,26 +1,26 @@
-//! What a model writes to itself before it answers.
+//! Reasoning: text that a model writes before its answer.
 //!
-//! A chat template says in which form ([`Form`]). While a text comes, [`Reading`] takes it apart into thoughts, the
-//! answer, and calls of tools.
+//! The chat template determines the format ([`ReasoningFormat`]). [`Reading`] splits generated text into reasoning, answer and
+//! tool calls, piece by piece.
 
-mod asked;
 mod form;
 mod harmony;
+mod options;
 mod tags;
 
-use super::calls::{Part, Reader};
+use super::calls::{CallReader, Part};
 use harmony::Harmony;
 use tags::Tags;
 
-pub use asked::Asked;
-pub use form::{Form, Opening};
+pub use form::{Opening, ReasoningFormat};
+pub use options::ReasoningOptions;
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
     thoughts: Thoughts,
-    /// For calls in what is no thought.
-    calls: Option<Reader>,
+    /// Parser of calls outside of the reasoning.
+    calls: Option<CallReader>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -32,23 +32,23 @@ enum Thoughts {
 }
 
 impl Reading {
-    /// Reads a text in this form, and the rest of it for calls.
-    pub fn new(opening: Option<Opening>, calls: Option<Reader>) -> Self {
+    /// A parser for this format of reasoning, and for calls in the rest.
+    pub fn new(opening: Option<Opening>, calls: Option<CallReader>) -> Self {
         match opening {
             None => Self {
                 thoughts: Thoughts::None,
                 calls,
             },
             Some(Opening {
-                form: Form::Tags(tags),
+                form: ReasoningFormat::Tags(tags),
                 opened,
             }) => Self {
                 thoughts: Thoughts::Tags(Tags::new(tags, opened)),
                 calls,
             },
-            // Calls are channels like any other.
+            // In Harmony, calls are channels too.
             Some(Opening {
-                form: Form::Harmony,
+                form: ReasoningFormat::Harmony,
                 ..
             }) => Self {
                 thoughts: Thoughts::Harmony(Harmony::new(calls.map(|calls| calls.names()))),
@@ -57,15 +57,15 @@ impl Reading {
         }
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> usize {
         match (&self.thoughts, &self.calls) {
             (Thoughts::Harmony(harmony), _) => harmony.calls(),
-            (_, calls) => calls.as_ref().map_or(0, Reader::calls),
+            (_, calls) => calls.as_ref().map_or(0, CallReader::calls),
         }
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         let parts = match &mut self.thoughts {
             Thoughts::None => vec![Part::Text(piece.to_owned())],
@@ -75,7 +75,7 @@ impl Reading {
         self.for_calls(parts)
     }
 
-    /// The rest, at the end of the text; `cut` if it was cut off.
+    /// Parses the rest at the end of the text; `cut` if it ended at its length limit.
     pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let parts = match &mut self.thoughts {
             Thoughts::None => Vec::new(),

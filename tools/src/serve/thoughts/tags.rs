@@ -1,48 +1,49 @@
-//! Thoughts between two signs.
+//! Reasoning between two tags.
 
 use super::super::calls::{Part, begun};
 use super::form::Signs;
 
-/// Where the text is.
+/// State of the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Before anything but white space.
+enum TagState {
+    /// Only white space so far.
     Before,
-    /// At the beginning of the thoughts.
+    /// At the beginning of the reasoning.
     Opened,
-    /// In them.
+    /// In the reasoning.
     Inside,
-    /// Between them and the answer.
+    /// Between reasoning and answer.
     Closed,
     /// In the answer.
     Answer,
 }
 
-/// Reads one text.
+/// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct Tags {
     signs: &'static Signs,
-    state: State,
-    /// Text whose meaning is not clear yet.
+    state: TagState,
+    /// Text that cannot be classified yet.
     held: String,
 }
 
 impl Tags {
-    /// `opened` if the text begins inside of the thoughts.
+    /// `opened`: the prompt ends inside the reasoning.
     pub fn new(signs: &'static Signs, opened: bool) -> Self {
         Self {
             signs,
-            state: match opened {
-                true => State::Opened,
-                false => State::Before,
+            state: if opened {
+                TagState::Opened
+            } else {
+                TagState::Before
             },
             held: String::new(),
         }
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
-        if self.state == State::Answer {
+        if self.state == TagState::Answer {
             return vec![Part::Text(piece.to_owned())];
         }
         self.held.push_str(piece);
@@ -51,39 +52,41 @@ impl Tags {
         parts
     }
 
-    /// The rest, at the end of the text.
+    /// Parses the rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             _ if rest.is_empty() => Vec::new(),
-            State::Before | State::Answer => vec![Part::Text(rest)],
-            State::Opened | State::Inside => match rest.trim_end() {
+            TagState::Before | TagState::Answer => vec![Part::Text(rest)],
+            TagState::Opened | TagState::Inside => match rest.trim_end() {
                 "" => Vec::new(),
                 rest => vec![Part::Thought(rest.to_owned())],
             },
-            State::Closed => Vec::new(),
+            TagState::Closed => Vec::new(),
         }
     }
 
-    /// Takes what is clear. Whether there may be more.
+    /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         let Signs { open, close } = self.signs;
         let start = self.held.trim_start();
         match self.state {
-            State::Before if start.len() < open.len() && open.starts_with(start) => return false,
-            State::Before => match start.strip_prefix(open) {
+            TagState::Before if start.len() < open.len() && open.starts_with(start) => {
+                return false;
+            }
+            TagState::Before => match start.strip_prefix(open) {
                 Some(thoughts) => {
                     self.held = thoughts.to_owned();
-                    self.state = State::Opened;
+                    self.state = TagState::Opened;
                 }
-                None => self.state = State::Answer,
+                None => self.state = TagState::Answer,
             },
-            State::Opened | State::Closed if start.is_empty() => {
+            TagState::Opened | TagState::Closed if start.is_empty() => {
                 self.held.clear();
                 return false;
             }
-            State::Opened => {
-                // A model may write the sign that the prompt ends with once more.
+            TagState::Opened => {
+                // A model may repeat the opening tag with which the prompt ends.
                 if start.len() < open.len() && open.starts_with(start) {
                     return false;
                 }
@@ -91,18 +94,18 @@ impl Tags {
                     Some(rest) => self.held = rest.to_owned(),
                     None => {
                         self.held = start.to_owned();
-                        self.state = State::Inside;
+                        self.state = TagState::Inside;
                     }
                 }
             }
-            State::Closed => {
+            TagState::Closed => {
                 self.held = start.to_owned();
-                self.state = State::Answer;
+                self.state = TagState::Answer;
             }
-            State::Inside => {
+            TagState::Inside => {
                 let found = self.held.find(close);
                 let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, close));
-                // White space before the sign belongs to it.
+                // White space before the closing tag belongs to it.
                 let clear = self.held[..clear].trim_end().len();
                 let rest = self.held.split_off(clear);
                 let thought = std::mem::replace(&mut self.held, rest);
@@ -113,9 +116,9 @@ impl Tags {
                     return false;
                 }
                 self.held = self.held.trim_start()[close.len()..].to_owned();
-                self.state = State::Closed;
+                self.state = TagState::Closed;
             }
-            State::Answer => {
+            TagState::Answer => {
                 parts.push(Part::Text(std::mem::take(&mut self.held)));
                 return false;
             }

@@ -1,14 +1,14 @@
-//! Thoughts are read whole and piece by piece alike. The forms are those of public chat templates.
+//! Reasoning is parsed the same whole or piece by piece. The formats are those of public chat templates.
 
 use emberflow_engine::Constraint;
 use serde_json::{Value, json};
 
-use super::super::calls::{Asked as Calls, Part};
+use super::super::calls::{Part, ToolOptions};
 use super::super::rules::Rules;
 use super::super::rules::tests::{compiled_behind, demo};
-use super::{Asked, Form, Opening, Reading};
+use super::{Opening, Reading, ReasoningFormat, ReasoningOptions};
 
-/// Thoughts, answer, and calls with their arguments.
+/// Reasoning, answer, and calls with their arguments.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     thoughts: String,
@@ -26,11 +26,11 @@ impl Read {
     }
 }
 
-/// Reads a text behind a prompt in pieces of `length` characters.
+/// Parses a text after a prompt in pieces of `length` characters.
 fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
     let (model, _) = demo();
     let tools = json!({"tools": [{"type": "function", "function": {"name": "get"}}]});
-    let calls: Calls = serde_json::from_value(tools).unwrap();
+    let calls: ToolOptions = serde_json::from_value(tools).unwrap();
     let plan = calls.plan(template, model.tokenizer()).unwrap().unwrap();
     let mut reading = Reading::new(Opening::behind(prompt, template), Some(plan.reader()));
     let chars: Vec<char> = text.chars().collect();
@@ -61,10 +61,10 @@ fn pieces_of_any_length_give_the_same_thoughts() {
         let both = Read::new("I look.\n\nYes < no.", "It is 4 </think>.");
         let text = "<think>\nI look.\n\nYes < no.\n</think>\n\nIt is 4 </think>.";
         assert_eq!(think("Q", text), both);
-        // The prompt has the sign, and a model may write it again.
+        // The prompt has the opening tag, and the model may repeat it.
         assert_eq!(think("Q<think>\n", &text["<think>\n".len()..]), both);
         assert_eq!(think("Q<think>\n", text), both);
-        // The prompt closed the thoughts, or there are none.
+        // The prompt closed the reasoning, or there is none.
         let plain = Read::new("", " A <think> b");
         assert_eq!(think("Q<think>\n\n</think>\n\n", " A <think> b"), plain);
         assert_eq!(think("Q", "<thin"), Read::new("", "<thin"));
@@ -114,7 +114,7 @@ fn harmony_channels_are_thoughts_answers_and_calls() {
             let text = format!("{thought}{header}<|message|>{{\"a\": 1}}");
             assert_eq!(harmony(&text), called, "{header}");
         }
-        // A tool that is not there.
+        // An unknown tool.
         let text = format!("{thought}<|channel|>analysis to=python code<|message|>x");
         assert_eq!(harmony(&text), Read::new("I < look.x", ""));
     }
@@ -139,7 +139,7 @@ fn rules_hold_the_answer_behind_thoughts() {
     ] {
         let opening = Opening::behind(prompt, template).unwrap();
         let preface = opening.preface(false, text.tokenizer());
-        // Whether all tokens of a text are allowed, and it is complete then.
+        // Whether all tokens of the text are allowed and complete it.
         let holds = |wanted: &str| {
             let mut held = compiled_behind(&compiler, &preface, &rules);
             let allowed = text.tokens(wanted).unwrap().iter().all(|&token| {
@@ -159,7 +159,7 @@ fn rules_hold_the_answer_behind_thoughts() {
 #[test]
 fn templates_are_told_what_was_asked() {
     let variables = |asked: Value| {
-        let asked: Asked = serde_json::from_value(asked).unwrap();
+        let asked: ReasoningOptions = serde_json::from_value(asked).unwrap();
         Value::Object(asked.variables())
     };
     let kwargs = json!({"enable_thinking": true, "x": [1]});
@@ -187,5 +187,5 @@ fn templates_are_told_what_was_asked() {
     }
     let asked = json!({"chat_template_kwargs": kwargs, "enable_thinking": false});
     assert_eq!(variables(asked)["enable_thinking"], true);
-    assert!(Form::of_template("{{ messages }}").is_none());
+    assert!(ReasoningFormat::of_template("{{ messages }}").is_none());
 }

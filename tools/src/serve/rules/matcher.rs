@@ -1,4 +1,4 @@
-//! A text that is held to rules.
+//! The state of a constrained text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The memory of some texts' rules, until the last of them ends.
+/// Permits for the grammar memory of a request, released when its last text ends.
 pub struct Room {
-    /// Among all texts.
+    /// Of the total.
     pub _all: OwnedSemaphorePermit,
-    /// Among those of background work.
+    /// Of the part that background requests may use.
     pub _behind: Option<OwnedSemaphorePermit>,
 }
 
-/// A matcher over a vocabulary's bytes.
-pub struct Held {
+/// A grammar matcher over token bytes.
+pub struct ByteMatcher {
     matcher: Matcher,
     allowed: SimpleVob,
-    /// Its share of the memory for rules.
+    /// Its permit for grammar memory.
     room: Arc<Room>,
 }
 
-impl Held {
-    /// A text that has not begun.
+impl ByteMatcher {
+    /// At the start of a text.
     pub fn new(matcher: Matcher, room: Room) -> Self {
         Self {
             matcher,
@@ -35,19 +35,20 @@ impl Held {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for ByteMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("ByteMatcher").finish_non_exhaustive()
     }
 }
 
-impl Constraint for Held {
+impl Constraint for ByteMatcher {
     fn prepare(&mut self) -> Result<(), String> {
         let allowed = self.matcher.compute_mask_or_eos();
         self.allowed = allowed.map_err(|e| explain(&e))?;
-        match self.allowed.is_zero() {
-            true => Err("no token may follow".to_owned()),
-            false => Ok(()),
+        if self.allowed.is_zero() {
+            Err("the grammar allows no token here".to_owned())
+        } else {
+            Ok(())
         }
     }
 
@@ -57,7 +58,7 @@ impl Constraint for Held {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         if self.matcher.is_stopped() {
-            // The end of the text after the last token.
+            // EOS after the last token.
             return Ok(());
         }
         self.matcher.consume_token(token).map_err(|e| explain(&e))
@@ -69,7 +70,7 @@ impl Constraint for Held {
 
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(Self {
-            // With its own caches: what they hold counts to the limits of one text.
+            // Separate caches, so that the limits apply per text.
             matcher: self.matcher.deep_clone(),
             allowed: self.allowed.clone(),
             room: self.room.clone(),
@@ -77,12 +78,13 @@ impl Constraint for Held {
     }
 }
 
-/// The first line of an error, which may have a backtrace.
+/// The first line of an error, which may contain a backtrace.
 pub fn explain(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    match line.starts_with("panic") {
-        true => "it is not supported".to_owned(),
-        false => line.chars().take(300).collect(),
+    if line.starts_with("panic") {
+        "it is not supported".to_owned()
+    } else {
+        line.chars().take(300).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What requests say about tools.
+//! Tools of requests.
 
 use std::sync::Arc;
 
@@ -8,71 +8,73 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::Rules;
-use super::form::Form;
+use super::form::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
-use super::reader::Reader;
+use super::reader::CallReader;
 
-/// Most tools of a request.
+/// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a tool.
+/// Maximum length of a tool's name.
 const MAX_NAME: usize = 64;
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ToolOptions {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
 }
 
-/// What is done about a request's tools.
+/// How a request's tools are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    form: Form,
+    form: CallFormat,
     names: Arc<[String]>,
-    /// For the chat template.
+    /// Tools for the chat template.
     pub tools: Vec<Value>,
-    /// What the text is held to.
+    /// Grammar of the text, if calls are constrained.
     pub rules: Option<Rules>,
     /// Whether the text must be a call.
     pub forced: bool,
-    /// Structural tokens that are text here: signs of calls.
+    /// Special tokens shown as text: markers of calls.
     pub signs: Arc<[u32]>,
 }
 
 impl Plan {
-    /// Reads a text for calls.
-    pub fn reader(&self) -> Reader {
-        Reader::new(self.form, self.names.clone())
+    /// A parser of calls.
+    pub fn reader(&self) -> CallReader {
+        CallReader::new(self.form, self.names.clone())
     }
 }
 
 /// Which tools must be called.
-enum Choice {
+enum ToolChoice {
     None,
     Auto,
     Required,
     Named(String),
 }
 
-impl Asked {
+impl ToolOptions {
     /// Whether there are tools.
     pub fn is_given(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
-    /// What is to be done for a chat template of this text; `None` without tools, or if none may be
-    /// called.
+    /// The plan for a chat template with this source; `None` without tools or if none may be called.
     ///
     /// # Errors
-    /// Tools that are malformed, too many or too large.
+    /// Invalid, too many or too large tools.
     pub fn plan(&self, template: &str, tokenizer: &Tokenizer) -> Result<Option<Plan>, ApiError> {
         let choice = self.choice()?;
         let given = self.tools.as_deref().unwrap_or_default();
         if given.is_empty() {
             return match choice {
-                Choice::None | Choice::Auto => Ok(None),
-                _ => Err(ApiError::param("tool_choice", "there are no `tools`")),
+                ToolChoice::None | ToolChoice::Auto => Ok(None),
+                _ => Err(ApiError::param(
+                    "tool_choice",
+                    "`tools` is missing or empty",
+                )),
             };
         }
         if given.len() > MAX_TOOLS {
@@ -86,28 +88,29 @@ impl Asked {
                 return Err(ApiError::param("tools", message));
             }
         }
-        let form = Form::of_template(template);
+        let form = CallFormat::of_template(template);
         let forced: Vec<&Tool> = match &choice {
-            Choice::None => return Ok(None),
-            Choice::Auto => Vec::new(),
-            Choice::Required => tools.iter().collect(),
-            Choice::Named(name) => {
+            ToolChoice::None => return Ok(None),
+            ToolChoice::Auto => Vec::new(),
+            ToolChoice::Required => tools.iter().collect(),
+            ToolChoice::Named(name) => {
                 let found = tools.iter().find(|tool| &tool.name == name);
-                let message = || format!("there is no tool `{name}`");
+                let message = || format!("no tool has the name `{name}`");
                 vec![found.ok_or_else(|| ApiError::param("tool_choice", message()))?]
             }
         };
         let is_forced = !forced.is_empty();
         let calls = match &choice {
-            Choice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
+            ToolChoice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
-            // Its texts beside calls have structural tokens.
-            _ if form == Form::Harmony => None,
+            // Text outside of calls uses special tokens, which the grammar cannot express.
+            _ if form == CallFormat::Harmony => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
-        let callable = match is_forced {
-            true => forced,
-            false => tools.iter().collect(),
+        let callable = if is_forced {
+            forced
+        } else {
+            tools.iter().collect()
         };
         let callable = callable.iter().map(|tool| tool.callable(is_forced));
         let rules = calls.map(|calls| grammar(form, tokenizer, callable.collect(), calls));
@@ -121,30 +124,30 @@ impl Asked {
         }))
     }
 
-    fn choice(&self) -> Result<Choice, ApiError> {
+    fn choice(&self) -> Result<ToolChoice, ApiError> {
         let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
         match choice {
-            Value::Null => return Ok(Choice::Auto),
+            Value::Null => return Ok(ToolChoice::Auto),
             Value::String(word) => match word.as_str() {
-                "none" => return Ok(Choice::None),
-                "auto" => return Ok(Choice::Auto),
-                "required" | "any" => return Ok(Choice::Required),
+                "none" => return Ok(ToolChoice::None),
+                "auto" => return Ok(ToolChoice::Auto),
+                "required" | "any" => return Ok(ToolChoice::Required),
                 _ => {}
             },
             Value::Object(named) if named.get("type") == Some(&json!("function")) => {
-                // Chats wrap the name, responses do not.
+                // The name is nested in chats, but not in responses.
                 let name = choice["function"]["name"]
                     .as_str()
                     .or(choice["name"].as_str());
                 if let Some(name) = name {
-                    return Ok(Choice::Named(name.to_owned()));
+                    return Ok(ToolChoice::Named(name.to_owned()));
                 }
             }
             _ => {}
         }
         Err(ApiError::param(
             "tool_choice",
-            "`none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
+            "`tool_choice` must be `none`, `auto`, `required` or {\"type\": \"function\", \"function\": {\"name\": …}}",
         ))
     }
 }
@@ -152,11 +155,11 @@ impl Asked {
 /// A tool.
 struct Tool {
     name: String,
-    /// Schema of its arguments.
+    /// JSON schema of its arguments.
     parameters: Value,
-    /// Whether calls keep to it even where they are not forced.
+    /// Whether arguments must match the schema even if calls are not forced.
     strict: bool,
-    /// As chats send it, which templates expect.
+    /// In the format of chats, as templates expect.
     nested: Value,
 }
 
@@ -169,7 +172,7 @@ impl Tool {
                 given["type"]
             ));
         }
-        // Chats wrap a function, responses do not.
+        // The function is nested in chats, but not in responses.
         let function = match given.get("function") {
             Some(function) => function.clone(),
             None => {
@@ -184,7 +187,7 @@ impl Tool {
         let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(fits) {
             return refuse(format!(
-                "a function's name has 1 to {MAX_NAME} letters, digits, `_`, `-` and `.`"
+                "a function name must have 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`"
             ));
         }
         let parameters = match function.get("parameters") {
@@ -193,12 +196,12 @@ impl Tool {
         };
         let mut parameters = parameters;
         let kind = parameters.as_object_mut().map(|map| {
-            // Without a type the arguments could be anything.
+            // Without a type the arguments could be any value.
             map.entry("type").or_insert_with(|| json!("object")).clone()
         });
         if kind != Some(json!("object")) {
             return refuse(format!(
-                "the `parameters` of `{name}` are no schema of an object"
+                "the `parameters` of `{name}` are not a schema of an object"
             ));
         }
         Ok(Self {
@@ -211,9 +214,10 @@ impl Tool {
     fn callable(&self, forced: bool) -> Callable<'_> {
         Callable {
             name: &self.name,
-            parameters: match forced || self.strict {
-                true => self.parameters.clone(),
-                false => json!({"type": "object"}),
+            parameters: if forced || self.strict {
+                self.parameters.clone()
+            } else {
+                json!({"type": "object"})
             },
         }
     }

@@ -1,11 +1,11 @@
-//! What requests say about thoughts, in the fields of several servers.
+//! Reasoning fields of requests, as several servers name them.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ReasoningOptions {
     chat_template_kwargs: Option<Map<String, Value>>,
     enable_thinking: Option<bool>,
     reasoning_effort: Option<String>,
@@ -13,14 +13,14 @@ pub struct Asked {
     reasoning_format: Option<String>,
 }
 
-/// As the responses interface asks.
+/// `reasoning` of the Responses API.
 #[derive(Debug, Deserialize)]
 struct Reasoning {
     effort: Option<String>,
 }
 
-impl Asked {
-    /// Variables of the chat template. What `chat_template_kwargs` says comes first.
+impl ReasoningOptions {
+    /// Variables of the chat template. `chat_template_kwargs` takes precedence.
     pub fn variables(&self) -> Map<String, Value> {
         let nested = self.reasoning.as_ref().and_then(|r| r.effort.as_ref());
         let effort = self.reasoning_effort.as_ref().or(nested);
@@ -39,13 +39,13 @@ impl Asked {
             "reasoning_effort",
             effort.map(|effort| effort.clone().into()),
         );
-        // Families have either name.
+        // Model families use either name.
         set("enable_thinking", thinks.map(Value::from));
         set("thinking", thinks.map(Value::from));
         all
     }
 
-    /// Whether thoughts are told apart from the answer.
+    /// Whether reasoning is separated from the answer.
     pub fn separates(&self) -> bool {
         self.reasoning_format.as_deref() != Some("none")
     }

@@ -1,18 +1,18 @@
-//! Schemas that no value is valid against at once.
+//! Proves that no value is valid against two schemas.
 
 use std::cell::Cell;
 
 use serde_json::{Map, Value};
 
-/// Whether no value can be valid against two schemas.
+/// Whether two schemas certainly exclude each other.
 type Test<'a> = dyn Fn(&Map<String, Value>, &Map<String, Value>) -> bool + 'a;
 
-/// Most comparisons.
+/// Maximum number of comparisons.
 const MAX_STEPS: usize = 20_000;
-/// How deep schemas are compared, and references followed.
+/// Maximum depth of comparisons and references.
 const MAX_DEPTH: usize = 16;
 
-/// Types of values, as bits. An integer is a number.
+/// Value types as bits. An integer is also a number.
 const TYPES: [(&str, u8); 7] = [
     ("null", 1),
     ("boolean", 2),
@@ -25,14 +25,14 @@ const TYPES: [(&str, u8); 7] = [
 const ALL: u8 = 127;
 const NUMBER: u8 = 4 | 8;
 
-/// The schemas of a document.
+/// A document of schemas, with its references.
 pub struct Schemas<'a> {
     root: &'a Value,
     steps: Cell<usize>,
 }
 
 impl<'a> Schemas<'a> {
-    /// Those of a document.
+    /// The schemas of a document.
     pub fn of(root: &'a Value) -> Self {
         Self {
             root,
@@ -40,15 +40,15 @@ impl<'a> Schemas<'a> {
         }
     }
 
-    /// Two of these schemas that may share a value.
+    /// Indices of two schemas in `options` that may accept the same value.
     pub fn overlap(&self, options: &[Value]) -> Option<(usize, usize)> {
         let pairs = (0..options.len()).flat_map(|a| (a + 1..options.len()).map(move |b| (a, b)));
         let mut pairs = pairs;
-        pairs.find(|&(a, b)| !self.apart(&options[a], &options[b], 0))
+        pairs.find(|&(a, b)| !self.disjoint(&options[a], &options[b], 0))
     }
 
     /// Whether it is certain that no value is valid against both.
-    fn apart(&self, a: &Value, b: &Value, depth: usize) -> bool {
+    fn disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
         self.steps.set(self.steps.get() + 1);
         if self.steps.get() > MAX_STEPS || depth > MAX_DEPTH {
             return false;
@@ -69,12 +69,12 @@ impl<'a> Schemas<'a> {
             || (only(16) && limits("minLength", "maxLength"))
             || (only(32) && limits("minItems", "maxItems"))
             || (only(64) && limits("minProperties", "maxProperties"))
-            || (only(64) && self.properties_apart(&a_parts, &b_parts, depth))
-            || self.options_apart(&a_parts, b, depth)
-            || self.options_apart(&b_parts, a, depth)
+            || (only(64) && self.properties_disjoint(&a_parts, &b_parts, depth))
+            || self.options_disjoint(&a_parts, b, depth)
+            || self.options_disjoint(&b_parts, a, depth)
     }
 
-    /// The schemas that a value must be valid against together: itself, what it refers to, `allOf`.
+    /// All schemas that apply to the same value: `schema` itself, its `$ref`, and `allOf`.
     fn parts<'s>(&self, schema: &'s Value) -> Vec<&'s Map<String, Value>>
     where
         'a: 's,
@@ -102,8 +102,8 @@ impl<'a> Schemas<'a> {
         parts
     }
 
-    /// Whether all alternatives of one are apart from the other.
-    fn options_apart(&self, parts: &[&Map<String, Value>], other: &Value, depth: usize) -> bool {
+    /// Whether every alternative of `parts` excludes `other`.
+    fn options_disjoint(&self, parts: &[&Map<String, Value>], other: &Value, depth: usize) -> bool {
         let lists = parts
             .iter()
             .flat_map(|part| ["anyOf", "oneOf"].map(|name| part.get(name)));
@@ -111,12 +111,12 @@ impl<'a> Schemas<'a> {
         lists.any(|options| {
             options
                 .iter()
-                .all(|option| self.apart(option, other, depth + 1))
+                .all(|option| self.disjoint(option, other, depth + 1))
         })
     }
 
-    /// Whether a property that one of them requires is apart.
-    fn properties_apart(
+    /// Whether the schemas of a property that one of them requires exclude each other.
+    fn properties_disjoint(
         &self,
         a: &[&Map<String, Value>],
         b: &[&Map<String, Value>],
@@ -130,17 +130,17 @@ impl<'a> Schemas<'a> {
             };
             let (a, b) = (properties(a, name), properties(b, name));
             a.iter()
-                .any(|a| b.iter().any(|b| self.apart(a, b, depth + 1)))
+                .any(|a| b.iter().any(|b| self.disjoint(a, b, depth + 1)))
         })
     }
 }
 
-/// The schemas of a property.
+/// The schemas of a property in all parts.
 fn properties<'s>(parts: &[&'s Map<String, Value>], name: &str) -> Vec<&'s Value> {
     parts.iter().map(|&part| property(part, name)).collect()
 }
 
-/// The schema of a property.
+/// The schema of a property in one part.
 fn property<'s>(part: &'s Map<String, Value>, name: &str) -> &'s Value {
     const ANY: &Value = &Value::Bool(true);
     match part.get("properties").and_then(|all| all.get(name)) {
@@ -150,7 +150,7 @@ fn property<'s>(part: &'s Map<String, Value>, name: &str) -> &'s Value {
     }
 }
 
-/// The types that values may have.
+/// Types of valid values.
 fn types(parts: &[&Map<String, Value>]) -> u8 {
     let bit = |name: &Value| {
         let found = TYPES.iter().find(|(known, _)| name == known);
@@ -181,7 +181,7 @@ fn kind(value: &Value) -> u8 {
     }
 }
 
-/// The only values that are valid, if they are named.
+/// The valid values, if `const` or `enum` lists them.
 fn values(part: &Map<String, Value>) -> Option<Vec<&Value>> {
     match (part.get("const"), part.get("enum")) {
         (Some(value), _) => Some(vec![value]),
@@ -190,7 +190,7 @@ fn values(part: &Map<String, Value>) -> Option<Vec<&Value>> {
     }
 }
 
-/// Whether both name their values and share none.
+/// Whether both list their values and have none in common.
 fn values_differ(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
     match (values(a), values(b)) {
         (Some(a), Some(b)) => !a.iter().any(|a| b.iter().any(|b| equal(a, b))),
@@ -198,7 +198,7 @@ fn values_differ(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
     }
 }
 
-/// Whether they are the same value; 1 and 1.0 are.
+/// JSON equality; 1 equals 1.0.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -213,13 +213,13 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Whether the least of one is more than the most of the other.
+/// Whether the minimum `less` of `a` is greater than the maximum `more` of `b`.
 fn above(a: &Map<String, Value>, b: &Map<String, Value>, less: &str, more: &str) -> bool {
     let number = |map: &Map<String, Value>, key: &str| map.get(key).and_then(Value::as_f64);
     matches!((number(a, less), number(b, more)), (Some(a), Some(b)) if a > b)
 }
 
-/// Whether all numbers of one are above those of the other.
+/// Whether all numbers of `a` are greater than those of `b`.
 fn beyond(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
     let (least, less) = ("minimum", "exclusiveMinimum");
     let (most, more) = ("maximum", "exclusiveMaximum");

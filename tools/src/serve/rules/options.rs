@@ -1,13 +1,13 @@
-//! What requests say about their rules, in the fields of several servers.
+//! Grammar and schema fields of requests, as several servers name them.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::error::ApiError;
 
-/// The fields of a request.
+/// Request fields.
 #[derive(Debug, Default, Deserialize)]
-pub struct Asked {
+pub struct ConstraintOptions {
     response_format: Option<Value>,
     json_schema: Option<Value>,
     grammar: Option<String>,
@@ -28,18 +28,18 @@ struct Structured {
     json_object: Option<bool>,
 }
 
-/// What a text is held to.
+/// A constraint on a text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Rules {
     /// JSON that is valid against a schema.
     Schema(Value),
-    /// A grammar in llguidance's form of Lark, or in llama.cpp's, written by the client.
+    /// A grammar from the client: llguidance's dialect of Lark, or llama.cpp's GBNF.
     Grammar(String),
-    /// A grammar that the server wrote; its schemas are bounded.
+    /// A grammar written by the server, with bounded schemas.
     Written {
-        /// For the model's tokens.
+        /// With the special tokens of the model.
         grammar: String,
-        /// The same without tokens that only this model has.
+        /// With ordinary text in place of them, for the trial compilation.
         tried: String,
     },
     /// A regular expression for the whole text.
@@ -54,8 +54,8 @@ impl Rules {
         Self::Schema(serde_json::json!({"type": "object"}))
     }
 
-    /// What a `response_format` object asks for, or the `format` of a response's `text`, in which the
-    /// schema is not wrapped once more.
+    /// The constraint of a `response_format` object, or of `text.format` of the Responses API, in which the schema is
+    /// not nested.
     pub fn of_format(format: &Value, field: &'static str) -> Result<Option<Self>, ApiError> {
         let refuse = |message: String| Err(ApiError::param(field, message));
         match format["type"].as_str() {
@@ -79,16 +79,16 @@ impl Rules {
     }
 }
 
-impl Asked {
-    /// Sets what a response's `text.format` asks for.
+impl ConstraintOptions {
+    /// Sets `text.format` of the Responses API.
     pub fn set_format(&mut self, format: Value) {
         self.response_format = Some(format);
     }
 
-    /// The rules, if there are any.
+    /// The constraint, if there is one.
     ///
     /// # Errors
-    /// More than one kind, or a malformed one.
+    /// More than one, or an invalid one.
     pub fn rules(&self) -> Result<Option<Rules>, ApiError> {
         let none = Structured::default();
         let newer = self.structured_outputs.as_ref().unwrap_or(&none);
@@ -110,8 +110,8 @@ impl Asked {
         match all.len() {
             0 | 1 => Ok(all.pop()),
             _ => Err(ApiError::invalid(
-                "a text is held to one thing: `response_format`, a schema, a grammar, an expression or \
-                 a choice",
+                "only one of `response_format`, a schema, a grammar, a regular expression and a choice \
+                 is allowed",
             )),
         }
     }

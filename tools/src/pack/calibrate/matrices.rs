@@ -1,0 +1,103 @@
+//! Rounds single matrices against the covariance of their inputs.
+
+use std::path::PathBuf;
+
+use emberflow_kernels::{Compute, DType};
+use emberflow_models::Checkpoint;
+use emberflow_models::names::{Role, TensorId};
+use emberflow_predictor::rounding::{Covariance, Rounder};
+
+use super::pass::DOWN_BLOCK;
+use super::rounded::{ROLES, StoredRows};
+use crate::Failure;
+use crate::pack::options::PackOptions;
+
+/// Rows read and rounded at once.
+const BATCH: usize = 1024;
+
+/// Whether matrices of this role and format are calibrated.
+pub(crate) fn is_calibrated(role: Role, dtype: DType) -> bool {
+    ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
+}
+
+/// A running calibration: the checkpoint, storage formats and files.
+pub(super) struct Calibrator<'a> {
+    pub(super) source: &'a dyn Checkpoint,
+    pub(super) options: &'a PackOptions,
+    pub(super) on: Compute,
+    /// Tokens for which the layers have inputs.
+    pub(super) vocabulary: Vec<u32>,
+    pub(super) folder: PathBuf,
+    /// Prefix of the names of this run's files.
+    pub(super) name: String,
+}
+
+impl Calibrator<'_> {
+    /// Storage format of a layer's matrix.
+    pub(super) fn dtype(&self, role: Role, layer: u32) -> DType {
+        self.options.dtype_of(TensorId::layer(role, layer))
+    }
+
+    /// Rounds the rows of a matrix with `rounder`.
+    pub(super) fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
+        let dtype = self.options.dtype_of(id);
+        let (count, cols) = self.shape(id);
+        let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
+        let mut values = Vec::new();
+        for first in (0..count).step_by(BATCH) {
+            let these = BATCH.min(count - first);
+            values.resize(these * cols, 0.0);
+            self.source.read_rows(id, first, these, &mut values)?;
+            let stored = rounder.rows(dtype, &values);
+            bytes.extend(self.stored(id, dtype, stored)?);
+        }
+        Ok(StoredRows { dtype, cols, bytes })
+    }
+
+    /// Rounds Down, whose stored rows are neurons, that is, columns of the matrix.
+    pub(super) fn down(
+        &self,
+        id: TensorId,
+        hidden: Vec<Covariance>,
+    ) -> Result<StoredRows, Failure> {
+        let dtype = self.options.dtype_of(id);
+        let (_, cols) = self.shape(id);
+        let mut bytes = Vec::new();
+        let mut values = Vec::new();
+        for (block, covariance) in hidden.into_iter().enumerate() {
+            let size = covariance.size();
+            values.resize(size * cols, 0.0);
+            (self.source).read_rows(id, block * DOWN_BLOCK, size, &mut values)?;
+            let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
+            let stored = rounder.columns(dtype, cols, &values);
+            bytes.extend(self.stored(id, dtype, stored)?);
+        }
+        Ok(StoredRows { dtype, cols, bytes })
+    }
+
+    /// Rows and columns of a matrix.
+    pub(super) fn shape(&self, id: TensorId) -> (usize, usize) {
+        let mut tensors = self.source.tensors().iter();
+        let found = tensors.find(|t| t.id == id);
+        found.map_or((0, 0), |t| (t.rows, t.cols))
+    }
+
+    /// The stored rows, or a failed check that names the weight.
+    fn stored(
+        &self,
+        id: TensorId,
+        dtype: DType,
+        rows: Result<Option<Vec<u8>>, emberflow_kernels::QuantizeError>,
+    ) -> Result<Vec<u8>, Failure> {
+        let why = match rows {
+            Ok(Some(rows)) => return Ok(rows),
+            Ok(None) => "the format has no scales".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Failure::Fault(format!(
+            "{}: tensor {id} cannot be rounded to {}: {why}",
+            self.source.path().display(),
+            dtype.name()
+        )))
+    }
+}
