@@ -231,8 +231,8 @@ impl ModelConfig {
 
     /// Number of layers before layer `layer` that have keys and values of their own.
     fn kv_before(&self, layer: u32) -> u32 {
-        let convs = self.form.short_conv.iter().flat_map(|convs| &convs.layers);
-        layer - convs.filter(|&&conv| conv < layer).count() as u32
+        let has_keys = |&l: &u32| matches!(self.mixer_of(l), MixerKind::Attention);
+        (0..layer).filter(has_keys).count() as u32
     }
 
     /// The first of the layers that read others' keys and values.

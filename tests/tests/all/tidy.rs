@@ -53,7 +53,7 @@ fn sources() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Dependencies point down only (DESIGN: tools → engine → predictor, storage,
+/// Dependencies point down only (tools → engine → predictor, storage,
 /// models → kernels; storage and kernels do not know each other).
 #[test]
 fn crate_edges_point_down() {
