@@ -4,6 +4,7 @@
 //! A family is one `const` in a file of `families/`. Readers and writers of both formats walk it;
 //! nothing else knows a family by its name.
 
+mod cohere;
 mod experts;
 mod gemma;
 mod gguf_names;
@@ -21,16 +22,17 @@ pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
 pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
 pub(crate) use self::keys::{Absent, By, Key};
 
-use crate::config::Activation;
+use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 8] = [
+const GROUPS: [&[Family]; 9] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
     &granite::FAMILIES,
+    &cohere::FAMILIES,
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
     &lfm2::FAMILIES,
@@ -55,8 +57,12 @@ pub(crate) struct Family {
     /// The architecture under which it is written as GGUF, where that is another family's.
     pub(crate) gguf_as: Option<&'static str>,
 
-    /// The norms before attention, FFN and head are LayerNorms with biases.
+    /// The norms before attention, FFN and head are LayerNorms.
     pub(crate) layer_norm: bool,
+    /// LayerNorms have biases.
+    pub(crate) norm_bias: bool,
+    /// How attention and FFN follow each other, whatever the keys say.
+    pub(crate) parallel: Parallel,
     /// There are norms before attention and FFN.
     pub(crate) pre_norm: bool,
     /// There are norms after attention and FFN.
@@ -277,6 +283,10 @@ pub(crate) enum Check {
     Words(&'static str, &'static [&'static str]),
     /// `hidden_size`.
     Width(&'static str),
+    /// At most this.
+    AtMost(&'static str, f32),
+    /// Any but null, which stands for another value than an absent key.
+    NotNull(&'static str),
 }
 
 /// What no other field can say.
@@ -290,7 +300,7 @@ pub(crate) enum Quirk {
     /// Several residual streams, an input for each layer, shared keys and values, gates by Gaussian
     /// top-k (Gemma 3n).
     Streams,
-    /// If some layers have a window, the others have no rotary positions (Exaone 4).
+    /// Unless `sliding_window` is null, layers without a window have no rotary positions (Exaone 4).
     FullUnrotated,
     /// Some layers have a short convolution in place of attention; the head's tie has a second key
     /// (LFM2).
@@ -316,6 +326,8 @@ pub(crate) const PLAIN: Family = Family {
     gguf: None,
     gguf_as: None,
     layer_norm: false,
+    norm_bias: true,
+    parallel: Parallel::No,
     pre_norm: true,
     post_norm: false,
     plus_one: false,

@@ -54,6 +54,7 @@ const GLM4_MOE: Family = Family {
     rotated: Some(0.5),
     guessing_layers: Some("num_nextn_predict_layers"),
     experts: Some(SIGMOID),
+    checks: &[Check::NotNull("partial_rotary_factor")],
     ..PLAIN
 };
 
@@ -86,6 +87,7 @@ const MINIMAX_M2: Family = Family {
     head_dim_default: false,
     rotated: Some(1.0),
     rotated_dims: Some("rotary_dim"),
+    theta: 5_000_000.0,
     experts: Some(Experts {
         count: "num_local_experts",
         ffn: "intermediate_size",
@@ -125,7 +127,11 @@ const ERNIE4_5_MOE: Family = Family {
         dense: Dense::Outside("moe_layer_start_index", "moe_layer_end_index"),
         ..EXPERTS
     }),
-    checks: &[Check::One("moe_layer_interval")],
+    checks: &[
+        Check::One("moe_layer_interval"),
+        // what the sum of the chosen shares is at least; they are never so small
+        Check::AtMost("moe_norm_min", 1e-6),
+    ],
     ..PLAIN
 };
 

@@ -70,6 +70,14 @@ impl Facts {
         declared.min(rows.saturating_sub(family.learned_positions.unwrap_or(0)))
     }
 
+    /// Whether queries and keys are normed.
+    fn qk_norm(&self, family: &Family) -> bool {
+        match family.qk_norm {
+            QkNorm::HeadBy(_) => self.has_qk_norm,
+            norm => norm != QkNorm::No,
+        }
+    }
+
     /// What the tensors say of the form.
     fn shape(&self) -> Shape {
         Shape {
@@ -142,10 +150,7 @@ pub(super) fn model_config(
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
-        qk_norm: match family.qk_norm {
-            QkNorm::HeadBy(_) => facts.has_qk_norm,
-            norm => norm != QkNorm::No,
-        },
+        qk_norm: facts.qk_norm(family),
         tied_head: !facts.has_head,
         max_context: facts.max_context(family, need("context_length")?),
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,

@@ -44,7 +44,8 @@ pub(super) fn form(
     let scores = |widest| 1.0 / (shape.score_width(widest) as f32).sqrt();
     let mut form = Form {
         layer_norm: family.layer_norm,
-        norm_bias: family.layer_norm,
+        norm_bias: family.layer_norm && family.norm_bias,
+        parallel: family.parallel,
         pre_norm: family.pre_norm,
         post_norm: family.post_norm,
         learned_positions: family.learned_positions,

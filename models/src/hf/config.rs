@@ -50,7 +50,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     let (rope, local_rope) = ropes(&keys, family, rotated)?;
     form.local_rope = local_rope;
     let window = windows(&keys, family.windows, layers, &form)?;
-    if family.has(Quirk::FullUnrotated) && window.iter().any(|&window| window != 0) {
+    if family.has(Quirk::FullUnrotated) && has_windows(&keys) {
         let full = (0..).zip(&window).filter(|(_, window)| **window == 0);
         form.nope_layers = full.map(|(layer, _)| layer).collect();
     }
@@ -63,10 +63,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         heads,
         kv_heads: kv_heads(&keys, family, sizes)?,
         head_dim,
-        ffn: match &experts {
-            Some(experts) => experts.ffn,
-            None => ffn(&keys, family, d_model)?,
-        },
+        ffn: (experts.as_ref()).map_or_else(|| ffn(&keys, family, d_model), |of| Ok(of.ffn))?,
         experts: experts.as_ref().map_or(1, |experts| experts.count),
         ffn_kind: ffn_kind(path, &keys, family)?,
         rms_eps: match family.eps {
@@ -77,10 +74,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         window,
         qkv_bias,
         o_bias,
-        qk_norm: match family.qk_norm {
-            QkNorm::HeadBy(key) => keys.bool(key)?.unwrap_or(false),
-            norm => norm != QkNorm::No,
-        },
+        qk_norm: qk_norm(&keys, family)?,
         tied_head: tied_head(&keys, family)?,
         max_context: keys.need_u32("max_position_embeddings")?,
         bos: keys.u32("bos_token_id")?,
@@ -113,6 +107,20 @@ fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
     };
     let tied = first.or(keys.bool("tie_word_embeddings")?);
     Ok(tied.unwrap_or(family.tied))
+}
+
+/// Whether `sliding_window` is set; absent, it has a default.
+fn has_windows(keys: &Keys) -> bool {
+    let key = keys.map().get("sliding_window");
+    key.is_none_or(|key| !key.is_null())
+}
+
+/// Whether queries and keys are normed.
+fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
+    match family.qk_norm {
+        QkNorm::HeadBy(key) => Ok(keys.bool(key)?.unwrap_or(false)),
+        norm => Ok(norm != QkNorm::No),
+    }
 }
 
 /// The number of layers.

@@ -27,35 +27,12 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
         let why = "only a router that reads the layer's input is implemented";
         return Err(keys.unsupported(key, why));
     }
-    let dense_layers = match of.dense {
-        Dense::Never => Vec::new(),
-        Dense::NeverBy(key) => {
-            if switches(keys, key, layers)?.is_some_and(|layout| layout.contains(&false)) {
-                let why = "layers without experts are not implemented for this family";
-                return Err(keys.unsupported(key, why));
-            }
-            Vec::new()
-        }
-        Dense::First(key, absent) => first(keys, key, absent, layers)?,
-        Dense::Kinds(list, key, absent) => match (kinds(keys, list, layers)?, key) {
-            (Some(dense), _) => dense,
-            (None, Some(key)) => first(keys, key, absent, layers)?,
-            (None, None) => (0..absent.min(layers)).collect(),
-        },
-        Dense::Outside(from, to) => outside(keys, from, to, layers)?,
-        Dense::Steps => dense_layers(keys, layers)?,
-    };
+    let dense_layers = dense(keys, of.dense, layers)?;
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
         false => keys.need_u32("intermediate_size")?,
     };
-    let scoring = match of.scoring {
-        ScoringBy::Always(scoring) => scoring,
-        ScoringBy::SoftmaxIf(key) => match keys.bool(key)?.unwrap_or(false) {
-            true => Scoring::Softmax,
-            false => Scoring::Sigmoid,
-        },
-    };
+    let scoring = scoring(keys, of.scoring)?;
     let mixed = scoring == Scoring::SparseMixer;
     let chosen = keys.need_u32(of.chosen)?;
     if mixed && chosen != 2 {
@@ -99,6 +76,39 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
                 true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
                 false => 0.0,
             },
+        },
+    })
+}
+
+/// The layers that have a dense FFN.
+fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
+    Ok(match of {
+        Dense::Never => Vec::new(),
+        Dense::NeverBy(key) => {
+            if switches(keys, key, layers)?.is_some_and(|layout| layout.contains(&false)) {
+                let why = "layers without experts are not implemented for this family";
+                return Err(keys.unsupported(key, why));
+            }
+            Vec::new()
+        }
+        Dense::First(key, absent) => first(keys, key, absent, layers)?,
+        Dense::Kinds(list, key, absent) => match (kinds(keys, list, layers)?, key) {
+            (Some(dense), _) => dense,
+            (None, Some(key)) => first(keys, key, absent, layers)?,
+            (None, None) => (0..absent.min(layers)).collect(),
+        },
+        Dense::Outside(from, to) => outside(keys, from, to, layers)?,
+        Dense::Steps => dense_layers(keys, layers)?,
+    })
+}
+
+/// What the scores become.
+fn scoring(keys: &Keys, of: ScoringBy) -> Result<Scoring, Error> {
+    Ok(match of {
+        ScoringBy::Always(scoring) => scoring,
+        ScoringBy::SoftmaxIf(key) => match keys.bool(key)?.unwrap_or(false) {
+            true => Scoring::Softmax,
+            false => Scoring::Sigmoid,
         },
     })
 }

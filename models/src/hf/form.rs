@@ -1,5 +1,7 @@
 //! The keys of `config.json` by which a family departs from the plain decoder.
 
+use serde_json::Value;
+
 use super::experts::switches;
 use super::json::Keys;
 use super::short_conv::short_convs;
@@ -27,7 +29,8 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     }
     let mut form = Form {
         layer_norm: family.layer_norm,
-        norm_bias: family.layer_norm,
+        norm_bias: family.layer_norm && family.norm_bias,
+        parallel: family.parallel,
         pre_norm: family.pre_norm,
         post_norm: family.post_norm,
         learned_positions: family.learned_positions,
@@ -96,6 +99,16 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
         Check::Zero(key) => number(key, 0, ""),
         Check::One(key) => number(key, 1, ""),
         Check::Width(key) => number(key, sizes.d_model, "hidden_size = "),
+        Check::AtMost(key, most) => match keys.f32(key)? {
+            Some(found) if found > most => {
+                Err(keys.unsupported(key, &format!("at most {most:e} is implemented")))
+            }
+            _ => Ok(()),
+        },
+        Check::NotNull(key) if keys.map().get(key).is_some_and(Value::is_null) => {
+            Err(keys.bad(key, "a number, or absent"))
+        }
+        Check::NotNull(_) => Ok(()),
         Check::Words(key, words) => match keys.str(key)? {
             Some(found) if !words.contains(&found) => {
                 let why = format!("implemented for this family: {}", words.join(", "));

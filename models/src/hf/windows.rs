@@ -54,6 +54,16 @@ pub(super) fn windows(
     let Some(window) = window else {
         return Ok(full);
     };
+    by_rule(keys, of, (layers, window), form)
+}
+
+/// The windows of so many layers, where no list names these.
+fn by_rule(
+    keys: &Keys,
+    of: Windows,
+    (layers, window): (u32, u32),
+    form: &Form,
+) -> Result<Vec<u32>, Error> {
     let where_set = |set: &dyn Fn(u32) -> bool| {
         let of_layer = |layer| if set(layer) { window } else { 0 };
         (0..layers).map(of_layer).collect()
@@ -77,7 +87,7 @@ pub(super) fn windows(
     }
     if of != Windows::ByLayer {
         // other programs disagree on the meaning of these
-        if used == Some(false) {
+        if keys.bool("use_sliding_window")? == Some(false) {
             return Err(keys.bad(
                 "use_sliding_window",
                 "true or absent, as sliding_window is set",

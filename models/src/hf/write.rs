@@ -22,7 +22,7 @@ use crate::config::{ModelConfig, Parallel};
 use crate::error::Error;
 use crate::families;
 use crate::file::{flush, flush_folder_of};
-use crate::names::{Fused, Required, Role, TensorId};
+use crate::names::{Fused, NameTable, Required, Role, TensorId};
 use crate::rules::TextRules;
 use crate::tokenizer::Tokenizer;
 
@@ -169,6 +169,14 @@ fn check_reads_back(
     }
 }
 
+/// The names under which a model's tensors are written.
+fn names_to_write(config: &ModelConfig) -> &'static NameTable {
+    let family = families::of(&config.family);
+    let two_norms = config.form.parallel == Parallel::TwoNorms;
+    let names = family.names_of_two_norms.filter(|_| two_norms);
+    names.unwrap_or(family.names)
+}
+
 /// A `model.safetensors` being written.
 struct Weights {
     path: PathBuf,
@@ -244,10 +252,7 @@ impl Weights {
                     format!("tensor {id} of {rows} x {cols} is too large"),
                 )
             })?;
-            let family = families::of(&config.family);
-            let two_norms =
-                (family.names_of_two_norms).filter(|_| config.form.parallel == Parallel::TwoNorms);
-            let names = two_norms.unwrap_or(family.names);
+            let names = names_to_write(config);
             let fused = names.fused_with(id.role);
             let entry = header.entry(names.spell(id, config)).or_insert_with(|| {
                 let mut shape = shape_of(id, rows, cols);

@@ -270,8 +270,16 @@ fn predictors_of_experts_are_refused_by_name() {
 
 /// A copy of the reference folder of gpt-oss, whose tensors `change` may change.
 fn gpt_oss(change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> Result<ModelConfig, Error> {
+    reference("gpt_oss", change)
+}
+
+/// The same of any reference folder.
+fn reference(
+    name: &str,
+    change: impl FnOnce(&mut BTreeMap<String, Tensor>),
+) -> Result<ModelConfig, Error> {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
-    let folder = models.join("gpt_oss");
+    let folder = models.join(name);
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let stored = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tensor = |name: &str| {
@@ -291,6 +299,21 @@ fn gpt_oss(change: impl FnOnce(&mut BTreeMap<String, Tensor>)) -> Result<ModelCo
     copy.config["bos_token_id"] = 1.into();
     copy.config["eos_token_id"] = 2.into();
     Ok(copy.open()?.config().clone())
+}
+
+/// GLM-4.5 has a layer past the last one that guesses further tokens; others must not.
+#[test]
+fn layers_that_guess_tokens_are_left_out() {
+    const NAME: &str = "model.layers.3.eh_proj.weight";
+    let open = |family| {
+        reference(family, |tensors| {
+            let tensor = Tensor::new(NAME, &[2, 2], ::safetensors::Dtype::F32);
+            tensors.insert(NAME.into(), tensor);
+        })
+    };
+    assert_eq!(open("glm4_moe").unwrap().layers, 3);
+    let error = open("dots1").unwrap_err();
+    assert_refused!(error, UnexpectedTensor, "model.safetensors", NAME);
 }
 
 #[test]

@@ -63,10 +63,30 @@ fn all_rows(config: &ModelConfig, sink: &mut RowSink<'_>) -> Result<(), Error> {
 #[test]
 fn every_family_reads_back() {
     let dense = ["llama", "mistral", "qwen2", "qwen3", "bamboo"];
-    for family in dense.into_iter().chain(FAMILIES_OF_EXPERTS) {
+    let made = dense.into_iter().chain(FAMILIES_OF_EXPERTS).map(config);
+    let references = [
+        "seed_oss",
+        "dots1",
+        "dots1_window",
+        "glm4_moe",
+        "glm4_moe_air",
+        "solar_open",
+        "minimax_m2",
+        "hy_v3",
+        "exaone4",
+        "exaone4_full",
+        "exaone_moe",
+    ];
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+    let opened = references.map(|name| ModelConfig {
+        bos: Some(1),
+        eos: vec![2],
+        ..crate::open(&models.join(name)).unwrap().config().clone()
+    });
+    for config in made.chain(opened) {
+        let family = &config.family;
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("out");
-        let config = config(family);
         let sampling = SamplingDefaults {
             top_k: Some(7),
             min_p: Some(0.25),

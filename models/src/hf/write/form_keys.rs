@@ -18,7 +18,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             Check::Zero(key) => config[key] = json!(0),
             Check::One(key) => config[key] = json!(1),
             Check::Word(key, word) => config[key] = json!(word),
-            Check::Words(..) => {}
+            Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
             Check::Width(key) => config[key] = json!(c.d_model),
         }
     }
