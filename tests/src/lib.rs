@@ -7,6 +7,7 @@
 
 pub mod devices;
 pub mod fuzz;
+pub mod kinds;
 pub mod widen;
 
 use std::path::{Path, PathBuf};

@@ -39,6 +39,16 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn sampler(vocab: usize) -> Sampler {
+    let sampling = Sampling {
+        temperature: 0.9,
+        top_k: 40,
+        top_p: 0.95,
+        ..Sampling::default()
+    };
+    Sampler::new(sampling, vocab)
+}
+
 #[test]
 fn a_token_allocates_nothing() {
     // one test, so that nothing else allocates meanwhile
@@ -71,15 +81,7 @@ fn a_token_allocates_nothing() {
             },
         )
         .expect("open");
-        let mut sampler = Sampler::new(
-            Sampling {
-                temperature: 0.9,
-                top_k: 40,
-                top_p: 0.95,
-                ..Sampling::default()
-            },
-            engine.config().vocab as usize,
-        );
+        let mut sampler = sampler(engine.config().vocab as usize);
         let mut sequence = engine.new_sequence().unwrap();
         let prompt = engine.text().encode("A closure captures").expect("encode");
         engine

@@ -9,7 +9,7 @@ use emberflow_kernels::Compute;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
-use super::LayerPass;
+use super::layer_pass::LayerPass;
 use crate::device::products::TOGETHER;
 use crate::error::Error;
 use crate::input::Input;

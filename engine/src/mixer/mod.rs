@@ -6,6 +6,7 @@
 //! Recurrences run token by token in one order, so that text does not depend on chunks.
 
 mod attention;
+mod layer_pass;
 mod short_conv;
 
 use emberflow_kernels::{Compute, DType};
@@ -15,12 +16,12 @@ use emberflow_models::names::Role;
 use crate::error::Error;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
-use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::state::{KvShape, Span, StateShape};
 
 use attention::Attention;
 pub(crate) use attention::thread_floats;
+pub(crate) use layer_pass::LayerPass;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
@@ -42,18 +43,6 @@ pub(crate) const PROJECTIONS: [Role; 6] = [
 pub(crate) enum Mixer {
     Attention(Attention),
     ShortConv(ShortConv),
-}
-
-/// The pass that a mixer runs in.
-#[derive(Clone, Copy)]
-pub(crate) struct LayerPass<'a> {
-    pub config: &'a ModelConfig,
-    /// Index of the layer.
-    pub number: usize,
-    /// Rotary angles of the rows' positions.
-    pub rope: &'a RopeTable,
-    /// What attention stores instead of its keys and values, `[rows × kv_heads·head_dim]` each.
-    pub given: Option<[&'a [f32]; 2]>,
 }
 
 /// What a mixer has read and stored, for an observer.

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 /// The families with experts.
-const CASES: [&str; 13] = [
+const CASES: [&str; 15] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -26,6 +26,8 @@ const CASES: [&str; 13] = [
     "gpt_oss_odd",
     "phimoe",
     "phimoe_long",
+    "lfm2_moe",
+    "lfm2_moe_plain",
 ];
 
 /// Those whose experts have exact zeros.

@@ -5,50 +5,15 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use emberflow::cli::ModelArg;
-use emberflow::model::open_model;
 use emberflow_engine::{
-    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Model, Options,
-    Request, RequestId, Sampling, Stepped, Stepper, Stop,
+    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
+    RequestId, Sampling, Stepped, Stepper, Stop,
 };
-use emberflow_kernels::DType;
-use emberflow_tests::{all_logits, bits, case, packed};
+use emberflow_tests::kinds::{KINDS, Kind};
+use emberflow_tests::{all_logits, bits};
 use fastrand::Rng;
 
 const CONTEXT: usize = 256;
-
-/// A model to try: of attention alone, or with short convolutions beside it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Attention,
-    Hybrid,
-}
-
-const KINDS: [Kind; 2] = [Kind::Attention, Kind::Hybrid];
-
-impl Kind {
-    fn model(self) -> Model {
-        match self {
-            Self::Attention => open_model(&ModelArg { model: None }).unwrap(),
-            Self::Hybrid => {
-                let dir = tempfile::tempdir().unwrap();
-                let container = packed(&case("lfm2"), dir.path(), DType::Q8);
-                // it is read though its name goes
-                Model::load(container).unwrap()
-            }
-        }
-    }
-
-    /// The part of a text that another one can share, if it agrees with the first `len` tokens of it
-    /// and `prompt` of these were a prompt.
-    fn shared(self, len: usize, prompt: usize) -> usize {
-        match self {
-            Self::Attention => len,
-            Self::Hybrid if len >= prompt - 1 => prompt - 1,
-            Self::Hybrid => 0,
-        }
-    }
-}
 
 fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
     engine_of(Kind::Attention, batch, share, preemption)
@@ -71,11 +36,9 @@ fn engine_of(kind: Kind, batch: usize, share: f64, preemption: bool) -> Engine {
     Engine::open(model, options).unwrap()
 }
 
-/// A prompt of `len` tokens of every model, others for each `n`.
+/// A prompt of `len` tokens, others for each `n`.
 fn prompt(n: u32, len: usize) -> Vec<u32> {
-    (0..len as u32)
-        .map(|i| 40 + (i * 31 + n * 17) % 260)
-        .collect()
+    Kind::Attention.prompt(n, len)
 }
 
 fn request(max_tokens: usize, seed: u64) -> Request {
@@ -163,7 +126,7 @@ fn constraints_hold_each_text_by_itself_of(kind: Kind) {
         request.sampling.temperature = 1.0;
         Admission {
             sequence: stepper.engine().new_sequence().unwrap(),
-            prompt: prompt(0, 10),
+            prompt: kind.prompt(0, 10),
             request,
             samples,
             bias: Vec::new(),
@@ -189,7 +152,7 @@ fn constraints_hold_each_text_by_itself_of(kind: Kind) {
     drop(one);
     let mut engine = engine_of(kind, 4, 0.5, false);
     let mut stepper = Stepper::new(&mut engine);
-    admit(&mut stepper, &prompt(1, 12), request(15, 1), 1);
+    admit(&mut stepper, &kind.prompt(1, 12), request(15, 1), 1);
     let several = admission(&stepper, 3);
     let first = stepper.admit(several).unwrap();
     for _ in 0..4 {
@@ -244,7 +207,7 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
     let mut one = engine_of(kind, 1, 0.5, false);
     let expected: Vec<Text> = lens
         .iter()
-        .map(|&(n, len, tokens)| alone(&mut one, &prompt(n, len), &request(tokens, n.into())))
+        .map(|&(n, len, tokens)| alone(&mut one, &kind.prompt(n, len), &request(tokens, n.into())))
         .collect();
     drop(one);
     for (seed, preemption) in [(1, true), (2, true), (3, false), (4, true)] {
@@ -259,7 +222,7 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
                 let (n, len, tokens) = waiting.remove(0);
                 ids.push(admit(
                     &mut stepper,
-                    &prompt(n, len),
+                    &kind.prompt(n, len),
                     request(tokens, n.into()),
                     1,
                 ));
@@ -393,7 +356,7 @@ fn a_pass_that_was_set_aside_computes_nothing_twice_of(kind: Kind) {
     let mut stepper = Stepper::new(&mut engine);
     let flag = stepper.yield_flag();
     let before = pairs(&stepper);
-    let long = admit(&mut stepper, &prompt(0, 40), request(4, 0), 1);
+    let long = admit(&mut stepper, &kind.prompt(0, 40), request(4, 0), 1);
     flag.store(true, Ordering::Relaxed);
     assert!(matches!(stepper.step().unwrap(), Stepped::Yielded));
     assert!(!flag.load(Ordering::Relaxed), "the step clears the flag");
@@ -403,7 +366,7 @@ fn a_pass_that_was_set_aside_computes_nothing_twice_of(kind: Kind) {
         "one layer of 16 rows, not {share} tokens"
     );
     stepper.preempt(long);
-    let short = admit(&mut stepper, &prompt(1, 3), request(5, 1), 1);
+    let short = admit(&mut stepper, &kind.prompt(1, 3), request(5, 1), 1);
     drain(&mut stepper);
     assert!(stepper.take(short).is_some());
     assert!(stepper.take(long).is_none(), "it is set aside");
@@ -450,17 +413,17 @@ fn one_that_stops_stops_alone() {
 
 fn one_that_stops_stops_alone_of(kind: Kind) {
     let mut one = engine_of(kind, 1, 0.5, false);
-    let expected = alone(&mut one, &prompt(1, 20), &request(15, 8));
+    let expected = alone(&mut one, &kind.prompt(1, 20), &request(15, 8));
     let expected_samples: Vec<Text> = (0..3)
-        .map(|i| alone(&mut one, &prompt(2, 30), &request(10, 4 + i)))
+        .map(|i| alone(&mut one, &kind.prompt(2, 30), &request(10, 4 + i)))
         .collect();
     drop(one);
     let mut engine = engine_of(kind, 5, 0.5, true);
     let mut stepper = Stepper::new(&mut engine);
-    let first = admit(&mut stepper, &prompt(0, 50), request(30, 0), 1);
-    let second = admit(&mut stepper, &prompt(1, 20), request(15, 8), 1);
+    let first = admit(&mut stepper, &kind.prompt(0, 50), request(30, 0), 1);
+    let second = admit(&mut stepper, &kind.prompt(1, 20), request(15, 8), 1);
     // The prompt of the first sample is only half done when it goes: the next one goes on with it.
-    let drawn = admit(&mut stepper, &prompt(2, 30), request(10, 4), 3);
+    let drawn = admit(&mut stepper, &kind.prompt(2, 30), request(10, 4), 3);
     for _ in 0..5 {
         stepper.step().unwrap();
     }
@@ -486,14 +449,14 @@ fn a_prefix_that_is_there_is_not_computed_again() {
 
 fn a_prefix_that_is_there_is_not_computed_again_of(kind: Kind) {
     let mut one = engine_of(kind, 1, 0.5, false);
-    let mut long = prompt(0, 100);
-    long.extend(prompt(7, 20));
+    let mut long = kind.prompt(0, 100);
+    long.extend(kind.prompt(7, 20));
     let expected = alone(&mut one, &long, &request(8, 3));
     drop(one);
     let mut engine = engine_of(kind, 2, 0.5, false);
     let of_token = engine.needs().neurons;
     let mut stepper = Stepper::new(&mut engine);
-    let first = admit(&mut stepper, &prompt(0, 100), request(40, 0), 1);
+    let first = admit(&mut stepper, &kind.prompt(0, 100), request(40, 0), 1);
     for _ in 0..10 {
         stepper.step().unwrap();
     }
@@ -521,7 +484,12 @@ fn a_sequence_goes_back_as_far_as_its_state_was_kept() {
         let mut sequence = engine.new_sequence().unwrap();
         let mut go_on = |_| ControlFlow::Continue(());
         engine
-            .generate(&mut sequence, &prompt(3, 40), &request(10, 1), &mut go_on)
+            .generate(
+                &mut sequence,
+                &kind.prompt(3, 40),
+                &request(10, 1),
+                &mut go_on,
+            )
             .unwrap();
         let text = sequence.tokens().to_vec();
         let expected = all_logits(&mut engine, &text, 16);
@@ -569,11 +537,11 @@ fn what_does_not_fit_is_refused_and_harms_nobody() {
 
 fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
     let mut one = engine_of(kind, 1, 0.5, false);
-    let expected = alone(&mut one, &prompt(0, 10), &request(6, 0));
+    let expected = alone(&mut one, &kind.prompt(0, 10), &request(6, 0));
     drop(one);
     let mut engine = engine_of(kind, 2, 0.5, false);
     let mut stepper = Stepper::new(&mut engine);
-    let id = admit(&mut stepper, &prompt(0, 10), request(6, 0), 1);
+    let id = admit(&mut stepper, &kind.prompt(0, 10), request(6, 0), 1);
     let sequence = stepper.engine().new_sequence().unwrap();
     let full = stepper.engine().new_sequence();
     assert!(matches!(full, Err(Error::KvFull { .. })), "{full:?}");
@@ -585,13 +553,13 @@ fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
         bias: Vec::new(),
         constraint: None,
     };
-    let long = stepper.admit(admission(sequence, prompt(1, CONTEXT + 1), 1));
+    let long = stepper.admit(admission(sequence, kind.prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");
     // A refused request gives its memory back.
     let sequence = stepper.engine().new_sequence().unwrap();
     assert!(stepper.admit(admission(sequence, Vec::new(), 1)).is_err());
     let sequence = stepper.engine().new_sequence().unwrap();
-    let many = stepper.admit(admission(sequence, prompt(1, 3), 2));
+    let many = stepper.admit(admission(sequence, kind.prompt(1, 3), 2));
     assert!(many.is_err());
     drain(&mut stepper);
     assert_eq!(text(stepper.take(id).unwrap()), expected);

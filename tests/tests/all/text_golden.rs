@@ -374,6 +374,8 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("smallthinker_softmax", "chatml"),
     ("gpt_oss", "chatml"),
     ("gpt_oss_odd", "chatml"),
+    ("lfm2", "chatml"),
+    ("lfm2_moe", "chatml"),
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),

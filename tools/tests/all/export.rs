@@ -32,7 +32,16 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 4] = ["gpt_oss", "gpt_oss_odd", "phimoe", "phimoe_long"];
+const NO_FOLDER: [&str; 8] = [
+    "gpt_oss",
+    "gpt_oss_odd",
+    "lfm2",
+    "lfm2_idxs",
+    "lfm2_moe",
+    "lfm2_moe_plain",
+    "phimoe",
+    "phimoe_long",
+];
 
 #[test]
 fn other_programs_find_the_special_tokens() {

@@ -1,0 +1,56 @@
+//! Models whose texts keep different things: tests of what happens to texts run over each.
+
+use emberflow::cli::ModelArg;
+use emberflow::model::open_model;
+use emberflow_engine::Model;
+use emberflow_kernels::DType;
+
+use crate::{case, packed};
+
+/// A model to try: of attention alone, or with short convolutions beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Of attention alone: the demo model.
+    Attention,
+    /// With short convolutions: a fixture.
+    Hybrid,
+}
+
+/// All of them.
+pub const KINDS: [Kind; 2] = [Kind::Attention, Kind::Hybrid];
+
+impl Kind {
+    /// The model.
+    pub fn model(self) -> Model {
+        match self {
+            Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
+            Self::Hybrid => {
+                let dir = tempfile::tempdir().expect("a folder");
+                let container = packed(&case("lfm2"), dir.path(), DType::Q8);
+                // it is read though its name goes
+                Model::load(container).expect("model")
+            }
+        }
+    }
+
+    /// A prompt of `len` of its tokens, others for each `n`.
+    pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
+        let texts = match self {
+            Self::Attention => 900,
+            Self::Hybrid => 260,
+        };
+        (0..len as u32)
+            .map(|i| 40 + (i * 31 + n * 17) % texts)
+            .collect()
+    }
+
+    /// The part of a text that another one can share, if it agrees with the first `len` tokens of it
+    /// and `prompt` of these were a prompt.
+    pub fn shared(self, len: usize, prompt: usize) -> usize {
+        match self {
+            Self::Attention => len,
+            Self::Hybrid if len >= prompt - 1 => prompt - 1,
+            Self::Hybrid => 0,
+        }
+    }
+}
