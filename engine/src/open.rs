@@ -172,7 +172,7 @@ fn checked_device(
     // other bits multiply no matrices.
     let products = verdict.same_bits.then(|| multiplied(&layout.container, c));
     for (dtype, cols) in products.into_iter().flatten() {
-        lease.prepare_products(verdict.kernels.order, dtype, cols)?;
+        lease.prepare_products(dtype, cols)?;
     }
     let used = InUse::new(lease, verdict.same_bits);
     Ok(Some((Arc::new(used), verdict)))

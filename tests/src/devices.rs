@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Block, CpuDevice, Dense, DenseShape, Device, DeviceChoice, DeviceError, Dots, Facts, Form,
-    HostBytes, Input, Kernels, Lease, NeuronRows, Order, Part, ProductRoom, Room, SharedMatrix,
-    Taken, Team, Ticket, Work, list,
+    Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
+    Lease, Memory, NeuronRows, OpenCl, Order, Part, Program, Taken, Team, Ticket, Work, list,
 };
-use emberflow_kernels::DType;
 
 /// The CPU as a device, and the OpenCL devices of this machine, so fast that they get all that they hold.
 pub fn devices() -> Vec<Device> {
@@ -48,12 +46,12 @@ pub fn tiled_devices() -> Vec<Device> {
         dots: Dots::Widened,
     });
     let forced = |n: usize, form: Form| {
-        let device = DeviceChoice::OpenClApart(n).open().ok().flatten()?;
-        let mut faulty = Faulty::new(&device, Fault::Never);
+        let mut device = OpenCl::open(n, true).ok()?;
         let [few, many] = [form; 2];
         let order = Order::Tiles;
-        faulty.kernels = Kernels { order, few, many };
-        Some(Device::new(Box::new(faulty)))
+        device.force(Kernels { order, few, many });
+        let device = Device::new(Box::new(device));
+        Some(Faulty::armed_by(&device, Fault::Never, never()))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
     all.filter_map(|(n, form)| forced(n, form)).collect()
@@ -99,11 +97,10 @@ pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
-    kernels: Kernels,
     /// Pieces of work so far, those of the check at the start included.
     done: Arc<AtomicUsize>,
-    /// Rows of the piece of work under way.
-    rows: usize,
+    /// Rows of the piece of work under way; `None` of products.
+    rows: Option<usize>,
     /// Products until a fault.
     left: Arc<AtomicUsize>,
 }
@@ -140,9 +137,8 @@ impl Faulty {
             inner: of.lease().expect("a device that nobody else has"),
             facts: of.facts().clone(),
             fault,
-            kernels: Kernels::default(),
             done: Arc::default(),
-            rows: 0,
+            rows: None,
             left: never(),
         }
     }
@@ -155,54 +151,37 @@ impl Faulty {
     }
 }
 
-impl Dense for Faulty {
+impl Backend for Faulty {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
-        self.inner.dense().prepare(shape)
-    }
-
-    fn kernels(&self, _dtype: DType) -> Kernels {
-        self.kernels
-    }
-
-    fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
-        self.inner.dense().set_kernels(kernels)
-    }
-
-    fn prepare_products(
-        &mut self,
-        dtype: DType,
-        cols: usize,
-        kernels: &Kernels,
-    ) -> Result<(), DeviceError> {
-        let mut inner = self.inner.dense();
-        inner.prepare_products(dtype, cols, kernels)
-    }
-
-    fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
+    fn prepare(&mut self, program: &Program) -> Result<(), DeviceError> {
         let checked = self.done.load(Ordering::Relaxed) >= CHECKS;
-        match self.fault {
-            Fault::Room(most) if checked && room.rows > most => Err(DeviceError {
-                device: "faulty".into(),
-                what: "has no memory".into(),
-            }),
-            _ => self.inner.dense().make_room(room),
+        match (self.fault, program) {
+            (Fault::Room(most), Program::Room(room)) if checked && room.rows > most => {
+                Err(DeviceError {
+                    device: "faulty".into(),
+                    what: "has no memory".into(),
+                })
+            }
+            _ => self.inner.backend().prepare(program),
         }
     }
 
-    fn clear(&mut self) {
-        self.inner.dense().clear();
+    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+        self.inner.backend().memory(of)
     }
 
-    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        self.inner.dense().reserve(neurons)
+    fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        match self.facts.unified {
+            true => self.inner.backend().host(part),
+            false => Ok(None),
+        }
     }
 
-    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        self.inner.dense().reserve_for_streams(neurons)
+    fn release(&mut self, part: Part) {
+        self.inner.backend().release(part);
     }
 
     fn upload(
@@ -210,37 +189,56 @@ impl Dense for Faulty {
         part: Part,
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
-    ) -> Result<(), DeviceError> {
-        self.inner.dense().upload(part, first, neurons)
-    }
-
-    fn arrived(&mut self, part: Part) -> Result<Duration, DeviceError> {
-        let took = self.inner.dense().arrived(part)?;
-        Ok(took.min(Duration::from_nanos(1)))
-    }
-
-    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        match self.facts.unified {
-            true => self.inner.dense().host_bytes(part),
-            false => Ok(None),
-        }
+    ) -> Result<Ticket, DeviceError> {
+        self.inner.backend().upload(part, first, neurons)
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
-        let number = self.done.fetch_add(1, Ordering::Relaxed);
-        self.rows = work.rows();
-        match self.fault {
-            Fault::Submit(at) if number >= at => Err(self.lost()),
-            _ => self.inner.dense().submit(work),
+        let fails = match work {
+            Work::Clusters(work) => {
+                self.rows = Some(work.rows());
+                let number = self.done.fetch_add(1, Ordering::Relaxed);
+                matches!(self.fault, Fault::Submit(at) if number >= at)
+            }
+            Work::Products(..) => {
+                self.rows = None;
+                let left = self.left.fetch_sub(1, Ordering::Relaxed);
+                self.fault == Fault::Multiply && left == 0
+            }
+        };
+        match fails {
+            true => Err(self.lost()),
+            false => self.inner.backend().submit(work),
         }
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
-        self.inner.dense().poll(ticket)
+        self.inner.backend().poll(ticket)
     }
 
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
-        let Taken { fired, took } = self.inner.dense().take(ticket, out)?;
+        let taken = self.inner.backend().take(ticket, out)?;
+        let took = match (ticket, self.rows) {
+            (Ticket::Upload(_), _) => taken.took.min(Duration::from_nanos(1)),
+            (Ticket::Work, Some(rows)) => self.spoil_sums(rows, taken.took, out)?,
+            (Ticket::Work, None) => self.spoil_products(taken.took, out)?,
+        };
+        Ok(Taken { took, ..taken })
+    }
+
+    fn clear(&mut self) {
+        self.inner.backend().clear();
+    }
+}
+
+impl Faulty {
+    /// Sums as the fault has them; how long they took.
+    fn spoil_sums(
+        &self,
+        rows: usize,
+        took: Duration,
+        out: &mut [f32],
+    ) -> Result<Duration, DeviceError> {
         let number = self.done.load(Ordering::Relaxed);
         match self.fault {
             Fault::Take(at) | Fault::OffUntil(at) if number >= at => return Err(self.lost()),
@@ -248,37 +246,15 @@ impl Dense for Faulty {
             Fault::Wrong => out.iter_mut().for_each(|v| *v *= 1.01),
             _ => {}
         }
-        let took = match self.fault {
+        Ok(match self.fault {
             _ if number > CHECKS => took,
-            Fault::Narrow(rows) if self.rows < rows => Duration::from_secs(1),
+            Fault::Narrow(least) if rows < least => Duration::from_secs(1),
             _ => Duration::from_nanos(1),
-        };
-        Ok(Taken { fired, took })
+        })
     }
 
-    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
-        self.inner.dense().share(matrix)
-    }
-
-    fn give_back(&mut self, matrix: usize) {
-        self.inner.dense().give_back(matrix);
-    }
-
-    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError> {
-        self.inner.dense().make_product_room(room)
-    }
-
-    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let left = self.left.fetch_sub(1, Ordering::Relaxed);
-        match self.fault {
-            Fault::Multiply if left == 0 => Err(self.lost()),
-            _ => self.inner.dense().multiply(blocks, input),
-        }
-    }
-
-    /// So fast that it gets nearly all rows, if it has a fault.
-    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
-        let took = self.inner.dense().take_products(ticket, out)?;
+    /// The same of products: so fast that it gets nearly all rows, if it has a fault.
+    fn spoil_products(&self, took: Duration, out: &mut [f32]) -> Result<Duration, DeviceError> {
         match self.fault {
             Fault::TakeProducts if self.left.load(Ordering::Relaxed) == usize::MAX => {
                 return Err(self.lost());

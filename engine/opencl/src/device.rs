@@ -4,11 +4,11 @@ use crate::buffers::Scratch;
 use crate::ffn::{Prepared, start};
 use crate::forms::{Extensions, Kernels, Maker, Order};
 use crate::handles::{Context, Found, Queue, devices};
-use crate::listed::{has_dp4a, listed};
+use crate::listed::{extensions, listed};
 use crate::parts::Part;
 use crate::products::{Place, Products};
 use crate::staging::Streamed;
-use crate::work::{Underway, driver, no_work};
+use crate::work::{Kind, Underway, driver, no_work};
 use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
 /// Where matrices are put: what a device has beside them.
@@ -66,6 +66,7 @@ impl Device {
         let context = driver("open it", device.context())?;
         let mut facts = listed(&device);
         facts.unified &= !apart;
+        facts.kernels = Kernels::of(&facts, &extensions(&device, &facts));
         Ok(Self {
             underway: None,
             streamed: None,
@@ -76,7 +77,7 @@ impl Device {
             parts: Vec::new(),
             products: Products::default(),
             context,
-            extensions: Extensions::of(&facts.extensions, has_dp4a(&device, &facts)),
+            extensions: extensions(&device, &facts),
             facts,
             found: device,
         })
@@ -87,29 +88,14 @@ impl Device {
         &self.facts
     }
 
-    /// Takes note of an FFN; [`Device::set_kernels`] makes its kernels. Buffers that were made before are given back.
+    /// Makes the kernels of an FFN. Buffers of neurons and for pieces of work that were made before are given back.
     ///
     /// # Errors
-    /// The driver's.
-    pub fn prepare(&mut self, spec: &Spec) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        (self.underway, self.prepared) = (None, None);
-        self.parts.clear();
-        self.prepared = Some(Prepared::new(spec, self.facts.units));
-        Ok(())
-    }
-
-    /// The kernels for rows of a format; `grouped` where products are those of integers.
-    pub fn kernels(&self, grouped: bool) -> Kernels {
-        Kernels::of(&self.facts, &self.extensions, grouped)
-    }
-
-    /// Makes kernels, and has them run from here on. With another order buffers of neurons are given back.
-    ///
-    /// # Errors
-    /// An order that this device does not have, or the driver's: its compiler's log. The kernels before run then.
-    pub fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), Error> {
+    /// An order that this device does not have, or the driver's: its compiler's log.
+    pub fn prepare(&mut self, spec: &Spec, kernels: &Kernels) -> Result<(), Error> {
         self.settle()?;
+        self.prepared = None;
+        self.parts.clear();
         if self.facts.unified && kernels.order == Order::Tiles {
             return Err(Error(
                 "has rows that the host reads too: not in tiles".into(),
@@ -120,19 +106,15 @@ impl Device {
             context: &self.context,
             extensions: &self.extensions,
         };
-        let prepared = self.prepared.as_mut().ok_or_else(unprepared)?;
-        prepared.make(&maker, kernels)?;
-        if self.order != kernels.order {
-            self.order = kernels.order;
-            self.parts.clear();
-        }
+        self.order = kernels.order;
+        self.prepared = Some(Prepared::new(&maker, spec, kernels, self.facts.units)?);
         Ok(())
     }
 
     /// Makes kernels for products of matrices of a format and width, and has them run from here on.
     ///
     /// # Errors
-    /// As [`Device::set_kernels`].
+    /// As [`Device::prepare`].
     pub fn prepare_products(&mut self, spec: &MatrixSpec, kernels: Kernels) -> Result<(), Error> {
         self.settle()?;
         let place = place!(self);
@@ -151,8 +133,7 @@ impl Device {
     /// # Errors
     /// The driver's, or no memory.
     pub fn make_room(&mut self, room: &Room) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        self.underway = None;
+        self.settle()?;
         let prepared = self.prepared.as_mut().ok_or_else(unprepared)?;
         prepared.scratch = None;
         let scratch = Scratch::new(&self.context, &self.queue, &prepared.spec, room);
@@ -160,17 +141,13 @@ impl Device {
         Ok(())
     }
 
-    /// Gives back the buffers that were reserved, and kernels that do not run.
+    /// Gives back the buffers that were reserved, and matrices.
     pub fn clear(&mut self) {
         // Nothing uses them any longer; a lost device has nothing to wait for.
         let _ = self.queue.finish();
         self.underway = None;
         self.parts.clear();
         self.products.clear();
-        self.products.trim();
-        if let Some(prepared) = &mut self.prepared {
-            prepared.trim();
-        }
     }
 
     /// A buffer of `len` bytes; its number. `advise` is told of memory of the host before it is touched.
@@ -185,8 +162,26 @@ impl Device {
             )));
         }
         let part = Part::new(&self.context, len, self.facts.unified, advise)?;
-        self.parts.push(part);
-        Ok(self.parts.len() - 1)
+        Ok(self.put(part))
+    }
+
+    /// Puts a buffer where one was given back, or behind all; its number.
+    fn put(&mut self, part: Part) -> usize {
+        let free = |part: &Part| matches!(part, Part::Nothing);
+        let number = self.parts.iter().position(free);
+        let number = number.unwrap_or(self.parts.len());
+        match self.parts.get_mut(number) {
+            Some(place) => *place = part,
+            None => self.parts.push(part),
+        }
+        number
+    }
+
+    /// Gives a buffer back. One that a failed device may still read is kept.
+    pub fn release(&mut self, part: usize) {
+        if let (Ok(()), Some(part)) = (self.queue.finish(), self.parts.get_mut(part)) {
+            *part = Part::Nothing;
+        }
     }
 
     /// A buffer that may be written again and again, but not while work on it is under way; its number.
@@ -201,8 +196,7 @@ impl Device {
                 Part::Streamed(Streamed::new(&self.context, queue, len)?)
             }
         };
-        self.parts.push(part);
-        Ok(self.parts.len() - 1)
+        Ok(self.put(part))
     }
 
     /// Copies bytes to a buffer, from byte `at` on.
@@ -259,12 +253,16 @@ impl Device {
         }
     }
 
-    /// Waits until what was copied to a buffer has arrived; how many nanoseconds that took, by the device's clock.
+    /// Waits until what was copied to a buffer has arrived, which took so long by the device's clock.
     ///
     /// # Errors
     /// The driver's, or no such buffer.
-    pub fn arrived(&self, part: usize) -> Result<u64, Error> {
-        self.parts.get(part).ok_or_else(no_part)?.arrived()
+    pub fn arrived(&self, part: usize) -> Result<Taken, Error> {
+        let nanoseconds = self.parts.get(part).ok_or_else(no_part)?.arrived()?;
+        Ok(Taken {
+            fired: 0,
+            nanoseconds,
+        })
     }
 
     /// Whether the work under way is done; does not wait.
@@ -277,7 +275,7 @@ impl Device {
         driver("tell how far it is", underway.done.is_over())
     }
 
-    /// Waits for the work under way, and copies its sums to `out`.
+    /// Waits for the work under way, and copies its sums to `out`, or its products, block by block `[tokens × rows]`.
     ///
     /// # Errors
     /// The driver's, or no such work.
@@ -288,14 +286,19 @@ impl Device {
         if let Some(part) = self.streamed.take() {
             self.arrived(part)?;
         }
-        let scratch = self.prepared.as_ref().and_then(|p| p.scratch.as_ref());
-        let scratch = scratch.ok_or_else(unprepared)?;
-        let fired = match scratch.answer(underway.sums) {
-            Some((sums, fired)) if sums.len() == out.len() => {
-                out.copy_from_slice(sums);
+        let answer = match underway.of {
+            Kind::Products => (self.products.answer(underway.results)).map(|all| (all, 0)),
+            Kind::Sums => {
+                let scratch = self.prepared.as_ref().and_then(|p| p.scratch.as_ref());
+                scratch.and_then(|scratch| scratch.answer(underway.results))
+            }
+        };
+        let fired = match answer {
+            Some((results, fired)) if results.len() == out.len() => {
+                out.copy_from_slice(results);
                 fired
             }
-            _ => return Err(Error("was asked for other sums".into())),
+            _ => return Err(Error("was asked for other results".into())),
         };
         Ok(Taken {
             fired: fired.into(),
@@ -324,8 +327,7 @@ impl Device {
     /// # Errors
     /// The driver's, or no memory.
     pub fn make_product_room(&mut self, x: usize, y: usize) -> Result<(), Error> {
-        driver("finish", self.queue.finish())?;
-        self.underway = None;
+        self.settle()?;
         self.products.make_room([x, y], &self.context, &self.queue)
     }
 
@@ -343,21 +345,6 @@ impl Device {
         }
         self.underway = Some(driver("multiply", begun)?);
         Ok(())
-    }
-
-    /// Waits for the products under way and copies them to `out`, block by block `[tokens × rows]`.
-    /// Returns the nanoseconds that they took.
-    ///
-    /// # Errors
-    /// The driver's, or no such work.
-    pub fn take_products(&mut self, out: &mut [f32]) -> Result<u64, Error> {
-        let underway = self.underway.take().ok_or_else(no_work)?;
-        driver("multiply", underway.done.wait())?;
-        match self.products.answer(underway.sums) {
-            Some(answer) if answer.len() == out.len() => out.copy_from_slice(answer),
-            _ => return Err(Error("was asked for other products".into())),
-        }
-        Ok(underway.nanoseconds())
     }
 }
 

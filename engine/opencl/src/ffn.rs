@@ -4,7 +4,7 @@ use crate::buffers::Scratch;
 use crate::forms::{Form, Format, Kernels, Made, Maker, Order, Variant, WORK_GROUP, made_as};
 use crate::handles::{Arg, Event, Kernel, Queue};
 use crate::library::Code;
-use crate::work::{HIDDEN, INVALID, SUMS, TILE, Underway, driver};
+use crate::work::{HIDDEN, INVALID, Kind, SUMS, TILE, Underway, driver};
 use crate::{Error, Spec, Sums, Work};
 
 /// Flags of the kernel `hidden_values`.
@@ -23,9 +23,8 @@ const GOES_ON: i32 = 1;
 /// Items that fill a compute unit, so that some work while others wait for memory.
 const UNIT: usize = 1024;
 
-/// Kernels of sums, for an order.
+/// Kernels of sums.
 struct SumsMade {
-    order: Order,
     sums: Kernel,
     totals: Kernel,
     added: Kernel,
@@ -43,75 +42,54 @@ struct Wide {
 /// The kernels for an FFN, and buffers for pieces of work.
 pub(super) struct Prepared {
     pub spec: Spec,
-    hidden: Vec<Made>,
-    sums: Vec<SumsMade>,
-    /// Those that run.
     kernels: Kernels,
+    hidden: Vec<Made>,
+    sums: SumsMade,
     /// Items that the device computes at once.
     items: usize,
     pub scratch: Option<Scratch>,
 }
 
 impl Prepared {
-    /// For an FFN on a device of so many units; without kernels and buffers yet.
-    pub fn new(spec: &Spec, units: u32) -> Self {
-        Self {
-            spec: spec.clone(),
-            hidden: Vec::new(),
-            sums: Vec::new(),
-            kernels: Kernels::default(),
-            items: units as usize * UNIT,
-            scratch: None,
-        }
-    }
-
-    /// Makes what is missing of some kernels.
-    pub fn make(&mut self, maker: &Maker<'_>, kernels: &Kernels) -> Result<(), Error> {
-        let (order, options) = (kernels.order, &self.spec.options);
-        let grouped = self.spec.grouped;
+    /// For an FFN on a device of so many units; without buffers yet.
+    pub fn new(
+        maker: &Maker<'_>,
+        spec: &Spec,
+        kernels: &Kernels,
+        units: u32,
+    ) -> Result<Self, Error> {
+        let (order, options, grouped) = (kernels.order, &spec.options, spec.grouped);
+        let mut hidden: Vec<Made> = Vec::new();
         for variant in kernels.variants() {
-            if !self.hidden.iter().any(|made| made.is(variant)) {
+            if !hidden.iter().any(|made| made.is(variant)) {
                 let (source, format) = ([HIDDEN, "hidden_values"], Format { options, grouped });
-                self.hidden.push(maker.kernel(source, format, variant)?);
+                hidden.push(maker.kernel(source, format, variant)?);
             }
         }
-        if !self.sums.iter().any(|made| made.order == order) {
-            let program = maker.program(
-                SUMS,
-                options,
-                Variant {
-                    order,
-                    form: Form::default(),
+        let form = Form::default();
+        let program = maker.program(SUMS, options, Variant { order, form })?;
+        let make = || -> Result<SumsMade, Code> {
+            Ok(SumsMade {
+                sums: program.kernel("cluster_sums")?,
+                totals: program.kernel("row_totals")?,
+                added: program.kernel("added_sums")?,
+                wide: match order == Order::Tiles && grouped {
+                    true => Some(Wide {
+                        sums: program.kernel("wide_sums")?,
+                        totals: program.kernel("wide_totals")?,
+                    }),
+                    false => None,
                 },
-            )?;
-            let wide = order == Order::Tiles && self.spec.grouped;
-            let make = || -> Result<SumsMade, Code> {
-                Ok(SumsMade {
-                    order,
-                    sums: program.kernel("cluster_sums")?,
-                    totals: program.kernel("row_totals")?,
-                    added: program.kernel("added_sums")?,
-                    wide: match wide {
-                        true => Some(Wide {
-                            sums: program.kernel("wide_sums")?,
-                            totals: program.kernel("wide_totals")?,
-                        }),
-                        false => None,
-                    },
-                })
-            };
-            self.sums.push(driver("make kernels", make())?);
-        }
-        self.kernels = *kernels;
-        Ok(())
-    }
-
-    /// Gives back kernels that do not run.
-    pub fn trim(&mut self) {
-        let used = self.kernels.variants();
-        self.hidden
-            .retain(|made| used.iter().any(|&variant| made.is(variant)));
-        self.sums.retain(|made| made.order == self.kernels.order);
+            })
+        };
+        Ok(Self {
+            spec: spec.clone(),
+            kernels: *kernels,
+            hidden,
+            sums: driver("make kernels", make())?,
+            items: units as usize * UNIT,
+            scratch: None,
+        })
     }
 }
 
@@ -148,7 +126,12 @@ pub(super) fn start(
         let begun = enqueue(queue, prepared, &scratch, [part, x], work)?;
         let done = scratch.read(queue, work.sums, work.rows, sums)?;
         queue.flush()?;
-        Ok(Underway { sums, begun, done })
+        Ok(Underway {
+            of: Kind::Sums,
+            results: sums,
+            begun,
+            done,
+        })
     };
     let begun = begin();
     prepared.scratch = Some(scratch);
@@ -188,8 +171,6 @@ fn enqueue(
     let kernels = prepared.kernels;
     let (order, form) = (kernels.order, kernels.form(work.rows));
     let of_form = made_as(&mut prepared.hidden, Variant { order, form })?;
-    let mut of_order = prepared.sums.iter_mut();
-    let of_order = of_order.find(|made| made.order == order).ok_or(INVALID)?;
     let items = [work.clusters * spec.cluster, work.rows];
     let pieces = Pieces {
         d: spec.d,
@@ -200,7 +181,7 @@ fn enqueue(
     // kernels compare neurons with the part's number.
     unsafe {
         let begun = of_form.run(queue, &of_hidden, items)?;
-        of_order.run(queue, [&of_clusters, &of_rows, &of_added], work, &pieces)?;
+        (prepared.sums).run(queue, [&of_clusters, &of_rows, &of_added], work, &pieces)?;
         Ok(begun)
     }
 }

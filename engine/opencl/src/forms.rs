@@ -104,7 +104,7 @@ impl fmt::Display for Kernels {
 }
 
 impl Kernels {
-    /// Those of a device, by what its driver tells; `grouped` where products are those of integers.
+    /// Those of a device, by what its driver tells: for products of floats, and for those of integers.
     ///
     /// | the driver tells of | rows lie in | few tokens | many |
     /// |---|---|---|---|
@@ -113,23 +113,28 @@ impl Kernels {
     /// | a graphics processor, its own memory | tiles | 16 items a row | blocks |
     ///
     /// A graphics processor with integer dot products uses them.
-    pub(super) fn of(device: &Listed, extensions: &Extensions, grouped: bool) -> Self {
+    pub(super) fn of(device: &Listed, extensions: &Extensions) -> [Self; 2] {
         if !device.gpu {
-            return Self::default();
+            return [Self::default(); 2];
         }
-        let dots = match grouped && extensions.dots.is_some() {
-            true => Dots::Packed,
-            false => Dots::Widened,
+        let integers = match extensions.dots {
+            Some(_) => Dots::Packed,
+            None => Dots::Widened,
         };
-        let form = |team| Form { team, dots };
-        Self {
+        [Dots::Widened, integers].map(|dots| Self {
             order: match device.unified {
                 true => Order::Rows,
                 false => Order::Tiles,
             },
-            few: form(Team::Local),
-            many: form(Team::Block),
-        }
+            few: Form {
+                team: Team::Local,
+                dots,
+            },
+            many: Form {
+                team: Team::Block,
+                dots,
+            },
+        })
     }
 
     /// The form for so many tokens.
@@ -381,7 +386,7 @@ mod tests {
                 unified,
                 ..Listed::default()
             };
-            Kernels::of(&device, of, grouped)
+            Kernels::of(&device, of)[usize::from(grouped)]
         };
         let (none, packs) = (extensions(&[], false), extensions(&[PACKED], false));
         // Processors have caches, and other cores to do this work.

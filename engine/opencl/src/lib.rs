@@ -80,6 +80,8 @@ pub struct Listed {
     pub divides: bool,
     /// Names of its extensions.
     pub extensions: Vec<String>,
+    /// Its kernels for products of floats, and for those of integers of 8 bits.
+    pub kernels: [Kernels; 2],
 }
 
 /// Kernels for pieces of work.

@@ -8,6 +8,7 @@ use opencl_sys::{
 };
 
 use crate::Listed;
+use crate::forms::{Extensions, Kernels};
 use crate::handles::{Found, devices};
 
 /// CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV and MINOR_NV, of cl_nv_device_attribute_query.
@@ -17,7 +18,7 @@ const MINOR_NV: u32 = 0x4001;
 /// What is told of a device; what it does not tell stays empty.
 pub(super) fn listed(device: &Found) -> Listed {
     let divides = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT;
-    Listed {
+    let mut told = Listed {
         name: device.text(CL_DEVICE_NAME),
         driver: device.text(CL_DRIVER_VERSION),
         unified: device.number(CL_DEVICE_HOST_UNIFIED_MEMORY) != 0,
@@ -29,11 +30,19 @@ pub(super) fn listed(device: &Found) -> Listed {
         extensions: (device.text(CL_DEVICE_EXTENSIONS).split_whitespace())
             .map(str::to_owned)
             .collect(),
-    }
+        ..Listed::default()
+    };
+    told.kernels = Kernels::of(&told, &extensions(device, &told));
+    told
+}
+
+/// The extensions of a device that forms of kernels use.
+pub(super) fn extensions(device: &Found, facts: &Listed) -> Extensions {
+    Extensions::of(&facts.extensions, has_dp4a(device, facts))
 }
 
 /// Whether a device is one of NVIDIA's with the instruction `dp4a`: those of compute capability 6.1 and later.
-pub(super) fn has_dp4a(device: &Found, facts: &Listed) -> bool {
+fn has_dp4a(device: &Found, facts: &Listed) -> bool {
     let known = |name: &String| name == "cl_nv_device_attribute_query";
     let asked = facts.extensions.iter().any(known);
     asked && [MAJOR_NV, MINOR_NV].map(|name| device.number(name)) >= [6, 1]

@@ -5,7 +5,7 @@ use crate::forms::{Extensions, Format, Kernels, Made, Maker, Order, Variant, mad
 use crate::handles::{Arg, Context, Event, Found, Queue};
 use crate::library::Code;
 use crate::tiles::{TILE_ROWS, Tiles};
-use crate::work::{INVALID, MATRIX, Underway, driver};
+use crate::work::{INVALID, Kind, MATRIX, Underway, driver};
 use crate::{Block, Error, HostBytes, MatrixSpec};
 
 /// Rows that are put in tiles at once.
@@ -172,14 +172,6 @@ impl Products {
         made.map(|()| number)
     }
 
-    /// Gives back kernels that are in nobody's way.
-    pub fn trim(&mut self) {
-        for of in &mut self.kernels {
-            let used = of.kernels.variants();
-            (of.made).retain(|made| used.iter().any(|&variant| made.is(variant)));
-        }
-    }
-
     /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
     pub fn make_room(
         &mut self,
@@ -241,7 +233,8 @@ impl Products {
         let done = read(queue, &room.y, 0, &mut room.answer[..len])?;
         queue.flush()?;
         Ok(Underway {
-            sums: len,
+            of: Kind::Products,
+            results: len,
             begun: begun.ok_or(INVALID)?,
             done,
         })

@@ -35,10 +35,18 @@ pub(super) const SOURCES: [&str; 3] = [HIDDEN, SUMS, MATRIX];
 /// Most tokens of an item, which share the reading of a row.
 pub(super) const TILE: usize = 4;
 
+/// Whose results work has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Sums,
+    Products,
+}
+
 /// Work under way.
 pub(super) struct Underway {
+    pub of: Kind,
     /// Floats that it gives.
-    pub sums: usize,
+    pub results: usize,
     /// The first kernel, and the last copy.
     pub begun: Event,
     pub done: Event,

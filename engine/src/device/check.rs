@@ -1,12 +1,23 @@
-//! The check of a device against the CPU, with the kernels that the model will run.
+//! The check of a device against the CPU, with the kernels that the model will run: of clusters of an FFN, and of
+//! products of matrices. What came out is kept, by driver and kernel.
+
+#[cfg(test)]
+mod forms_tests;
+mod kept;
+mod numbers;
+mod products;
+mod reference;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::compare::WIDTHS;
-pub(crate) use super::compare::deviation;
-use super::compare::{Apart, Both, CLUSTERS, NEURONS, OF_WIDE, few_cases, is_wrong};
+pub(crate) use self::kept::OfProducts;
+pub use self::kept::{Entry, Found, Kept, Times, checked};
+pub(crate) use self::numbers::Numbers;
+pub use self::reference::WIDTHS;
+pub(crate) use self::reference::deviation;
+use self::reference::{CLUSTERS, NEURONS, OF_WIDE, Reference, cases, few_cases, is_wrong};
 use super::products::{Sample, Samples};
-use super::{Dense, DenseShape, DeviceError, Facts, Kernels};
+use super::{Backend, DenseShape, DeviceError, Facts, Part};
 use crate::cluster::CLUSTER;
 
 /// How a device's answers compare with the CPU's.
@@ -16,8 +27,6 @@ pub struct Verdict {
     pub same_bits: bool,
     /// Largest deviation, as a share of the largest sum.
     pub worst: f32,
-    /// Its kernels.
-    pub kernels: Kernels,
     /// How long it takes for one row.
     pub speed: Speed,
     /// The same for [`WIDTHS`] rows.
@@ -69,22 +78,20 @@ impl Speed {
 ///
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
-pub fn check(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+pub fn check(device: &mut dyn Backend, shape: &DenseShape) -> Result<Verdict, DeviceError> {
     let verdict = compared(device, shape)?;
     accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
 /// [`check`] that refuses nothing: where the sums are wrong there are no times.
-pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let kernels = device.kernels(shape.dtype);
-    let mut both = Both::new(device, shape)?;
-    both.set(&kernels)?;
-    let apart = both.compare_all()?;
+fn compared(device: &mut dyn Backend, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+    let mut reference = Reference::new(shape)?;
+    let part = reference.prepare(device)?;
+    let apart = reference.compare(device, part, &cases())?;
     let mut verdict = Verdict {
         same_bits: apart.same_bits,
         worst: apart.worst,
-        kernels,
         speed: Speed::default(),
         wide: [Speed::default(); WIDTHS.len()],
         cpu: Speed::default(),
@@ -93,19 +100,26 @@ pub(super) fn compared(device: &mut dyn Dense, shape: &DenseShape) -> Result<Ver
     if is_wrong(apart.worst) {
         return Ok(verdict);
     }
-    [verdict.speed, verdict.cpu] = speeds(&mut both, 1, CLUSTERS)?;
+    let mut speeds = |rows, most| speeds(&mut reference, device, part, [rows, most]);
+    [verdict.speed, verdict.cpu] = speeds(1, CLUSTERS)?;
     for (speed, rows) in verdict.wide.iter_mut().zip(WIDTHS) {
-        [*speed, _] = speeds(&mut both, rows, OF_WIDE)?;
+        [*speed, _] = speeds(rows, OF_WIDE)?;
     }
-    verdict.copy = both.copied()?;
+    verdict.copy = reference.copied(device)?;
     device.clear();
     Ok(verdict)
 }
 
 /// The device's speed for `rows` rows, by its first `most` clusters, and that of a thread of the CPU.
-fn speeds(both: &mut Both<'_>, rows: usize, most: usize) -> Result<[Speed; 2], DeviceError> {
+fn speeds(
+    reference: &mut Reference,
+    device: &mut dyn Backend,
+    part: Part,
+    [rows, most]: [usize; 2],
+) -> Result<[Speed; 2], DeviceError> {
     let neurons = (most * CLUSTER).min(NEURONS);
-    let [all, first] = [both.timed(rows, most)?, both.timed(rows, 1)?];
+    let mut timed = |clusters| reference.timed(device, part, [rows, clusters]);
+    let [all, first] = [timed(most)?, timed(1)?];
     Ok([0, 1].map(|i| Speed::of(neurons, all[i], first[i])))
 }
 
@@ -113,17 +127,14 @@ fn speeds(both: &mut Both<'_>, rows: usize, most: usize) -> Result<[Speed; 2], D
 ///
 /// # Errors
 /// The driver's.
-pub(super) fn agrees(
-    device: &mut dyn Dense,
+fn agrees(
+    device: &mut dyn Backend,
     shape: &DenseShape,
     verdict: &Verdict,
 ) -> Result<bool, DeviceError> {
-    let mut both = Both::new(device, shape)?;
-    both.set(&verdict.kernels)?;
-    let mut apart = Apart::NONE;
-    for case in few_cases() {
-        apart = apart.and(both.compare(case)?);
-    }
+    let mut reference = Reference::new(shape)?;
+    let part = reference.prepare(device)?;
+    let apart = reference.compare(device, part, &few_cases())?;
     device.clear();
     Ok(!is_wrong(apart.worst) && (apart.same_bits || !verdict.same_bits))
 }

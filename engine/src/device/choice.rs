@@ -5,7 +5,7 @@ use std::str::FromStr;
 use emberflow_opencl as cl;
 
 use super::opencl::{OpenCl, facts};
-use super::{CpuDevice, Device, DeviceError, Facts, Kept};
+use super::{CpuDevice, Device, DeviceError, Facts, Kept, Kernels};
 
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,6 +90,8 @@ pub struct Listed {
     pub units: u32,
     /// Names of its extensions.
     pub extensions: Vec<String>,
+    /// How it computes with floats, and with integers of 8 bits.
+    pub kernels: [Kernels; 2],
 }
 
 /// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
@@ -99,6 +101,7 @@ pub fn list() -> Vec<Listed> {
         gpu: found.gpu,
         units: found.units,
         extensions: found.extensions,
+        kernels: found.kernels,
     };
     cl::list().into_iter().map(listed).collect()
 }

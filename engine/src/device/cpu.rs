@@ -5,15 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use emberflow_kernels::{Activations, Cpu, Row};
+use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::prefer_huge_pages;
 
-use super::on_cpu::{copied, products};
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part, ProductRoom,
-    Room, SharedMatrix, Sums, Taken, Ticket, Work,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Memory, NeuronRows,
+    Part, Program, SharedMatrix, Sums, Taken, Ticket, Work,
 };
 use crate::activation::{Gating, of_up};
 use crate::cluster::CLUSTER;
@@ -92,13 +91,17 @@ impl Answer {
     }
 }
 
+/// What a part has.
+enum Held {
+    Neurons(Arc<Rows>),
+    Matrix(SharedMatrix),
+}
+
 /// The CPU as a device.
 pub struct CpuDevice {
     facts: Facts,
     shape: Option<DenseShape>,
-    parts: Vec<Arc<Rows>>,
-    tickets: u64,
-    matrices: Vec<Option<SharedMatrix>>,
+    parts: Vec<Option<Held>>,
     underway: Option<Receiver<Answer>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
@@ -114,18 +117,18 @@ impl CpuDevice {
                 unified: true,
                 memory: u64::MAX,
                 longest: u64::MAX,
+                rows_at_once: 1,
+                kernels: ["the CPU's", "the CPU's"].map(String::from),
             },
             shape: None,
             parts: Vec::new(),
-            tickets: 0,
-            matrices: Vec::new(),
             underway: None,
             total: Vec::new(),
         }
     }
 
     /// The total that a work goes on from, or begins.
-    fn total_of(&mut self, work: &Work<'_>, d: usize) -> Vec<f32> {
+    fn total_of(&mut self, work: &Clusters<'_>, d: usize) -> Vec<f32> {
         let Sums::Total { begins, .. } = work.sums else {
             return Vec::new();
         };
@@ -160,8 +163,7 @@ impl CpuDevice {
             .spawn(move || _ = send.send(work()))
             .map_err(|e| self.failed(&format!("cannot start a thread: {e}")))?;
         self.underway = Some(receive);
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
+        Ok(Ticket::Work)
     }
 
     fn failed(&self, what: &str) -> DeviceError {
@@ -178,70 +180,21 @@ impl Default for CpuDevice {
     }
 }
 
-impl Dense for CpuDevice {
-    fn facts(&self) -> &Facts {
-        &self.facts
+impl CpuDevice {
+    fn part(&self, part: Part) -> Option<&Held> {
+        self.parts.get(part.0)?.as_ref()
     }
 
-    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
-        self.clear();
-        match shape.unsupported() {
-            Some(why) => Err(self.failed(&why)),
-            None => {
-                self.shape = Some(*shape);
-                Ok(())
-            }
+    /// The neurons of a part.
+    fn neurons(&self, part: Part) -> Result<&Arc<Rows>, DeviceError> {
+        match self.part(part) {
+            Some(Held::Neurons(rows)) => Ok(rows),
+            _ => Err(self.failed("has no such part")),
         }
     }
 
-    fn make_room(&mut self, _room: &Room) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.underway = None;
-        self.parts.clear();
-        self.matrices.clear();
-        self.total = Vec::new();
-    }
-
-    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
-        let mut bytes = vec![0; neurons * shape.neuron_bytes() as usize];
-        prefer_huge_pages(&mut bytes);
-        self.parts.push(Arc::new(Rows { shape, bytes }));
-        Ok(Part(self.parts.len() - 1))
-    }
-
-    fn upload(
-        &mut self,
-        part: Part,
-        first: usize,
-        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
-    ) -> Result<(), DeviceError> {
-        let missing = self.failed("has no such part");
-        let rows = Arc::make_mut(self.parts.get_mut(part.0).ok_or(missing)?);
-        let (all, len) = (rows.neurons(), rows.shape.dtype.row_bytes(rows.shape.d));
-        for (i, neuron) in (first..).zip(neurons) {
-            for (matrix, row) in neuron.matrices().enumerate() {
-                let to = &mut rows.bytes[(matrix * all + i) * len..][..len];
-                let (quants, scales) = to.split_at_mut(row.quants().len());
-                quants.copy_from_slice(row.quants());
-                scales.copy_from_slice(row.scales());
-            }
-        }
-        Ok(())
-    }
-
-    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        let part = self.parts.get(part.0).cloned();
-        let part = part.ok_or_else(|| self.failed("has no such part"))?;
-        Ok(Some(part))
-    }
-
-    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
-        let part = self.parts.get(work.part.0).cloned();
-        let part = part.ok_or_else(|| self.failed("has no such part"))?;
+    fn begin_clusters(&mut self, work: &Clusters<'_>) -> Result<Ticket, DeviceError> {
+        let part = Arc::clone(self.neurons(work.part)?);
         let grouped = part.shape.dtype.is_grouped();
         let task = Task {
             total: self.total_of(work, part.shape.d),
@@ -261,27 +214,14 @@ impl Dense for CpuDevice {
         self.begin(move || task.answer())
     }
 
-    fn poll(&mut self, _ticket: Ticket) -> Result<bool, DeviceError> {
-        // Sums are taken in once they are asked for.
-        Ok(false)
-    }
-
-    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
-        Ok(put(&mut self.matrices, matrix))
-    }
-
-    fn give_back(&mut self, matrix: usize) {
-        self.matrices[matrix] = None;
-    }
-
-    fn make_product_room(&mut self, _room: &ProductRoom) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let of = |block: &Block| {
-            let matrix = self.matrices.get(block.matrix)?.clone();
-            Some((matrix?, block.rows.clone()))
+    fn begin_products(
+        &mut self,
+        blocks: &[Block],
+        input: Input<'_>,
+    ) -> Result<Ticket, DeviceError> {
+        let of = |block: &Block| match self.part(block.matrix)? {
+            Held::Matrix(matrix) => Some((matrix.clone(), block.rows.clone())),
+            Held::Neurons(_) => None,
         };
         let blocks: Option<Vec<_>> = blocks.iter().map(of).collect();
         let blocks = blocks.ok_or_else(|| self.failed("has no such matrix"))?;
@@ -294,12 +234,87 @@ impl Dense for CpuDevice {
         };
         self.begin(move || task.answer())
     }
+}
 
-    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
-        Ok(self.take(ticket, out)?.took)
+impl Backend for CpuDevice {
+    fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+    fn prepare(&mut self, program: &Program) -> Result<(), DeviceError> {
+        let Program::Ffn(shape) = program else {
+            return Ok(());
+        };
+        self.clear();
+        match shape.unsupported() {
+            Some(why) => Err(self.failed(&why)),
+            None => {
+                self.shape = Some(*shape);
+                Ok(())
+            }
+        }
+    }
+
+    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+        let held = match of {
+            Memory::Matrix(matrix) => Held::Matrix(matrix),
+            Memory::Held(neurons) | Memory::Passing(neurons) => {
+                let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
+                let mut bytes = vec![0; neurons * shape.neuron_bytes() as usize];
+                prefer_huge_pages(&mut bytes);
+                Held::Neurons(Arc::new(Rows { shape, bytes }))
+            }
+        };
+        Ok(put(&mut self.parts, held))
+    }
+
+    fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        let part = Arc::clone(self.neurons(part)?);
+        Ok(Some(part))
+    }
+
+    fn release(&mut self, part: Part) {
+        self.parts[part.0] = None;
+    }
+
+    fn upload(
+        &mut self,
+        part: Part,
+        first: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<Ticket, DeviceError> {
+        let rows = match self.parts.get_mut(part.0) {
+            Some(Some(Held::Neurons(rows))) => Arc::make_mut(rows),
+            _ => return Err(self.failed("has no such part")),
+        };
+        let (all, len) = (rows.neurons(), rows.shape.dtype.row_bytes(rows.shape.d));
+        for (i, neuron) in (first..).zip(neurons) {
+            for (matrix, row) in neuron.matrices().enumerate() {
+                let to = &mut rows.bytes[(matrix * all + i) * len..][..len];
+                let (quants, scales) = to.split_at_mut(row.quants().len());
+                quants.copy_from_slice(row.quants());
+                scales.copy_from_slice(row.scales());
+            }
+        }
+        Ok(Ticket::Upload(part))
+    }
+
+    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
+        match work {
+            Work::Clusters(work) => self.begin_clusters(work),
+            Work::Products(blocks, input) => self.begin_products(blocks, *input),
+        }
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
+        // Sums are taken in once they are asked for.
+        Ok(ticket != Ticket::Work)
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+        if ticket != Ticket::Work {
+            return Ok(Taken::default());
+        }
         let underway = self.underway.take();
         let underway = underway.ok_or_else(|| self.failed("has no such work"))?;
         let answer = underway
@@ -318,22 +333,60 @@ impl Dense for CpuDevice {
             false => Err(self.failed("was asked for other sums")),
         }
     }
+
+    fn clear(&mut self) {
+        self.underway = None;
+        self.parts.clear();
+        self.total = Vec::new();
+    }
 }
 
-/// Puts a value in the first free place; its number.
-pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> usize {
+/// Puts what a part has in the first free place.
+pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> Part {
     let free = places.iter().position(Option::is_none);
     let number = free.unwrap_or(places.len());
     match places.get_mut(number) {
         Some(place) => *place = Some(value),
         None => places.push(Some(value)),
     }
-    number
+    Part(number)
 }
 
 /// A copy of inputs; none where rows of groups are multiplied, which read them in 8 bits.
 fn floats(grouped: bool, x: &[f32]) -> Vec<f32> {
     if grouped { Vec::new() } else { x.to_vec() }
+}
+
+/// Activations of their own.
+fn copied(of: ActivationsRef<'_>) -> Activations {
+    let mut copy = Activations::default();
+    copy.clear(of.n());
+    for row in 0..of.tokens() {
+        copy.push(of, row);
+    }
+    copy
+}
+
+/// The products of some rows of a matrix with all tokens, `[tokens × rows]`, one row and token after the other.
+pub(super) fn products(
+    cpu: Cpu,
+    matrix: &SharedMatrix,
+    rows: Range<usize>,
+    x: &[f32],
+    quantized: &Activations,
+) -> Vec<f32> {
+    let len = matrix.dtype.row_bytes(matrix.cols);
+    let bytes: &[u8] = (*matrix.bytes).as_ref();
+    let tokens = 0..quantized.tokens();
+    let pairs = tokens.flat_map(|token| rows.clone().map(move |row| (token, row)));
+    let product = |(token, row): (usize, usize)| {
+        let row = Row::inline(matrix.dtype, matrix.cols, &bytes[row * len..][..len]);
+        match matrix.dtype.is_grouped() {
+            true => cpu.dot_q(row, quantized.token(token)),
+            false => cpu.dot(row, &x[token * matrix.cols..][..matrix.cols]),
+        }
+    };
+    pairs.map(product).collect()
 }
 
 /// Products to be computed.

@@ -2,7 +2,7 @@
 
 use std::sync::{MutexGuard, OnceLock};
 
-use super::{Dense, DeviceError, Lease};
+use super::{Backend, DeviceError, Lease};
 use crate::error::Error;
 
 /// A leased device. Once it has failed nobody uses it any longer.
@@ -25,8 +25,8 @@ impl InUse {
     }
 
     /// The device; nobody else has it meanwhile.
-    pub fn dense(&self) -> MutexGuard<'_, Box<dyn Dense>> {
-        self.lease.dense()
+    pub fn backend(&self) -> MutexGuard<'_, Box<dyn Backend>> {
+        self.lease.backend()
     }
 
     /// The lease.

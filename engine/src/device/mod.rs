@@ -3,7 +3,7 @@
 //! §4.1). A device is a memory tier too: what it holds is in no other region.
 //!
 //! ```text
-//! open ─▶ prepare (kernels for a model's FFN) ─▶ check ─▶ reserve and upload, bank by bank
+//! open ─▶ prepare (kernels for a model's FFN) ─▶ check ─▶ memory and upload, bank by bank
 //! per layer: submit ─▶ the CPU computes its clusters ─▶ take: a sum for each row, or each cluster and row
 //! ```
 //!
@@ -13,17 +13,10 @@
 
 pub mod check;
 mod choice;
-mod compare;
 mod cpu;
-#[cfg(test)]
-mod forms_tests;
 mod in_use;
-mod kept;
-pub(crate) mod numbers;
-mod on_cpu;
 mod opencl;
 mod order;
-mod product_check;
 pub(crate) mod products;
 #[cfg(test)]
 mod tests;
@@ -37,15 +30,14 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType, Row};
 use emberflow_models::config::{Activation, FfnKind};
-pub(crate) use emberflow_opencl::TILE_ROWS;
-pub use emberflow_opencl::{Block, Dots, Form, HostBytes, Kernels, MANY, Order, Sums, Team};
+pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Order, Sums, Team};
 
-pub use self::check::Verdict;
+pub(crate) use self::check::OfProducts;
+pub use self::check::{Entry, Found, Kept, Times, Verdict, checked};
 pub use self::choice::{DeviceChoice, Listed, list};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
-pub(crate) use self::kept::OfProducts;
-pub use self::kept::{Entry, Found, Kept, Times, checked};
+pub use self::opencl::OpenCl;
 pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
@@ -66,6 +58,17 @@ pub struct Facts {
     pub memory: u64,
     /// The longest buffer, in bytes.
     pub longest: u64,
+    /// Matrices take room for a multiple of so many rows.
+    pub rows_at_once: usize,
+    /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
+    pub kernels: [String; 2],
+}
+
+impl Facts {
+    /// How it computes with rows of a format, in words.
+    pub fn kernels(&self, dtype: DType) -> &str {
+        &self.kernels[usize::from(dtype.is_grouped())]
+    }
 }
 
 /// The FFN that a device is to compute.
@@ -165,17 +168,22 @@ impl<'a> NeuronRows<'a> {
     }
 }
 
-/// Neurons of a bank on a device, by number.
+/// A part of a device's memory, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part(pub(crate) usize);
 
-/// Work that was submitted, by number.
+/// What was begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ticket(pub(crate) u64);
+pub enum Ticket {
+    /// The piece of work under way.
+    Work,
+    /// Copies to a part.
+    Upload(Part),
+}
 
 /// Clusters of a part to be computed for some rows.
 #[derive(Clone, Copy)]
-pub struct Work<'a> {
+pub struct Clusters<'a> {
     /// Where the neurons are.
     pub part: Part,
     /// The clusters.
@@ -198,7 +206,7 @@ pub struct Work<'a> {
     pub sums: Sums,
 }
 
-impl Work<'_> {
+impl Clusters<'_> {
     /// Rows of the input.
     pub fn rows(&self) -> usize {
         self.quantized.tokens()
@@ -208,165 +216,137 @@ impl Work<'_> {
 /// What came out besides sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// (neuron, row) pairs that fired.
+    /// (neuron, row) pairs that fired; 0 of products.
     pub fired: u64,
-    /// Time from submission to the last sum.
+    /// Time from submission to the end by the device's clock; zero without one.
     pub took: Duration,
 }
 
-/// A processor for dense work.
-pub trait Dense: Send {
+/// What a back end makes ready.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Program {
+    /// Clusters of an FFN. What was reserved before is given back.
+    Ffn(DenseShape),
+    /// Products of matrices of a format with rows of `cols` elements. After the FFN, as rows lie alike.
+    Products {
+        /// Format.
+        dtype: DType,
+        /// Elements of a row.
+        cols: usize,
+    },
+    /// Buffers for clusters, in place of those before.
+    Room(Room),
+    /// Buffers for products, in place of those before.
+    ProductRoom(ProductRoom),
+}
+
+/// What a part of a back end's memory is for.
+#[derive(Clone)]
+pub enum Memory {
+    /// So many neurons of a bank, which are uploaded once.
+    Held(usize),
+    /// So many neurons, replaced again and again: [`Backend::upload`] may be called while other work is under way,
+    /// and between two pieces of work on the part.
+    Passing(usize),
+    /// A matrix for products. Where the device has the machine's memory it is not copied.
+    Matrix(SharedMatrix),
+}
+
+/// A piece of work.
+#[derive(Clone, Copy)]
+pub enum Work<'a> {
+    /// Clusters of neurons × all rows of an input.
+    Clusters(Clusters<'a>),
+    /// Rows of matrices × all tokens of an input: `[tokens × rows]`, block by block.
+    Products(&'a [Block], Input<'a>),
+}
+
+/// Rows of a matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Where the matrix is.
+    pub matrix: Part,
+    /// The rows.
+    pub rows: Range<usize>,
+}
+
+/// A processor beside the compute threads: memory, and one piece of work at a time.
+pub trait Backend: Send {
     /// What it is.
     fn facts(&self) -> &Facts;
 
-    /// Takes note of an FFN; [`Dense::set_kernels`] makes its kernels. What was reserved before is given back.
+    /// Makes what a program needs: kernels, graphs, buffers.
     ///
     /// # Errors
-    /// The driver's, or an FFN that it does not know.
-    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError>;
+    /// The driver's, not enough memory, or a format or activation that it does not know.
+    fn prepare(&mut self, program: &Program) -> Result<(), DeviceError>;
 
-    /// The kernels with which it computes with rows of a format. No result depends on it.
-    fn kernels(&self, _dtype: DType) -> Kernels {
-        Kernels::default()
-    }
-
-    /// Makes kernels, and has them run from here on. With another order what was reserved before is given back.
+    /// A part of its memory.
     ///
     /// # Errors
-    /// The driver's.
-    fn set_kernels(&mut self, _kernels: &Kernels) -> Result<(), DeviceError> {
-        Ok(())
-    }
+    /// Not enough of it, or a format that it does not know.
+    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError>;
 
-    /// Makes buffers for pieces of work up to `room`.
+    /// The bytes of a part that is held, which the host may read beside the device; `None` where the device has a memory
+    /// of its own. Rows lie matrix by matrix, each with its scales behind it. Nothing is uploaded from here on.
     ///
     /// # Errors
-    /// Not enough memory.
-    fn make_room(&mut self, room: &Room) -> Result<(), DeviceError>;
+    /// The driver's, or no such part.
+    fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError>;
 
-    /// Gives back what was reserved, and kernels that do not run.
-    fn clear(&mut self);
+    /// Gives a part back; no work is under way. Its number may be another one's then.
+    fn release(&mut self, part: Part);
 
-    /// Memory for `neurons` neurons of a bank.
+    /// Copies neurons to a part, from number `first` on. The host's bytes are read before it returns; to wait for the
+    /// copies is not necessary: work on the part comes after them.
     ///
     /// # Errors
-    /// Not enough memory.
-    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError>;
-
-    /// The same, for neurons that are replaced again and again: [`Dense::upload`] may be called while other
-    /// work is under way, and between two pieces of work on the part.
-    ///
-    /// # Errors
-    /// Not enough memory.
-    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        self.reserve(neurons)
-    }
-
-    /// Uploads neurons from number `first` of a part on.
-    ///
-    /// # Errors
-    /// The driver's.
+    /// The driver's, or no such place.
     fn upload(
         &mut self,
         part: Part,
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
-    ) -> Result<(), DeviceError>;
+    ) -> Result<Ticket, DeviceError>;
 
-    /// Waits until what was uploaded to a part for streams has arrived. Returns how long its copies took by the
-    /// device's clock; zero without one, and where nothing is copied after [`Dense::upload`].
+    /// Begins a piece of work. One is under way at a time.
     ///
     /// # Errors
-    /// The driver's.
-    fn arrived(&mut self, _part: Part) -> Result<Duration, DeviceError> {
-        Ok(Duration::ZERO)
-    }
-
-    /// The bytes of a part, which the host may read beside the device, where both have the same memory: the
-    /// rows matrix by matrix, each with its scales behind it. Nothing is uploaded to it from here on.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn host_bytes(&mut self, _part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        Ok(None)
-    }
-
-    /// Begins to compute. One piece of work is under way at a time.
-    ///
-    /// # Errors
-    /// The driver's.
+    /// Work that does not fit the buffers, or the driver's.
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError>;
 
-    /// Whether it is done; does not wait.
+    /// Whether work is done; does not wait.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's, or no such work.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError>;
 
-    /// Makes kernels for products of matrices of a format with rows of `cols` elements, and has them run from here on.
+    /// Waits for work, and copies what it comes to into `out`: sums `[clusters × rows × d]`, or of a total
+    /// `[rows × d]` and nothing of one that goes on; products; nothing of an upload.
     ///
     /// # Errors
-    /// The driver's, or a format that it does not know.
-    fn prepare_products(
-        &mut self,
-        _dtype: DType,
-        _cols: usize,
-        _kernels: &Kernels,
-    ) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    /// Makes a matrix known, for products; its number. [`Dense::clear`] gives it back.
-    ///
-    /// # Errors
-    /// Not enough memory, or a format that it does not know.
-    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError>;
-
-    /// Forgets a matrix; no work is under way. Its number may be another one's then.
-    fn give_back(&mut self, matrix: usize);
-
-    /// Makes buffers for products up to `room`.
-    ///
-    /// # Errors
-    /// Not enough memory.
-    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError>;
-
-    /// Begins products of blocks of matrices with all tokens of `input`, as [`Dense::submit`].
-    ///
-    /// # Errors
-    /// The driver's.
-    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError>;
-
-    /// Waits for them, and copies them to `out`, block by block `[tokens × rows]`. Returns the time from
-    /// submission to the last of them.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn take_products(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError>;
-
-    /// Waits for it, and copies the sums to `out`: `[clusters × rows × d]`, or of a total `[rows × d]`, and
-    /// nothing of one that goes on.
-    ///
-    /// # Errors
-    /// The driver's.
+    /// The driver's, no such work, or an `out` of another length.
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError>;
+
+    /// Gives back all of its memory but buffers for pieces of work.
+    fn clear(&mut self);
 }
 
 /// An open device, for one engine at a time.
 #[derive(Clone)]
 pub struct Device {
     facts: Facts,
-    dense: Arc<Mutex<Box<dyn Dense>>>,
+    backend: Arc<Mutex<Box<dyn Backend>>>,
     leased: Arc<AtomicBool>,
     kept: Option<Kept>,
 }
 
 impl Device {
     /// A device that is open.
-    pub fn new(dense: Box<dyn Dense>) -> Self {
+    pub fn new(backend: Box<dyn Backend>) -> Self {
         Self {
-            facts: dense.facts().clone(),
-            dense: Arc::new(Mutex::new(dense)),
+            facts: backend.facts().clone(),
+            backend: Arc::new(Mutex::new(backend)),
             leased: Arc::default(),
             kept: None,
         }
@@ -415,15 +395,15 @@ impl Lease {
     }
 
     /// The device.
-    pub fn dense(&self) -> MutexGuard<'_, Box<dyn Dense>> {
-        let dense = self.0.dense.lock();
-        dense.unwrap_or_else(PoisonError::into_inner)
+    pub fn backend(&self) -> MutexGuard<'_, Box<dyn Backend>> {
+        let backend = self.0.backend.lock();
+        backend.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.dense().clear();
+        self.backend().clear();
         self.0.leased.store(false, Ordering::Release);
     }
 }

@@ -3,15 +3,18 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::prefer_huge_pages;
 
+use super::cpu::put;
 use super::order::{InRows, InTiles};
+use super::products::TOGETHER;
 use super::{
-    Block, Dense, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, NeuronRows, Order,
-    Part, ProductRoom, Room, SharedMatrix, Taken, Ticket, Work, token_bytes,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, Memory,
+    NeuronRows, Order, Part, Program, Taken, Ticket, Work, token_bytes,
 };
 use crate::cluster::CLUSTER;
 
@@ -29,29 +32,32 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
         unified: of.unified,
         memory: of.memory,
         longest: of.longest,
+        rows_at_once: cl::TILE_ROWS,
+        kernels: of.kernels.each_ref().map(ToString::to_string),
     }
 }
 
-/// Neurons of a bank.
-struct Bank {
-    /// Number of its buffer.
-    buffer: usize,
-    neurons: usize,
+/// What a part has.
+#[derive(Clone, Copy)]
+enum Held {
+    /// The number of its buffer, and of its neurons.
+    Neurons { buffer: usize, neurons: usize },
+    /// The number of a matrix, and whether it is multiplied by activations in 8 bits.
+    Matrix { number: usize, grouped: bool },
 }
 
 /// An OpenCL device.
-pub(super) struct OpenCl {
+pub struct OpenCl {
     device: cl::Device,
     facts: Facts,
     shape: Option<DenseShape>,
-    /// How neurons lie.
+    /// How rows lie.
     order: Order,
     /// Neurons on their way, in that order.
     pieces: Vec<Vec<u8>>,
-    banks: Vec<Bank>,
-    /// Whether each shared matrix is multiplied by activations in 8 bits.
-    grouped: Vec<bool>,
-    tickets: u64,
+    parts: Vec<Option<Held>>,
+    /// Kernels in place of those that follow from the driver's facts.
+    forced: Option<Kernels>,
 }
 
 /// The definition of a format in `rows.cl`.
@@ -86,10 +92,20 @@ impl OpenCl {
             shape: None,
             order: Order::Rows,
             pieces: Vec::new(),
-            banks: Vec::new(),
-            grouped: Vec::new(),
-            tickets: 0,
+            parts: Vec::new(),
+            forced: None,
         })
+    }
+
+    /// From the next [`Backend::prepare`] on, it computes with these kernels: no bit depends on them, which tests see to.
+    pub fn force(&mut self, kernels: Kernels) {
+        self.forced = Some(kernels);
+    }
+
+    /// The kernels for rows of a format.
+    fn kernels(&self, dtype: DType) -> Kernels {
+        let of = &self.device.facts().kernels;
+        self.forced.unwrap_or(of[usize::from(dtype.is_grouped())])
     }
 
     fn failed(&self, what: impl ToString) -> DeviceError {
@@ -103,9 +119,17 @@ impl OpenCl {
         self.shape.ok_or_else(|| self.failed("is not prepared"))
     }
 
-    fn bank(&self, part: Part) -> Result<&Bank, DeviceError> {
-        let bank = self.banks.get(part.0);
-        bank.ok_or_else(|| self.failed("has no such part"))
+    fn part(&self, part: Part) -> Result<Held, DeviceError> {
+        let held = self.parts.get(part.0).copied().flatten();
+        held.ok_or_else(|| self.failed("has no such part"))
+    }
+
+    /// The buffer of a part, and how many neurons it has.
+    fn neurons(&self, part: Part) -> Result<[usize; 2], DeviceError> {
+        match self.part(part)? {
+            Held::Neurons { buffer, neurons } => Ok([buffer, neurons]),
+            Held::Matrix { .. } => Err(self.failed("has no neurons there")),
+        }
     }
 
     /// Bytes of a part. In tiles clusters have room for all of their neurons.
@@ -171,18 +195,14 @@ impl OpenCl {
     }
 }
 
-impl Dense for OpenCl {
-    fn facts(&self) -> &Facts {
-        &self.facts
-    }
-
-    fn prepare(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
+impl OpenCl {
+    fn prepare_ffn(&mut self, shape: &DenseShape) -> Result<(), DeviceError> {
         if let Some(why) = shape.unsupported() {
             return Err(self.failed(why));
         }
         let dtype =
             format_of(shape.dtype).ok_or_else(|| self.failed("does not know its format"))?;
-        self.banks.clear();
+        self.parts.clear();
         let spec = cl::Spec {
             options: self.options(shape, dtype),
             d: shape.d,
@@ -190,150 +210,17 @@ impl Dense for OpenCl {
             token_bytes: shape.token_bytes(),
             grouped: shape.dtype.is_grouped(),
         };
-        let prepared = self.device.prepare(&spec);
-        self.shape = Some(*shape);
+        let kernels = self.kernels(shape.dtype);
+        let prepared = self.device.prepare(&spec, &kernels);
+        (self.shape, self.order) = (Some(*shape), kernels.order);
         prepared.map_err(|e| self.failed(e))
     }
 
-    fn kernels(&self, dtype: DType) -> Kernels {
-        self.device.kernels(dtype.is_grouped())
-    }
-
-    fn set_kernels(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
-        let set = self.device.set_kernels(kernels);
-        set.map_err(|e| self.failed(e))?;
-        if self.order != kernels.order {
-            self.order = kernels.order;
-            self.banks.clear();
-        }
-        Ok(())
-    }
-
-    fn make_room(&mut self, room: &Room) -> Result<(), DeviceError> {
-        let room = cl::Room {
-            rows: room.rows,
-            clusters: room.clusters,
-            pairs: room.pairs,
-        };
-        let made = self.device.make_room(&room);
-        made.map_err(|e| self.failed(e))
-    }
-
-    fn clear(&mut self) {
-        self.banks.clear();
-        self.grouped.clear();
-        self.device.clear();
-    }
-
-    fn reserve(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        let len = self.part_bytes(neurons)?;
-        let buffer = (self.device).reserve(len, &|bytes| prefer_huge_pages(bytes));
-        let buffer = buffer.map_err(|e| self.failed(e))?;
-        self.banks.push(Bank { buffer, neurons });
-        Ok(Part(self.banks.len() - 1))
-    }
-
-    fn reserve_for_streams(&mut self, neurons: usize) -> Result<Part, DeviceError> {
-        let len = self.part_bytes(neurons)?;
-        let buffer = self.device.reserve_for_streams(len);
-        let buffer = buffer.map_err(|e| self.failed(e))?;
-        self.banks.push(Bank { buffer, neurons });
-        Ok(Part(self.banks.len() - 1))
-    }
-
-    fn arrived(&mut self, part: Part) -> Result<Duration, DeviceError> {
-        let took = self.device.arrived(self.bank(part)?.buffer);
-        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
-    }
-
-    fn upload(
-        &mut self,
-        part: Part,
-        first: usize,
-        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
-    ) -> Result<(), DeviceError> {
-        let shape = self.shape()?;
-        let Bank {
-            buffer,
-            neurons: all,
-        } = *self.bank(part)?;
-        let mut pieces = std::mem::take(&mut self.pieces);
-        let written = match self.order {
-            Order::Rows => {
-                let of = InRows { shape, first, all };
-                of.fill(&mut pieces, neurons);
-                let mut pieces = pieces.iter().zip(0..shape.matrices());
-                pieces.try_for_each(|(piece, m)| self.device.write(buffer, of.place(m), piece))
-            }
-            Order::Tiles => InTiles { shape }.each(&mut pieces, neurons, |i, cluster| {
-                let at = (first / CLUSTER + i) * cluster.len();
-                self.device.write(buffer, at, cluster)
-            }),
-        };
-        self.pieces = pieces;
-        written.map_err(|e| self.failed(e))
-    }
-
-    fn host_bytes(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        let buffer = self.bank(part)?.buffer;
-        let bytes = self.device.host_bytes(buffer);
-        bytes.map_err(|e| self.failed(e))
-    }
-
-    fn prepare_products(
-        &mut self,
-        dtype: DType,
-        cols: usize,
-        kernels: &Kernels,
-    ) -> Result<(), DeviceError> {
-        let spec = self.matrix(dtype, cols, 0)?;
-        let prepared = self.device.prepare_products(&spec, *kernels);
-        prepared.map_err(|e| self.failed(e))
-    }
-
-    fn share(&mut self, matrix: SharedMatrix) -> Result<usize, DeviceError> {
-        let (dtype, cols) = (matrix.dtype, matrix.cols);
-        let spec = self.matrix(dtype, cols, matrix.rows)?;
-        let shared = self.device.share(&spec, matrix.bytes);
-        let number = shared.map_err(|e| self.failed(e))?;
-        self.grouped
-            .resize(self.grouped.len().max(number + 1), false);
-        self.grouped[number] = dtype.is_grouped();
-        Ok(number)
-    }
-
-    fn give_back(&mut self, matrix: usize) {
-        self.device.give_back(matrix);
-    }
-
-    fn make_product_room(&mut self, room: &ProductRoom) -> Result<(), DeviceError> {
-        let made = self.device.make_product_room(room.input, room.results);
-        made.map_err(|e| self.failed(e))
-    }
-
-    fn multiply(&mut self, blocks: &[Block], input: Input<'_>) -> Result<Ticket, DeviceError> {
-        let grouped = blocks.first().and_then(|b| self.grouped.get(b.matrix));
-        let x = match grouped {
-            Some(true) => input.quantized.bytes(),
-            _ => bytemuck::cast_slice(input.x),
-        };
-        let begun = self.device.multiply(blocks, input.tokens(), x);
-        begun.map_err(|e| self.failed(e))?;
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
-    }
-
-    fn take_products(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Duration, DeviceError> {
-        let took = self.device.take_products(out);
-        took.map(Duration::from_nanos).map_err(|e| self.failed(e))
-    }
-
-    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
-        let shape = self.shape()?;
-        let bank = self.bank(work.part)?;
+    fn begin_clusters(&mut self, work: &Clusters<'_>) -> Result<Ticket, DeviceError> {
+        let (shape, [buffer, neurons]) = (self.shape()?, self.neurons(work.part)?);
         let work = cl::Work {
-            part: bank.buffer,
-            neurons: bank.neurons,
+            part: buffer,
+            neurons,
             first: work.clusters.start * CLUSTER,
             clusters: work.clusters.len(),
             rows: work.rows(),
@@ -350,19 +237,147 @@ impl Dense for OpenCl {
         };
         let begun = self.device.submit(&work);
         begun.map_err(|e| self.failed(e))?;
-        self.tickets += 1;
-        Ok(Ticket(self.tickets))
+        Ok(Ticket::Work)
     }
 
-    fn poll(&mut self, _ticket: Ticket) -> Result<bool, DeviceError> {
-        self.device.is_done().map_err(|e| self.failed(e))
+    fn begin_products(
+        &mut self,
+        blocks: &[Block],
+        input: Input<'_>,
+    ) -> Result<Ticket, DeviceError> {
+        let mut in_8_bits = false;
+        let its = blocks.iter().map(|block| match self.part(block.matrix)? {
+            Held::Matrix { number, grouped } => {
+                in_8_bits = grouped;
+                let (matrix, rows) = (number, block.rows.clone());
+                Ok(cl::Block { matrix, rows })
+            }
+            Held::Neurons { .. } => Err(self.failed("has no matrix there")),
+        });
+        let blocks: ArrayVec<_, TOGETHER> = its.collect::<Result<_, _>>()?;
+        let x = match in_8_bits {
+            true => input.quantized.bytes(),
+            false => bytemuck::cast_slice(input.x),
+        };
+        let begun = self.device.multiply(&blocks, input.tokens(), x);
+        begun.map_err(|e| self.failed(e))?;
+        Ok(Ticket::Work)
+    }
+}
+
+impl Backend for OpenCl {
+    fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    fn take(&mut self, _ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
-        let taken = self.device.take(out).map_err(|e| self.failed(e))?;
+    fn prepare(&mut self, program: &Program) -> Result<(), DeviceError> {
+        let prepared = match program {
+            Program::Ffn(shape) => return self.prepare_ffn(shape),
+            Program::Products { dtype, cols } => {
+                let spec = self.matrix(*dtype, *cols, 0)?;
+                let kernels = self.kernels(*dtype);
+                self.device.prepare_products(&spec, kernels)
+            }
+            Program::Room(room) => self.device.make_room(&cl::Room {
+                rows: room.rows,
+                clusters: room.clusters,
+                pairs: room.pairs,
+            }),
+            Program::ProductRoom(room) => self.device.make_product_room(room.input, room.results),
+        };
+        prepared.map_err(|e| self.failed(e))
+    }
+
+    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+        let held = match of {
+            Memory::Held(neurons) => {
+                let len = self.part_bytes(neurons)?;
+                let buffer = (self.device).reserve(len, &|bytes| prefer_huge_pages(bytes));
+                buffer.map(|buffer| Held::Neurons { buffer, neurons })
+            }
+            Memory::Passing(neurons) => {
+                let buffer = self.device.reserve_for_streams(self.part_bytes(neurons)?);
+                buffer.map(|buffer| Held::Neurons { buffer, neurons })
+            }
+            Memory::Matrix(matrix) => {
+                let spec = self.matrix(matrix.dtype, matrix.cols, matrix.rows)?;
+                let grouped = matrix.dtype.is_grouped();
+                let number = self.device.share(&spec, matrix.bytes);
+                number.map(|number| Held::Matrix { number, grouped })
+            }
+        };
+        let held = held.map_err(|e| self.failed(e))?;
+        Ok(put(&mut self.parts, held))
+    }
+
+    fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
+        let [buffer, _] = self.neurons(part)?;
+        let bytes = self.device.host_bytes(buffer);
+        bytes.map_err(|e| self.failed(e))
+    }
+
+    fn release(&mut self, part: Part) {
+        match self.parts.get_mut(part.0).and_then(Option::take) {
+            Some(Held::Neurons { buffer, .. }) => self.device.release(buffer),
+            Some(Held::Matrix { number, .. }) => self.device.give_back(number),
+            None => {}
+        }
+    }
+
+    fn upload(
+        &mut self,
+        part: Part,
+        first: usize,
+        neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<Ticket, DeviceError> {
+        let (shape, [buffer, all]) = (self.shape()?, self.neurons(part)?);
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let written = match self.order {
+            Order::Rows => {
+                let of = InRows { shape, first, all };
+                of.fill(&mut pieces, neurons);
+                let mut pieces = pieces.iter().zip(0..shape.matrices());
+                pieces.try_for_each(|(piece, m)| self.device.write(buffer, of.place(m), piece))
+            }
+            Order::Tiles => InTiles { shape }.each(&mut pieces, neurons, |i, cluster| {
+                let at = (first / CLUSTER + i) * cluster.len();
+                self.device.write(buffer, at, cluster)
+            }),
+        };
+        self.pieces = pieces;
+        written.map_err(|e| self.failed(e))?;
+        Ok(Ticket::Upload(part))
+    }
+
+    fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
+        match work {
+            Work::Clusters(work) => self.begin_clusters(work),
+            Work::Products(blocks, input) => self.begin_products(blocks, *input),
+        }
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
+        match ticket {
+            Ticket::Work => self.device.is_done().map_err(|e| self.failed(e)),
+            // Work on them waits for them by itself.
+            Ticket::Upload(_) => Ok(true),
+        }
+    }
+
+    fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
+        let taken = match ticket {
+            Ticket::Work => self.device.take(out),
+            Ticket::Upload(part) => self.device.arrived(self.neurons(part)?[0]),
+        };
+        let taken = taken.map_err(|e| self.failed(e))?;
         Ok(Taken {
             fired: taken.fired,
             took: Duration::from_nanos(taken.nanoseconds),
         })
+    }
+
+    fn clear(&mut self) {
+        self.parts.clear();
+        self.device.clear();
     }
 }

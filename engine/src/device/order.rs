@@ -2,9 +2,9 @@
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::Row;
-use emberflow_opencl as cl;
+use emberflow_opencl::{TILE_ROWS, Tiles};
 
-use super::{DenseShape, NeuronRows, TILE_ROWS};
+use super::{DenseShape, NeuronRows};
 use crate::cluster::CLUSTER;
 
 /// A part in which rows lie matrix by matrix, each with its scales behind it.
@@ -73,7 +73,7 @@ impl InTiles {
         let DenseShape { dtype, d, .. } = self.shape;
         let (quants, len) = (dtype.quants_bytes(d), CLUSTER * dtype.row_bytes(d));
         let scales = dtype.row_bytes(d) - quants;
-        let tiles = cl::Tiles { quants, scales };
+        let tiles = Tiles { quants, scales };
         let (in_tiles, down) = to.split_at_mut((self.shape.matrices() - 1) * len);
         let (down_quants, down_scales) = down.split_at_mut(CLUSTER * quants);
         for tile in 0..CLUSTER / TILE_ROWS {

@@ -22,7 +22,7 @@ use emberflow_storage::trace::Tracer;
 use serde::{Deserialize, Serialize};
 
 use super::in_use::InUse;
-use super::{Block, DeviceError, HostBytes, Input, Ticket};
+use super::{Block, DeviceError, HostBytes, Input, Memory, Part, Ticket, Work};
 use crate::counters::nanoseconds;
 use crate::split::{Curve, Pair, Product};
 use crate::thread_buffer::renew;
@@ -105,13 +105,13 @@ impl Curve for Samples {
 #[derive(Clone)]
 pub(crate) struct OnDevice {
     pub of: Arc<Products>,
-    pub matrix: usize,
+    pub matrix: Part,
 }
 
 impl OnDevice {
     /// Has the device forget the matrix.
     pub fn give_back(self) {
-        self.of.device.dense().give_back(self.matrix);
+        self.of.device.backend().release(self.matrix);
     }
 }
 
@@ -177,7 +177,7 @@ impl Products {
 
     /// Begins products of `matrices`, `(number, rows)`, with the same input. `None` where the CPU computes
     /// all of it: it is faster alone, or the device is lost.
-    pub fn begin(&self, matrices: &[(usize, Range<usize>)], input: Input<'_>) -> Option<Begun> {
+    pub fn begin(&self, matrices: &[(Part, Range<usize>)], input: Input<'_>) -> Option<Begun> {
         if self.device.lost().is_some() {
             return None;
         }
@@ -205,7 +205,8 @@ impl Products {
         }
         left.reverse();
         let start = self.tracer.now();
-        let begun = self.device.dense().multiply(&blocks, input);
+        let work = Work::Products(&blocks, input);
+        let begun = self.device.backend().submit(&work);
         let ticket = self.device.or_lost(begun).ok().flatten()?;
         Some(Begun {
             ticket,
@@ -226,15 +227,15 @@ impl Products {
         let wait = Instant::now();
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = match results.get_mut(..begun.len) {
-            Some(results) => (self.device.dense()).take_products(begun.ticket, results),
+            Some(results) => self.device.backend().take(begun.ticket, results),
             None => Err(DeviceError {
-                device: self.device.dense().facts().name.clone(),
+                device: self.device.backend().facts().name.clone(),
                 what: "was asked for more products than there is room for".into(),
             }),
         };
         self.waited
             .fetch_add(nanoseconds(wait.elapsed()), Ordering::Relaxed);
-        let took = self.device.or_lost(taken).ok().flatten()?;
+        let took = self.device.or_lost(taken).ok().flatten()?.took;
         let values = [tokens as u64, (begun.len / tokens) as u64];
         (self.tracer).accelerator(&trace::PRODUCTS, values, begun.start, nanoseconds(took));
         Some(then(&results[..begun.len]))
@@ -271,7 +272,7 @@ impl Products {
         if self.device.lost().is_some() {
             return None;
         }
-        let matrix = self.device.dense().share(matrix).ok()?;
+        let matrix = (self.device.backend().memory(Memory::Matrix(matrix))).ok()?;
         Some(OnDevice {
             of: Arc::clone(self),
             matrix,

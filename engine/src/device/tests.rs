@@ -4,7 +4,7 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::{DenseShape, Device, DeviceChoice, check, list};
+use super::{DenseShape, Device, DeviceChoice, Program, check, list};
 
 /// All devices of this machine.
 pub(super) fn devices() -> Vec<Device> {
@@ -36,7 +36,7 @@ fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
             for d in [96, 520, 1100] {
                 let shape = shape(dtype, d, Activation::Relu, false);
                 let verdict =
-                    check::check(device.lease().unwrap().dense().as_mut(), &shape).unwrap();
+                    check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
                 let name = &device.facts().name;
                 assert!(
                     verdict.same_bits || !name.contains("pthread"),
@@ -60,7 +60,7 @@ fn every_activation_has_the_cpus_bits() {
             for ungated in [false, true] {
                 let shape = shape(DType::Q4, 224, activation, ungated);
                 let verdict =
-                    check::check(device.lease().unwrap().dense().as_mut(), &shape).unwrap();
+                    check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
                 let name = &device.facts().name;
                 assert!(
                     verdict.same_bits || !name.contains("pthread"),
@@ -101,7 +101,12 @@ fn formats_and_activations_are_known_or_refused_by_name() {
         let packs = why.contains("--quant q4");
         assert_eq!(packs, !known.contains(&shape.dtype), "{why}");
         for device in devices() {
-            let error = device.lease().unwrap().dense().prepare(shape).unwrap_err();
+            let error = device
+                .lease()
+                .unwrap()
+                .backend()
+                .prepare(&Program::Ffn(*shape))
+                .unwrap_err();
             assert!(error.to_string().contains(&why), "{error}");
         }
     }

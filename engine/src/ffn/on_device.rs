@@ -9,7 +9,7 @@ use super::state::Ffn;
 use super::stream::of_clusters;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
-use crate::device::{Sums, Ticket, Work};
+use crate::device::{Clusters, Sums, Ticket};
 use crate::error::Error;
 use crate::store::StreamedFrom;
 use crate::trace;
@@ -52,7 +52,7 @@ impl Ffn {
         let ticket = self
             .store
             .device
-            .submit(StreamedFrom::Held(of.bank), |part| Work {
+            .submit(StreamedFrom::Held(of.bank), |part| Clusters {
                 part,
                 clusters: &clusters,
                 x: from.input.x,

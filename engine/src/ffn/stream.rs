@@ -24,7 +24,7 @@ use super::streaming::{Piece, Underway, Wait};
 use super::units::{LayerInput, Rows};
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
-use crate::device::{Sums, Work};
+use crate::device::{Clusters, Sums};
 use crate::error::Error;
 use crate::store::{Step, StreamedFrom};
 use crate::trace;
@@ -226,7 +226,7 @@ impl Ffn {
         let end = within.start * CLUSTER + count;
         let bias = inputs.at.units[0].bias;
         let start = self.store.tracer.now();
-        let ticket = self.store.device.submit(from, |part| Work {
+        let ticket = self.store.device.submit(from, |part| Clusters {
             part,
             clusters: &within,
             x: input.x,

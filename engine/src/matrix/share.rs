@@ -8,11 +8,11 @@ use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::trace::Tracer;
 
 use super::Matrix;
-use crate::device::check::{accept, deviation, wrong};
-use crate::device::numbers::Numbers;
+use crate::device::check::{Numbers, accept, deviation, wrong};
 use crate::device::products::{OnDevice, ProductRoom, Products, Sample, Samples};
 use crate::device::{
-    Block, DeviceError, Found, InUse, OfProducts, TILE_ROWS, Times, multiplies, token_bytes,
+    Block, DeviceError, Found, InUse, Memory, OfProducts, Part, Program, Times, Work, multiplies,
+    token_bytes,
 };
 use crate::error::Error;
 use crate::input::Input;
@@ -30,7 +30,7 @@ const RUNS: usize = 3;
 struct Kind<'m> {
     dtype: DType,
     cols: usize,
-    matrices: Vec<(&'m mut Matrix, usize)>,
+    matrices: Vec<(&'m mut Matrix, Part)>,
 }
 
 /// A device, and the resources for timing it.
@@ -50,7 +50,7 @@ impl Sharing<'_> {
     /// # Errors
     /// Not enough device memory.
     pub fn make_room(&mut self) -> Result<(), Error> {
-        Ok(self.device.dense().make_product_room(&self.room)?)
+        Ok((self.device.backend()).prepare(&Program::ProductRoom(self.room))?)
     }
 
     /// Shares as many matrices with the device as fit in its memory.
@@ -65,17 +65,19 @@ impl Sharing<'_> {
         if !self.device.same_bits() {
             return Ok(());
         }
+        let at_once = self.device.backend().facts().rows_at_once;
         let mut kinds: Vec<Kind<'m>> = Vec::new();
         for matrix in matrices {
             let (dtype, cols) = (matrix.dtype(), matrix.cols());
-            // The last tile may be partly empty.
-            let places = matrix.rows().next_multiple_of(TILE_ROWS);
+            // In tiles the last one may have places without rows.
+            let places = matrix.rows().next_multiple_of(at_once);
             let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
             if !multiplies(dtype) || len > self.spare {
                 continue;
             }
             self.spare -= len;
-            let number = self.device.dense().share(matrix.shared())?;
+            let shared = Memory::Matrix(matrix.shared());
+            let number = self.device.backend().memory(shared)?;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
             match kinds.iter_mut().find(same) {
                 Some(kind) => kind.matrices.push((matrix, number)),
@@ -150,7 +152,7 @@ impl Sharing<'_> {
             return Ok(false);
         };
         let (_, apart) = self.one(matrix, *number, rows, 1)?;
-        accept(self.device.dense().facts(), apart)?;
+        accept(self.device.backend().facts(), apart)?;
         Ok(apart == 0.0 || !times.same_bits)
     }
 
@@ -180,7 +182,7 @@ impl Sharing<'_> {
                     }
                 }
             }
-            let facts = self.device.dense().facts().clone();
+            let facts = self.device.backend().facts().clone();
             if let Some(how) = wrong(&facts, apart) {
                 self.device.lease().keep_products(of, Found::Wrong(how));
             }
@@ -208,7 +210,7 @@ impl Sharing<'_> {
     fn one(
         &mut self,
         matrix: &Matrix,
-        number: usize,
+        number: Part,
         rows: usize,
         n: usize,
     ) -> Result<([Duration; 2], f32), Error> {
@@ -223,18 +225,19 @@ impl Sharing<'_> {
             rows: 0..rows,
         };
         let start = Instant::now();
-        let ticket = self.device.dense().multiply(&[block], input)?;
+        let work = [block];
+        let work = Work::Products(&work, input);
+        let ticket = self.device.backend().submit(&work)?;
         let mut take = || -> Result<Duration, DeviceError> {
-            let took = self.device.dense().take_products(ticket, &mut found)?;
-            Ok(if took.is_zero() {
-                // A device without a clock is timed by the CPU.
-                start.elapsed()
-            } else {
-                took
+            let took = self.device.backend().take(ticket, &mut found)?.took;
+            Ok(match took.is_zero() {
+                // It has no clock of its own.
+                true => start.elapsed(),
+                false => took,
             })
         };
-        // A device with separate memory is not slowed by the CPU and may lack a clock.
-        let apart = !self.device.dense().facts().unified;
+        // What has a memory of its own is not slowed by the CPU, and need not have a clock.
+        let apart = !self.device.backend().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
         matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut expected);

@@ -123,7 +123,10 @@ impl DeviceReport {
             } else {
                 format!("{} {}", facts.name, facts.driver)
             },
-            kernels: verdict.kernels.to_string(),
+            kernels: {
+                let dtype = engine.decoder.ffn.store.layout.format.dtype;
+                facts.kernels(dtype).into()
+            },
             deviation: verdict.worst.into(),
             launch_ms: verdict.speed.launch * 1e3,
             gb_per_s: rate(verdict.speed),

@@ -21,7 +21,8 @@ use super::layout::Layout;
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::products::Products;
 use crate::device::{
-    DeviceError, HostBytes, InUse, NeuronRows, Part, ProductRoom, Room, Taken, Ticket, Widths, Work,
+    Clusters, DeviceError, HostBytes, InUse, Memory, NeuronRows, Part, ProductRoom, Program, Room,
+    Taken, Ticket, Widths, Work,
 };
 use crate::error::Error;
 use crate::split::Product;
@@ -149,14 +150,14 @@ impl Tier {
         tier.computed.copy_from_slice(&tier.prefix);
         let uploaded = tier.prefix.iter().map(|&n| vec![false; n as usize]);
         tier.uploaded = uploaded.collect();
-        let mut device = setup.device.dense();
-        device.make_room(&setup.room)?;
+        let mut device = setup.device.backend();
+        device.prepare(&Program::Room(setup.room))?;
         for (bank, &clusters) in (0..).zip(&tier.prefix) {
             if clusters > 0 {
                 let last = tier.layout.cluster_neurons(bank, clusters - 1);
                 let neurons = last.end as usize;
                 tier.neurons[bank as usize] = neurons;
-                tier.parts[bank as usize] = Some(device.reserve(neurons)?);
+                tier.parts[bank as usize] = Some(device.memory(Memory::Held(neurons))?);
             }
         }
         drop(device);
@@ -196,7 +197,7 @@ impl Tier {
         }
         (self.widths, self.rows) = (widths.clone(), 0);
         if let Some(device) = self.device() {
-            device.dense().make_room(room)?;
+            device.backend().prepare(&Program::Room(*room))?;
         }
         let reserved = self.reserve_buffers(room.rows);
         if reserved.is_err() {
@@ -205,7 +206,8 @@ impl Tier {
         }
         reserved?;
         if let Some(device) = self.device() {
-            device.dense().make_product_room(&products)?;
+            let room = Program::ProductRoom(products);
+            device.backend().prepare(&room)?;
         }
         if let Some(held) = &self.gates {
             held.set_results(products.results);
@@ -219,8 +221,8 @@ impl Tier {
             return Ok(());
         };
         if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
-            let mut device = device.dense();
-            let mut buffer = || device.reserve_for_streams(self.at_once * CLUSTER);
+            let mut device = device.backend();
+            let mut buffer = || device.memory(Memory::Passing(self.at_once * CLUSTER));
             self.buffers = Some([buffer()?, buffer()?]);
         }
         Ok(())
@@ -291,7 +293,7 @@ impl Tier {
             return Ok(false);
         };
         let part = buffers[buffer % buffers.len()];
-        let uploaded = device.dense().upload(part, place * CLUSTER, rows);
+        let uploaded = device.backend().upload(part, place * CLUSTER, rows);
         let uploaded = device.or_lost(uploaded);
         Ok(self.latch.keep(uploaded)?.is_some())
     }
@@ -301,7 +303,7 @@ impl Tier {
     pub fn submit<'a>(
         &mut self,
         from: StreamedFrom,
-        work: impl FnOnce(Part) -> Work<'a>,
+        work: impl FnOnce(Part) -> Clusters<'a>,
     ) -> Result<Option<Ticket>, Error> {
         let part = match from {
             StreamedFrom::Held(bank) => self.parts[bank as usize],
@@ -310,7 +312,7 @@ impl Tier {
         let (Some(device), Some(part)) = (self.device(), part) else {
             return Ok(None);
         };
-        let submitted = device.dense().submit(&work(part));
+        let submitted = device.backend().submit(&Work::Clusters(work(part)));
         self.latch.keep(device.or_lost(submitted))
     }
 
@@ -319,7 +321,7 @@ impl Tier {
         let Some(device) = &self.device else {
             return Ok(None);
         };
-        let done = device.dense().poll(ticket);
+        let done = device.backend().poll(ticket);
         self.latch.keep(device.or_lost(done))
     }
 
@@ -329,7 +331,7 @@ impl Tier {
             return Ok(None);
         };
         let start = Instant::now();
-        let taken = device.dense().take(ticket, out);
+        let taken = device.backend().take(ticket, out);
         self.waited += start.elapsed();
         self.latch.keep(device.or_lost(taken))
     }
@@ -341,7 +343,7 @@ impl Tier {
         };
         for (host, part) in self.hosts.iter_mut().zip(&self.parts) {
             if let Some(part) = part {
-                let found = device.dense().host_bytes(*part);
+                let found = device.backend().host(*part);
                 *host = device.or_lost(found)?.flatten();
             }
         }
@@ -415,7 +417,7 @@ impl Tier {
     ) -> Result<(), Error> {
         let first = self.layout.cluster_neurons(bank, cluster).start as usize;
         if let (Some(device), Some(part)) = (&self.device, self.parts[bank as usize]) {
-            device.dense().upload(part, first, rows)?;
+            device.backend().upload(part, first, rows)?;
             self.uploaded[bank as usize][cluster as usize] = true;
         }
         Ok(())

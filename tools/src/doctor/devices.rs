@@ -92,7 +92,7 @@ impl Known {
                 v.speed.launch * 1e3,
                 rate(v.speed),
                 rate(v.cpu),
-                v.kernels,
+                of.facts.kernels(SHAPE.dtype),
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
@@ -133,8 +133,8 @@ impl Known {
             "launch_ms": judged.map(|v| v.speed.launch * 1e3),
             "gb_per_s": judged.map(|v| rate(v.speed)),
             "cpu_gb_per_s": judged.map(|v| rate(v.cpu)),
-            "order": judged.map(|v| v.kernels.order),
-            "kernels": judged.map(|v| v.kernels),
+            "order": of.kernels[1].order,
+            "kernels": of.kernels[1],
             "error": verdict.as_ref().err().map(ToString::to_string),
             "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
         })

@@ -5,15 +5,16 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::compare::{Both, Case, cases};
-use super::product_check::apart;
-use super::{DenseShape, Device, DeviceChoice, Dots, Form, Kernels, Order, Team, list};
+use super::products::apart;
+use super::reference::{Case, Reference, cases};
+use crate::device::tests::devices as all_devices;
+use crate::device::{Backend, DenseShape, Dots, Form, Kernels, OpenCl, Order, Program, Team, list};
 
 /// Devices with memories of their own, so that both orders are possible.
-fn devices() -> Vec<Device> {
-    let count = super::tests::devices().len();
+fn devices() -> Vec<OpenCl> {
+    let count = all_devices().len();
     assert_eq!(count, list().len());
-    let open = |number| DeviceChoice::OpenClApart(number).open().unwrap().unwrap();
+    let open = |number| OpenCl::open(number, true).unwrap();
     (0..count).map(open).collect()
 }
 
@@ -36,13 +37,12 @@ fn kernels(dtype: DType) -> Vec<Kernels> {
 }
 
 /// Compares all forms for a shape; those of one device that differ.
-fn compared(device: &Device, shape: &DenseShape) -> Vec<String> {
-    let lease = device.lease().unwrap();
-    let mut dense = lease.dense();
-    let mut both = Both::new(dense.as_mut(), shape).unwrap();
+fn compared(device: &mut OpenCl, shape: &DenseShape) -> Vec<String> {
+    let mut reference = Reference::new(shape).unwrap();
     let mut differ = Vec::new();
     for kernels in kernels(shape.dtype) {
-        both.set(&kernels).unwrap();
+        device.force(kernels);
+        let part = reference.prepare(device).unwrap();
         let hard = [f32::INFINITY, 1e-42, 3e38].map(|size| Case::new(5, size).biased());
         // 8 rows an item of wide sums, and 4 that are left; those of masks.
         let many = [20, 72].map(|rows| Case::new(rows, 1.0).biased().totals());
@@ -51,7 +51,7 @@ fn compared(device: &Device, shape: &DenseShape) -> Vec<String> {
             .chain(many)
             .chain([Case::new(72, 1.0).masked()]);
         for case in cases().into_iter().chain(hard) {
-            let apart = both.compare(case).unwrap();
+            let apart = reference.compare(device, part, &[case]).unwrap();
             if !apart.same_bits {
                 differ.push(format!("{kernels}, {case:?}: {apart:?}"));
             }
@@ -74,7 +74,7 @@ fn shape(dtype: DType, d: usize, activation: Activation, ungated: bool) -> Dense
 
 #[test]
 fn every_form_has_the_cpus_bits() {
-    for device in devices() {
+    for mut device in devices() {
         for shape in [
             // Three groups; more than two chunks, the last group short; elements that fill no unit, and no step.
             shape(DType::Q4, 96, Activation::Relu, false),
@@ -85,7 +85,7 @@ fn every_form_has_the_cpus_bits() {
             shape(DType::BF16, 99, Activation::Silu, true),
             shape(DType::F32, 98, Activation::GeluTanh, false),
         ] {
-            let differ = compared(&device, &shape);
+            let differ = compared(&mut device, &shape);
             assert!(differ.is_empty(), "{shape:?}: {differ:#?}");
         }
     }
@@ -93,7 +93,7 @@ fn every_form_has_the_cpus_bits() {
 
 #[test]
 fn every_form_has_the_cpus_products() {
-    for device in devices() {
+    for mut device in devices() {
         for (dtype, cols) in [
             (DType::Q4, 96),
             (DType::Q4, 1100),
@@ -102,21 +102,12 @@ fn every_form_has_the_cpus_products() {
             (DType::BF16, 99),
             (DType::F32, 98),
         ] {
-            let lease = device.lease().unwrap();
-            let mut dense = lease.dense();
-            dense
-                .prepare(&shape(DType::Q4, 96, Activation::Relu, false))
-                .unwrap();
             for kernels in kernels(dtype) {
                 // How neurons lie is how matrices do.
-                let order = kernels.order;
-                dense
-                    .set_kernels(&Kernels {
-                        order,
-                        ..Kernels::default()
-                    })
-                    .unwrap();
-                let apart = apart(dense.as_mut(), dtype, cols, &kernels).unwrap();
+                device.force(kernels);
+                let ffn = shape(DType::Q4, 96, Activation::Relu, false);
+                device.prepare(&Program::Ffn(ffn)).unwrap();
+                let apart = apart(&mut device, dtype, cols).unwrap();
                 assert_eq!(apart, 0.0, "{dtype}, {cols}: {kernels}");
             }
         }

@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 
 use super::numbers::Numbers;
-use super::{
-    CpuDevice, Dense, DenseShape, DeviceError, Kernels, NeuronRows, Order, Part, Room, Sums, Work,
-};
 use crate::cluster::CLUSTER;
+use crate::device::{
+    Backend, Clusters, CpuDevice, DenseShape, DeviceError, Memory, NeuronRows, Part, Program, Room,
+    Sums, Ticket, Work,
+};
 
 /// Clusters of the check's part, the last of which is short.
 pub(super) const CLUSTERS: usize = 8;
 /// Rows of its comparisons where there are several, and many.
 const ROWS: usize = 3;
-const MANY: usize = super::MANY + 4;
+const MANY: usize = 20;
 pub(super) const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 
 /// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
@@ -116,8 +117,8 @@ impl Neurons {
         Row::inline(self.dtype, self.d, &self.bytes[at..at + len])
     }
 
-    fn upload(&self, device: &mut dyn Dense) -> Result<Part, DeviceError> {
-        let part = device.reserve(NEURONS)?;
+    fn upload(&self, device: &mut dyn Backend) -> Result<Part, DeviceError> {
+        let part = device.memory(Memory::Held(NEURONS))?;
         // In two pieces, as clusters arrive.
         for range in [CLUSTER..NEURONS, 0..CLUSTER] {
             self.upload_some(device, part, range)?;
@@ -127,10 +128,10 @@ impl Neurons {
 
     fn upload_some(
         &self,
-        device: &mut dyn Dense,
+        device: &mut dyn Backend,
         part: Part,
         range: Range<usize>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Ticket, DeviceError> {
         let rows = |i| NeuronRows {
             gate: self.row(i, 0),
             up: (self.matrices == 3).then(|| self.row(i, 1)),
@@ -140,88 +141,67 @@ impl Neurons {
     }
 }
 
-/// A device and the CPU as its reference, both with the check's neurons.
-pub(super) struct Both<'d> {
-    pub device: &'d mut dyn Dense,
-    reference: CpuDevice,
+/// The CPU with the check's neurons.
+pub(super) struct Reference {
+    cpu: CpuDevice,
     neurons: Neurons,
-    /// Of the reference.
     known: Part,
-    /// Of the device, and how it lies there.
-    part: Option<(Part, Order)>,
-    pub shape: DenseShape,
-    /// Of the reference.
-    expected: Vec<(Case, Answer)>,
+    shape: DenseShape,
+    /// Its answers so far.
+    answers: Vec<(Case, Answer)>,
 }
 
-impl<'d> Both<'d> {
-    /// Prepares both for a shape. The device has kernels once [`Both::set`] was called.
-    pub fn new(device: &'d mut dyn Dense, shape: &DenseShape) -> Result<Self, DeviceError> {
-        let mut reference = CpuDevice::new();
-        reference.prepare(shape)?;
-        device.prepare(shape)?;
-        device.make_room(&Room {
+impl Reference {
+    /// For a shape.
+    pub fn new(shape: &DenseShape) -> Result<Self, DeviceError> {
+        let mut cpu = CpuDevice::new();
+        cpu.prepare(&Program::Ffn(*shape))?;
+        let neurons = Neurons::new(shape);
+        Ok(Self {
+            known: neurons.upload(&mut cpu)?,
+            cpu,
+            neurons,
+            shape: *shape,
+            answers: Vec::new(),
+        })
+    }
+
+    /// Prepares a device, and has it hold the neurons.
+    pub fn prepare(&self, device: &mut dyn Backend) -> Result<Part, DeviceError> {
+        device.prepare(&Program::Ffn(self.shape))?;
+        device.prepare(&Program::Room(Room {
             rows: WIDTHS[WIDTHS.len() - 1],
             clusters: CLUSTERS,
             pairs: OF_WIDE * WIDTHS[WIDTHS.len() - 1],
-        })?;
-        let neurons = Neurons::new(shape);
-        let known = neurons.upload(&mut reference)?;
-        Ok(Self {
-            device,
-            reference,
-            neurons,
-            known,
-            part: None,
-            shape: *shape,
-            expected: Vec::new(),
-        })
+        }))?;
+        self.neurons.upload(device)
     }
 
-    /// Has the device run these kernels, with the neurons in their order.
-    pub fn set(&mut self, kernels: &Kernels) -> Result<(), DeviceError> {
-        self.device.set_kernels(kernels)?;
-        if self.part.is_none_or(|(_, order)| order != kernels.order) {
-            self.part = None;
-            self.part = Some((self.neurons.upload(self.device)?, kernels.order));
-        }
-        Ok(())
-    }
-
-    fn part(&self) -> Result<Part, DeviceError> {
-        let missing = || DeviceError {
-            device: self.device.facts().name.clone(),
-            what: "has no kernels".into(),
-        };
-        self.part.map(|(part, _)| part).ok_or_else(missing)
-    }
-
-    /// How the device's sums compare with the CPU's.
-    pub fn compare(&mut self, case: Case) -> Result<Apart, DeviceError> {
-        let known = self.expected.iter().position(|(of, _)| *of == case);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                let answer = case.run(&mut self.reference, self.known, &self.shape)?;
-                self.expected.push((case, answer));
-                self.expected.len() - 1
-            }
-        };
-        let part = self.part()?;
-        let found = case.run(self.device, part, &self.shape)?;
-        let expected = &self.expected[at].1;
-        let worst = deviation(&expected.sums, &found.sums);
-        Ok(Apart {
-            worst,
-            same_bits: worst == 0.0 && expected.fired == found.fired,
-        })
-    }
-
-    /// All comparisons, up to one that is wrong.
-    pub fn compare_all(&mut self) -> Result<Apart, DeviceError> {
+    /// How a device's sums compare with the CPU's, of so many comparisons, up to one that is wrong.
+    pub fn compare(
+        &mut self,
+        device: &mut dyn Backend,
+        part: Part,
+        cases: &[Case],
+    ) -> Result<Apart, DeviceError> {
         let mut all = Apart::NONE;
-        for case in cases() {
-            all = all.and(self.compare(case)?);
+        for &case in cases {
+            let known = self.answers.iter().position(|(of, _)| *of == case);
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    let answer = case.run(&mut self.cpu, self.known, &self.shape)?;
+                    self.answers.push((case, answer));
+                    self.answers.len() - 1
+                }
+            };
+            let found = case.run(device, part, &self.shape)?;
+            let expected = &self.answers[at].1;
+            let worst = deviation(&expected.sums, &found.sums);
+            all = all.and(Apart {
+                worst,
+                same_bits: worst == 0.0 && expected.fired == found.fired,
+            });
             if is_wrong(all.worst) {
                 break;
             }
@@ -229,24 +209,29 @@ impl<'d> Both<'d> {
         Ok(all)
     }
 
-    /// Seconds of the device and of a thread of the CPU for the first clusters and `rows` rows.
-    pub fn timed(&mut self, rows: usize, clusters: usize) -> Result<[f64; 2], DeviceError> {
+    /// Seconds of a device and of a thread of the CPU for the first clusters and `rows` rows.
+    pub fn timed(
+        &mut self,
+        device: &mut dyn Backend,
+        part: Part,
+        [rows, clusters]: [usize; 2],
+    ) -> Result<[f64; 2], DeviceError> {
         let timing = Timing::new(self.shape.d, rows, clusters);
-        let works = [timing.of(self.part()?), timing.of(self.known)];
-        fastest(self.device, &mut self.reference, &works, &self.shape)
+        let works = [timing.of(part), timing.of(self.known)];
+        fastest(device, &mut self.cpu, &works, &self.shape)
     }
 
-    /// Seconds for a byte of neurons that are uploaded as those that pass through the device.
-    pub fn copied(&mut self) -> Result<f64, DeviceError> {
-        if self.device.facts().unified {
+    /// Seconds for a byte of neurons that are uploaded as those that pass through a device.
+    pub fn copied(&self, device: &mut dyn Backend) -> Result<f64, DeviceError> {
+        if device.facts().unified {
             return Ok(0.0);
         }
         let count = OF_WIDE * CLUSTER;
-        let part = self.device.reserve_for_streams(count)?;
+        let part = device.memory(Memory::Passing(count))?;
         let mut best = f64::INFINITY;
         for _ in 0..RUNS[0] {
-            self.neurons.upload_some(self.device, part, 0..count)?;
-            best = best.min(self.device.arrived(part)?.as_secs_f64());
+            let ticket = self.neurons.upload_some(device, part, 0..count)?;
+            best = best.min(device.take(ticket, &mut [])?.took.as_secs_f64());
         }
         Ok(best / (count as u64 * self.shape.neuron_bytes()) as f64)
     }
@@ -271,8 +256,8 @@ impl Timing {
         }
     }
 
-    fn of(&self, part: Part) -> Work<'_> {
-        Work {
+    fn of(&self, part: Part) -> Clusters<'_> {
+        Clusters {
             part,
             clusters: &self.clusters,
             x: &self.x,
@@ -338,7 +323,7 @@ impl Case {
 
     fn run(
         &self,
-        device: &mut dyn Dense,
+        device: &mut dyn Backend,
         part: Part,
         shape: &DenseShape,
     ) -> Result<Answer, DeviceError> {
@@ -354,7 +339,7 @@ impl Case {
             .collect();
         let bias: Vec<f32> = (0..all).map(|i| i as f32 * 0.001 - 0.2).collect();
         let bias = if self.biased { &bias[..] } else { &[] };
-        let work = Work {
+        let work = Clusters {
             part,
             clusters: &(0..CLUSTERS),
             x: &x,
@@ -381,8 +366,8 @@ struct Answer {
 
 /// Work of which each half goes on from the other, the second without the last neurons.
 fn in_two(
-    device: &mut dyn Dense,
-    work: &Work<'_>,
+    device: &mut dyn Backend,
+    work: &Clusters<'_>,
     shape: &DenseShape,
 ) -> Result<Answer, DeviceError> {
     let half = CLUSTERS / 2;
@@ -395,7 +380,7 @@ fn in_two(
     };
     for (clusters, begins) in [(0..half, true), (half..CLUSTERS, false)] {
         let from = clusters.start;
-        let work = Work {
+        let work = Clusters {
             clusters: &clusters,
             gate_bias: &work.gate_bias[biases(work.gate_bias, from)],
             up_bias: &work.up_bias[biases(work.up_bias, from)],
@@ -415,10 +400,14 @@ fn in_two(
     Ok(both)
 }
 
-fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<Answer, DeviceError> {
+fn run(
+    device: &mut dyn Backend,
+    work: &Clusters<'_>,
+    shape: &DenseShape,
+) -> Result<Answer, DeviceError> {
     let vectors = work.sums.vectors(work.clusters.len(), work.rows());
     let mut sums = vec![f32::NAN; vectors * shape.d];
-    let ticket = device.submit(work)?;
+    let ticket = device.submit(&Work::Clusters(*work))?;
     let fired = device.take(ticket, &mut sums)?.fired;
     Ok(Answer { sums, fired })
 }
@@ -426,9 +415,9 @@ fn run(device: &mut dyn Dense, work: &Work<'_>, shape: &DenseShape) -> Result<An
 /// Seconds of the device and of a thread of the CPU, both at work at once where they share a memory, as they will be:
 /// the fastest of some runs each.
 fn fastest(
-    device: &mut dyn Dense,
-    cpu: &mut dyn Dense,
-    [work, its]: &[Work<'_>; 2],
+    device: &mut dyn Backend,
+    cpu: &mut dyn Backend,
+    [work, its]: &[Clusters<'_>; 2],
     shape: &DenseShape,
 ) -> Result<[f64; 2], DeviceError> {
     let mut best = [f64::INFINITY; 2];
@@ -436,7 +425,7 @@ fn fastest(
     let (apart, runs) = (!device.facts().unified, RUNS[usize::from(work.rows() > 1)]);
     for _ in 0..runs {
         let start = Instant::now();
-        let ticket = device.submit(work)?;
+        let ticket = device.submit(&Work::Clusters(*work))?;
         let mut take = || -> Result<Duration, DeviceError> {
             Ok(match device.take(ticket, &mut sums)?.took {
                 // It has no clock of its own.

@@ -11,12 +11,12 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
-use super::check::{self, wrong};
-use super::products::Samples;
-use super::{DenseShape, DeviceError, Facts, Kernels, Lease, Verdict};
+use super::{Verdict, accept, agrees, check, compared, wrong};
+use crate::device::products::{Sample, Samples};
+use crate::device::{DenseShape, DeviceError, Facts, Lease};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
@@ -83,7 +83,7 @@ fn program() -> String {
 }
 
 /// The name of the kernels of an FFN.
-fn of_sums(shape: &DenseShape, kernels: &Kernels) -> String {
+fn of_sums(device: &Facts, shape: &DenseShape) -> String {
     let kind = shape.kind;
     let more = [
         (kind.ungated, ", ungated"),
@@ -91,6 +91,7 @@ fn of_sums(shape: &DenseShape, kernels: &Kernels) -> String {
     ];
     let more: String = more.iter().filter(|m| m.0).map(|m| m.1).collect();
     let (dtype, d, activation) = (shape.dtype, shape.d, kind.activation);
+    let kernels = device.kernels(dtype);
     format!("FFN of {dtype}, width {d}, {activation:?}{more}; {kernels}")
 }
 
@@ -125,15 +126,13 @@ impl Found {
         let time = |t: f64| t.is_finite() && t >= 0.0;
         let samples = |s: &Samples| {
             let ascends = s.0.windows(2).all(|two| two[0].n < two[1].n);
-            let each = |s: &super::products::Sample| {
-                s.n > 0 && time(s.launch) && time(s.weight) && s.weight > 0.0
-            };
+            let each = |s: &Sample| s.n > 0 && time(s.launch) && time(s.weight) && s.weight > 0.0;
             ascends && !s.0.is_empty() && s.0.iter().all(each)
         };
         match self {
             Self::Wrong(_) | Self::Right => true,
             Self::Sums(v) => {
-                let speed = |s: check::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
+                let speed = |s: super::Speed| time(s.launch) && time(s.neuron) && s.neuron > 0.0;
                 let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
                 v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
@@ -242,14 +241,14 @@ impl Kept {
 /// # Errors
 /// The driver's, or a device whose sums are wrong, also if they were before.
 pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let mut device = lease.dense();
+    let mut device = lease.backend();
     let Some(kept) = lease.kept() else {
-        return check::check(device.as_mut(), shape);
+        return check(device.as_mut(), shape);
     };
     let facts = device.facts().clone();
-    let kernels = of_sums(shape, &device.kernels(shape.dtype));
+    let kernels = of_sums(&facts, shape);
     if let Some(Found::Sums(verdict)) = kept.find(&facts, &kernels)? {
-        if check::agrees(device.as_mut(), shape, &verdict)? {
+        if agrees(device.as_mut(), shape, &verdict)? {
             return Ok(verdict);
         }
         tracing::warn!(
@@ -258,13 +257,13 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
             "is not what it was: checked anew"
         );
     }
-    let verdict = check::compared(device.as_mut(), shape)?;
+    let verdict = compared(device.as_mut(), shape)?;
     let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
     };
     kept.put(&facts, &kernels, found);
-    check::accept(&facts, verdict.worst)?;
+    accept(&facts, verdict.worst)?;
     Ok(verdict)
 }
 
@@ -277,7 +276,7 @@ impl Lease {
         let Some(kept) = self.kept() else {
             return Ok(None);
         };
-        let facts = self.dense().facts().clone();
+        let facts = self.backend().facts().clone();
         match kept.find(&facts, &of.name())? {
             Some(Found::Products(times)) => Ok(Some(times)),
             _ => Ok(None),
@@ -287,7 +286,7 @@ impl Lease {
     /// Keeps what was found out about products: how wrong they are, or their times.
     pub(crate) fn keep_products(&self, of: OfProducts, found: Found) {
         if let Some(kept) = self.kept() {
-            let facts = self.dense().facts().clone();
+            let facts = self.backend().facts().clone();
             kept.put(&facts, &of.name(), found);
         }
     }
@@ -297,8 +296,8 @@ impl Lease {
 mod tests {
     use emberflow_models::config::{Activation, FfnKind};
 
-    use super::super::{CpuDevice, Device};
     use super::*;
+    use crate::device::{CpuDevice, Device};
 
     fn shape() -> DenseShape {
         DenseShape {
@@ -317,16 +316,15 @@ mod tests {
     }
 
     fn verdict() -> Verdict {
-        let speed = check::Speed {
+        let speed = super::super::Speed {
             launch: 1e-3,
             neuron: 1e-6,
         };
         Verdict {
             same_bits: true,
             worst: 0.0,
-            kernels: Kernels::default(),
             speed,
-            wide: [speed; check::WIDTHS.len()],
+            wide: [speed; super::super::WIDTHS.len()],
             cpu: speed,
             copy: 0.0,
         }
@@ -336,7 +334,8 @@ mod tests {
     fn verdicts_come_back_and_each_has_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::at(dir.path().join("cache").join("devices.json"));
-        let (facts, name) = (facts(), of_sums(&shape(), &Kernels::default()));
+        let facts = facts();
+        let name = of_sums(&facts, &shape());
         assert_eq!(kept.find(&facts, &name), Ok(None));
         kept.put(&facts, &name, Found::Sums(verdict()));
         kept.put(&facts, "others", Found::Wrong("by 0.1".into()));
@@ -363,7 +362,8 @@ mod tests {
     fn damaged_files_and_numbers_that_cannot_be_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::at(dir.path().join("devices.json"));
-        let (facts, name) = (facts(), of_sums(&shape(), &Kernels::default()));
+        let facts = facts();
+        let name = of_sums(&facts, &shape());
         kept.put(&facts, &name, Found::Sums(verdict()));
         let text = std::fs::read_to_string(kept.path()).unwrap();
         for len in 0..text.len() - 2 {
@@ -373,9 +373,8 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 5", "\"version\": 4"),
+            ("\"version\": 6", "\"version\": 5"),
             ("\"sums\": {", "\"other\": {"),
-            ("\"order\": \"rows\"", "\"order\": \"columns\""),
         ] {
             let changed = text.replace(from, to);
             assert!(changed != text, "{from} in {text}");
@@ -425,7 +424,7 @@ mod tests {
             worst: 1e-6,
             ..first
         };
-        let name = of_sums(&shape(), &Kernels::default());
+        let name = of_sums(device.facts(), &shape());
         kept.put(device.facts(), &name, Found::Sums(other));
         assert!(
             !checked(&device.lease().unwrap(), &shape())

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 
-use super::check::wrong;
-use super::compare::deviation;
 use super::numbers::Numbers;
-use super::on_cpu::products;
-use super::{
-    Block, Dense, DeviceError, Found, Kernels, Lease, MANY, Order, ProductRoom, SharedMatrix,
+use super::reference::deviation;
+use super::{Found, wrong};
+use crate::device::cpu::products;
+use crate::device::{
+    Backend, Block, DeviceError, Lease, Memory, Part, ProductRoom, Program, SharedMatrix, Work,
     token_bytes,
 };
 use crate::input::Input;
@@ -22,13 +22,13 @@ const DIFFERENT: usize = 61;
 
 /// Numbers of tokens: one, some, and many of which a block is short.
 const TOKENS: [usize; 3] = [1, 5, MOST];
-const MOST: usize = MANY + 4;
+const MOST: usize = 20;
 
 /// A matrix that the device has.
 struct Compared<'d> {
-    device: &'d mut dyn Dense,
+    device: &'d mut dyn Backend,
     matrix: SharedMatrix,
-    number: usize,
+    number: Part,
     x: Vec<f32>,
 }
 
@@ -54,15 +54,15 @@ fn matrix(dtype: DType, cols: usize) -> SharedMatrix {
 
 impl<'d> Compared<'d> {
     /// Shares a matrix with the device.
-    fn new(device: &'d mut dyn Dense, matrix: SharedMatrix) -> Result<Self, DeviceError> {
+    fn new(device: &'d mut dyn Backend, matrix: SharedMatrix) -> Result<Self, DeviceError> {
         let mut numbers = Numbers::new(3);
         let (dtype, cols) = (matrix.dtype, matrix.cols);
-        device.make_product_room(&ProductRoom {
+        device.prepare(&Program::ProductRoom(ProductRoom {
             input: MOST * token_bytes(dtype, cols),
             results: MOST * ROWS,
-        })?;
+        }))?;
         Ok(Self {
-            number: device.share(matrix.clone())?,
+            number: device.memory(Memory::Matrix(matrix.clone()))?,
             device,
             matrix,
             x: (0..MOST * cols).map(|_| numbers.next()).collect(),
@@ -79,8 +79,8 @@ impl<'d> Compared<'d> {
             matrix: self.number,
             rows,
         };
-        let ticket = self.device.multiply(&[block], input)?;
-        self.device.take_products(ticket, &mut out)?;
+        let ticket = self.device.submit(&Work::Products(&[block], input))?;
+        self.device.take(ticket, &mut out)?;
         Ok(out)
     }
 
@@ -106,31 +106,23 @@ impl<'d> Compared<'d> {
 
 impl Lease {
     /// Makes kernels for products with rows of `cols` elements, and compares them with the CPU. What came out is kept: wrong
-    /// ones are not run again. `order` is how the device's matrices lie.
+    /// ones are not run again.
     ///
     /// # Errors
     /// The driver's, or products that are wrong.
-    pub(crate) fn prepare_products(
-        &self,
-        order: Order,
-        dtype: DType,
-        cols: usize,
-    ) -> Result<(), DeviceError> {
-        let mut dense = self.dense();
-        let kernels = Kernels {
-            order,
-            ..dense.kernels(dtype)
-        };
+    pub(crate) fn prepare_products(&self, dtype: DType, cols: usize) -> Result<(), DeviceError> {
+        let (mut device, program) = (self.backend(), Program::Products { dtype, cols });
         let Some(kept) = self.kept() else {
-            return dense.prepare_products(dtype, cols, &kernels);
+            return device.prepare(&program);
         };
-        let facts = dense.facts().clone();
+        let facts = device.facts().clone();
+        let kernels = facts.kernels(dtype);
         let of = format!("products of {dtype}, width {cols}; {kernels}");
         let known = kept.find(&facts, &of)?;
-        dense.prepare_products(dtype, cols, &kernels)?;
-        let apart = Compared::new(dense.as_mut(), matrix(dtype, cols))?.apart()?;
-        dense.clear();
-        dense.make_product_room(&ProductRoom::default())?;
+        device.prepare(&program)?;
+        let apart = Compared::new(device.as_mut(), matrix(dtype, cols))?.apart()?;
+        device.clear();
+        device.prepare(&Program::ProductRoom(ProductRoom::default()))?;
         let found = wrong(&facts, apart).map_or(Found::Right, Found::Wrong);
         if known.as_ref() != Some(&found) {
             kept.put(&facts, &of, found);
@@ -140,21 +132,20 @@ impl Lease {
     }
 }
 
-/// How far products by some kernels are from the CPU's.
+/// How far products are from the CPU's.
 #[cfg(test)]
 pub(super) fn apart(
-    device: &mut dyn Dense,
+    device: &mut dyn Backend,
     dtype: DType,
     cols: usize,
-    kernels: &Kernels,
 ) -> Result<f32, DeviceError> {
-    device.prepare_products(dtype, cols, kernels)?;
+    device.prepare(&Program::Products { dtype, cols })?;
     let mut compared = Compared::new(device, matrix(dtype, cols))?;
     let apart = compared.apart()?;
     // Some rows, from the middle of a tile to that of another.
     let all = compared.run(0..ROWS, 1)?;
     let some = compared.run(45..301, 1)?;
     let number = compared.number;
-    device.give_back(number);
+    device.release(number);
     Ok(apart.max(deviation(&all[45..301], &some)))
 }
