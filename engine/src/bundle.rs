@@ -19,6 +19,26 @@ use emberflow_storage::container::{Container, Placement};
 use crate::error::Error;
 use crate::meta::ContainerMeta;
 
+/// The rows of a neuron.
+#[derive(Clone, Copy)]
+pub struct NeuronRows<'a> {
+    /// Gate.
+    pub gate: Row<'a>,
+    /// Up; `None` without a gate projection.
+    pub up: Option<Row<'a>>,
+    /// Down.
+    pub down: Row<'a>,
+}
+
+impl<'a> NeuronRows<'a> {
+    /// Its rows in the order of a part's matrices.
+    pub(crate) fn matrices(self) -> impl Iterator<Item = Row<'a>> {
+        [Some(self.gate), self.up, Some(self.down)]
+            .into_iter()
+            .flatten()
+    }
+}
+
 /// Format of the vectors of a neuron.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeuronFormat {

@@ -13,7 +13,7 @@ use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
-use crate::matrix::Sharing;
+use crate::lanes::{self, DeviceLane, Sharing};
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
@@ -30,7 +30,7 @@ use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::Foreseen;
 use crate::store::LayerResidency;
-use crate::store::{NeuronStore, StoreSetup, TierSetup};
+use crate::store::{NeuronStore, StoreSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -392,7 +392,7 @@ impl Engine {
     /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
         let store = &self.decoder.ffn.store;
-        store.residency.by_layer(|bank| store.device.holds(bank))
+        store.residency.by_layer(|bank| store.outside.holds(bank))
     }
 
     /// Bytes of keys and values per position.
@@ -430,19 +430,43 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     on
 }
 
-/// Setup of the device as a tier of memory.
-fn tier(
-    device: &Option<Arc<InUse>>,
+/// What a device is to hold and to compute.
+fn lane(
+    device: Arc<InUse>,
     planner: &Planner,
     division: &Division,
     room: &FfnRoom,
     d: usize,
-) -> Option<TierSetup> {
-    let widths = planner.widths(division, room.threads);
-    let (clusters, pieces) = (division.needs.device_clusters, room.of_device(d));
+) -> lanes::Setup {
     let most = (2 * room.threads).min(room.clusters);
-    let at_once = planner.stream_buffers(division).min(most);
-    TierSetup::on(device, clusters, widths, pieces, at_once)
+    lanes::Setup {
+        device,
+        clusters: division.needs.device_clusters,
+        widths: planner.widths(division, room.threads),
+        room: room.of_device(d),
+        at_once: planner.stream_buffers(division).min(most),
+    }
+}
+
+/// Fills a store's memory, and that of a device, which computes with the store's Gate rows too; what does so.
+fn warm(
+    store: &mut NeuronStore,
+    setup: Option<lanes::Setup>,
+    plan: &MemoryPlan,
+    sharing: Option<Sharing<'_>>,
+) -> Result<Vec<DeviceLane>, Error> {
+    let Some((setup, mut sharing)) = setup.zip(sharing) else {
+        let outside = store.outside.clone();
+        store.warm(plan, outside, &mut |_, _| Ok(()))?;
+        return Ok(Vec::new());
+    };
+    let (mut lane, outside) = DeviceLane::new(setup, store)?;
+    store.warm(plan, outside, &mut |of, rows| lane.upload(of, rows))?;
+    lane.settle(&mut store.outside)?;
+    if store.residency.banks.names_by_gates() {
+        lane.share_gates(store, &mut sharing)?;
+    }
+    Ok(vec![lane])
 }
 
 /// Loads resident weights and allocates all buffers.
@@ -479,13 +503,15 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         tracer: tracer.clone(),
         spare: planner.device_spare(division),
     });
-    (sharing.as_mut().map(|with| weights.share(with))).transpose()?;
+    if let Some(with) = &mut sharing {
+        with.make_room()?;
+        with.share(weights.large())?;
+    }
     let mut store = NeuronStore::open(StoreSetup {
         costs: layout.read_costs(&planner.device, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
-        tier: tier(&device, &planner, division, &room, c.d_model as usize),
         layout,
         source,
         memory: &division.memory,
@@ -495,7 +521,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
-    (sharing.as_mut().map(|with| store.share_gates(with))).transpose()?;
+    let setup = |device: &Arc<InUse>| {
+        lane(
+            Arc::clone(device),
+            &planner,
+            division,
+            &room,
+            shape.format.d,
+        )
+    };
+    let lane = device.as_ref().map(setup);
+    let lanes = warm(&mut store, lane, &division.memory, sharing)?;
     for table in [&mut embedding, &mut inputs].into_iter().flatten() {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
@@ -506,7 +542,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,
-        ffn: Ffn::new(shape, store, predictors, room).with_tops(&c, rows),
+        ffn: Ffn::new(shape, store, lanes, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),

@@ -105,6 +105,7 @@ mod engine;
 mod error;
 mod ffn;
 mod input;
+mod lanes;
 mod limits;
 mod loader;
 mod matrix;

@@ -1,20 +1,18 @@
 //! Resident matrices and their products.
 
-mod share;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scratch_q};
-use emberflow_storage::arena::Slot;
+use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::device::SharedMatrix;
-use crate::device::products::{OnDevice, Products, TOGETHER};
+use crate::device::products::OnDevice;
+pub(crate) use crate::device::products::{Products, TOGETHER};
 use crate::input::Input;
 use crate::split::Product;
-pub(crate) use share::Sharing;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -45,6 +43,16 @@ impl Matrix {
     /// All rows.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.as_slice()
+    }
+
+    /// All rows, for writing; `None` while a device shares them.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(&mut self.bytes).map(Slot::as_mut_slice)
+    }
+
+    /// The memory of the rows.
+    pub(crate) fn pages(&self) -> ArenaPages {
+        self.bytes.pages()
     }
 
     /// Number of weights.
@@ -228,9 +236,11 @@ impl Matrix {
         }
     }
 
-    /// Lets a device compute some of the rows.
-    pub(crate) fn set_device(&mut self, device: OnDevice) {
-        self.device = Some(device);
+    /// From now on this device computes some of its rows; or none does, and the one before forgets it.
+    pub(crate) fn set_device(&mut self, device: Option<OnDevice>) {
+        if let Some(before) = std::mem::replace(&mut self.device, device) {
+            before.give_back();
+        }
     }
 
     /// The device that computes some of the rows.

@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{InUse, Verdict, checked, multiplies};
+use crate::device::{DenseShape, InUse, Verdict, checked, multiplies};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -165,7 +165,7 @@ fn checked_device(
         return Err(Error::DeviceUse(what));
     }
     let lease = device.lease()?;
-    let verdict = checked(&lease, &shape.of_device())?;
+    let verdict = checked(&lease, &DenseShape::of(&shape.format, shape.kind))?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
     // Built now, so that the process size in the plan includes the driver's code. Devices with

@@ -11,10 +11,10 @@
 use emberflow_storage::trim_heap;
 
 use crate::decoder::Decoder;
-use crate::device::{DeviceError, ProductRoom};
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{DeviceError, Error};
 use crate::ffn::FfnRoom;
+use crate::lanes::ProductRoom;
 use crate::pass::Pass;
 use crate::planner::Division;
 use crate::room::{LongChunk, thread_floats};
@@ -44,7 +44,7 @@ impl Engine {
         for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
             table.hold(&ffn.store.layout.container, hold && table.is_held())?;
         }
-        ffn.store.set_plan(&division.memory)?;
+        ffn.set_plan(&division.memory)?;
         self.division = division;
         for table in tables.into_iter().flatten() {
             table.hold(&ffn.store.layout.container, hold)?;
@@ -59,7 +59,7 @@ impl Engine {
 
     /// How many of its rows a device computes with all neurons.
     pub(crate) fn rows_streamed(&self) -> usize {
-        let usual = || self.decoder.ffn.store.device.streamed_rows(self.chunk());
+        let usual = || self.decoder.ffn.rows_of_devices(self.chunk());
         self.longest.map_or_else(usual, |longest| longest.streamed)
     }
 
@@ -82,7 +82,7 @@ impl Engine {
             return Ok(());
         };
         tracing::info!(tokens, chunk = division.chunk, "memory for a prompt");
-        self.decoder.ffn.store.set_plan(&division.memory)?;
+        self.decoder.ffn.set_plan(&division.memory)?;
         let usual = std::mem::replace(&mut self.division, division);
         self.usual = Some(Box::new(usual));
         match self.set_rows() {
@@ -107,10 +107,13 @@ impl Engine {
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
         self.division = self.planner().divide_again(&usual, budget, batch)?;
         let made = self.set_rows();
-        self.decoder.ffn.store.device.or_lost(made)?;
+        match self.decoder.ffn.lanes.first() {
+            Some(lane) => lane.or_lost(made)?,
+            None => made?,
+        }
         // Freed heap memory would count beside the cache.
         trim_heap();
-        self.decoder.ffn.store.set_plan(&self.division.memory)
+        self.decoder.ffn.set_plan(&self.division.memory)
     }
 
     /// Buffers for the division's chunk.
@@ -137,7 +140,7 @@ impl Engine {
         let made = set_device_room(decoder, &ffn, products, &self.division);
         let longest = LongChunk {
             rows: self.chunk(),
-            streamed: self.decoder.ffn.store.device.streamed_rows(self.chunk()),
+            streamed: self.decoder.ffn.rows_of_devices(self.chunk()),
         };
         if made.is_ok() && longest.rows > self.longest.map_or(0, |longest| longest.rows) {
             self.longest = Some(longest);
@@ -154,11 +157,9 @@ fn set_device_room(
     division: &Division,
 ) -> Result<(), DeviceError> {
     let room = room.of_device(decoder.config.d_model as usize);
-    decoder
-        .ffn
-        .store
-        .device
-        .set_room(&room, products, &division.widths)?;
+    for lane in &mut decoder.ffn.lanes {
+        lane.set_room(&room, products, &division.widths)?;
+    }
     for held in decoder.weights.products() {
         held.set_results(products.results);
     }

@@ -3,7 +3,7 @@
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{ModelConfig, Parallel};
 
-use crate::device::ProductRoom;
+use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
 use crate::options::Options;
 use crate::router::Routes;

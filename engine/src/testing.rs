@@ -220,7 +220,7 @@ impl World {
             },
             ..Options::default()
         };
-        NeuronStore::open(StoreSetup {
+        let mut store = NeuronStore::open(StoreSetup {
             hot_wanted: vec![1; layout.banks()],
             layout,
             source,
@@ -231,9 +231,11 @@ impl World {
             costs: ways.costs,
             gates_first: ways.gates_first,
             always: Vec::new(),
-            tier: None,
             options: &options,
             tracer: Tracer::default(),
-        })
+        })?;
+        let outside = store.outside.clone();
+        store.warm(plan, outside, &mut |_, _| Ok(()))?;
+        Ok(store)
     }
 }

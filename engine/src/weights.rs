@@ -8,12 +8,10 @@ use emberflow_models::names::Role;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::container::Container;
 
-use crate::device::products::Products;
 use crate::error::Error;
 use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
-use crate::matrix::Matrix;
-use crate::matrix::Sharing;
+use crate::matrix::{Matrix, Products};
 use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::router::Router;
@@ -133,14 +131,8 @@ impl Weights {
         })
     }
 
-    /// Shares the large matrices with a device.
-    pub(crate) fn share(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
-        sharing.make_room()?;
-        sharing.share(self.large())
-    }
-
-    /// Matrices large enough for a device: projections and head.
-    fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
+    /// The matrices that are worth a device: projections and head.
+    pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let projections = self
             .layers
             .iter_mut()

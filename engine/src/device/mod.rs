@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use emberflow_kernels::{ActivationsRef, DType, Row};
+use emberflow_kernels::{ActivationsRef, DType};
 use emberflow_models::config::{Activation, FfnKind};
 pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Order, Sums, Team};
 
@@ -41,6 +41,8 @@ pub use self::opencl::OpenCl;
 pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
+use crate::bundle::NeuronFormat;
+pub use crate::bundle::NeuronRows;
 use crate::cluster::CLUSTER;
 pub use crate::error::DeviceError;
 pub use crate::input::Input;
@@ -94,6 +96,15 @@ pub struct Room {
 }
 
 impl DenseShape {
+    /// Of neurons of a format.
+    pub(crate) fn of(format: &NeuronFormat, kind: FfnKind) -> Self {
+        Self {
+            dtype: format.dtype,
+            d: format.d,
+            kind,
+        }
+    }
+
     /// Bytes of a neuron.
     pub fn neuron_bytes(&self) -> u64 {
         self.matrices() as u64 * self.dtype.row_bytes(self.d) as u64
@@ -145,26 +156,6 @@ pub(crate) fn token_bytes(dtype: DType, d: usize) -> usize {
     match dtype.is_grouped() {
         true => emberflow_kernels::Activations::bytes(d, 1),
         false => 4 * d,
-    }
-}
-
-/// The rows of a neuron.
-#[derive(Clone, Copy)]
-pub struct NeuronRows<'a> {
-    /// Gate.
-    pub gate: Row<'a>,
-    /// Up; `None` without a gate projection.
-    pub up: Option<Row<'a>>,
-    /// Down.
-    pub down: Row<'a>,
-}
-
-impl<'a> NeuronRows<'a> {
-    /// Its rows in the order of a part's matrices.
-    pub(crate) fn matrices(self) -> impl Iterator<Item = Row<'a>> {
-        [Some(self.gate), self.up, Some(self.down)]
-            .into_iter()
-            .flatten()
     }
 }
 

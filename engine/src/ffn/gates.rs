@@ -6,12 +6,12 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Cpu, Row};
 
-use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use crate::activation::Gating;
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
+use crate::lanes::{GateProducts, mask};
 use crate::store::{ClusterBytes, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -139,6 +139,18 @@ impl GateWork<'_> {
                 }
             },
         );
+    }
+
+    /// As [`GateWork::resident`], from products of rows.
+    pub fn of_products(
+        &self,
+        products: GateProducts<'_>,
+        neurons: Range<usize>,
+        gates: &mut [f32],
+    ) {
+        products.of(neurons.clone(), gates);
+        add_bias(self.bias.get(neurons).unwrap_or(&[]), gates);
+        self.gating.apply(self.cpu, self.cutoffs, gates);
     }
 
     /// Adds the biases of the neurons `ids` to `values [ids × tokens]`.

@@ -6,13 +6,12 @@ use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
 use super::pairs::{Inputs, Unit, UnitInput};
 use super::state::{Ffn, clusters_per_group};
-use super::streaming::Wait;
 use super::units::{BankWork, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::store::PassRows;
+use crate::lanes::{DeviceLane, PassRows, Wait};
 use crate::trace;
 
 /// `out[row] += weight × bias` of the units' Downs, for the rows of `d` elements that they take.
@@ -32,7 +31,7 @@ fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
 
 impl Ffn {
     /// A layer of which a device computes the first `rows` rows.
-    pub(super) fn beside_streams(
+    fn beside_first_rows(
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
@@ -61,13 +60,13 @@ impl Ffn {
         let outcome = self.sum_units(on, &part, Some(from), own);
         self.recent.skip(0);
         outcome?;
-        self.take_streamed(its)?;
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
-        let format = &self.shape.format;
         let all = (neurons * rows) as u64;
-        self.counts.looked_at += self.streaming.wanted.unwrap_or(all);
         self.counts.possible += all;
-        self.counts.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
+        for lane in &mut self.lanes {
+            self.counts.looked_at += lane.wanted().unwrap_or(all);
+            lane.end_rows(neurons, its)?;
+        }
         Ok(())
     }
 
@@ -80,12 +79,12 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
-        match self.streamed_rows(at) {
+        match self.first_rows(at) {
             0 => self.sum_units(on, at, None, out)?,
-            rows => self.beside_streams(on, at, rows, out)?,
+            rows => self.beside_first_rows(on, at, rows, out)?,
         }
         // A device failed in the middle, and is not used any longer: once more without it.
-        if std::mem::take(&mut self.lost) {
+        if self.lanes.iter_mut().any(DeviceLane::take_lost) {
             self.sum_units(on, at, None, out)?;
         }
         add_biases(at.units, self.shape.format.d, out);
@@ -158,7 +157,7 @@ impl Ffn {
         if after.is_empty() && inputs.streamed.is_none() {
             self.look_ahead(on, at)?;
         }
-        self.begin_pieces(on, inputs, out)?;
+        let mut own = self.begin_pieces(on, inputs, out)?;
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -170,7 +169,7 @@ impl Ffn {
             let d = self.shape.format.d;
             let group = clusters_per_group(rows.max(1), d, items.len(), on.threads());
             let group = self.group_len(inputs, group);
-            let mut first = items.start.max(self.first_own(inputs, group));
+            let mut first = items.start.max(std::mem::take(&mut own));
             while first < items.end {
                 let group = first..(first + group).min(items.end);
                 first = group.end;
@@ -182,7 +181,7 @@ impl Ffn {
             next = end;
         }
         self.end_pieces(inputs, out)?;
-        self.submit_streamed(inputs, Wait::ForAll)?;
+        self.go_on(inputs, Wait::ForAll)?;
         self.count_fired();
         self.store.end_layer();
         Ok(())
@@ -193,12 +192,15 @@ impl Ffn {
         let at = inputs.at;
         let rows = PassRows {
             own: at.input.tokens(),
-            streamed: inputs.streamed.map_or(0, |from| from.input.tokens()),
+            first: inputs.streamed.map_or(0, |from| from.input.tokens()),
         };
+        for lane in &mut self.lanes {
+            lane.begin(at.number, rows, &mut self.store.outside);
+        }
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
-        self.store.begin_layer(at.number, banks, after, rows)?;
+        self.store
+            .begin_layer(at.number, banks, after, rows.all())?;
         self.units.clear();
-        self.added = 0..0;
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
         for work in at.units {

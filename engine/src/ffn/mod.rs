@@ -14,14 +14,12 @@
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
+mod beside;
 mod gates;
 mod gates_ahead;
-mod gates_on_device;
 mod layer;
 mod lookahead;
-mod mask;
 mod name;
-mod on_device;
 mod oracle;
 mod pairs;
 mod predict;
@@ -35,8 +33,6 @@ mod seen;
 mod shape;
 mod state;
 mod stored;
-mod stream;
-mod streaming;
 mod sums;
 #[cfg(test)]
 mod tests;

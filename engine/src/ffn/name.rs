@@ -14,9 +14,7 @@ use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
 use super::gates::GateWork;
-use super::gates_on_device::{BegunGates, Rows};
 use super::lookahead::{GATE_PIECES, Lookahead};
-use super::mask;
 use super::pairs::{Inputs, Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
@@ -27,6 +25,7 @@ use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
+use crate::lanes::{BegunGates, GateProducts, mask};
 use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -117,7 +116,7 @@ impl Naming<'_> {
     }
 
     /// As [`Naming::part`], from products of rows that a device has computed.
-    fn part_of_products(&self, products: Rows<'_>, c: usize, gates: &mut [f32]) {
+    fn part_of_products(&self, products: GateProducts<'_>, c: usize, gates: &mut [f32]) {
         for (i, gates) in gates.chunks_mut(CLUSTER * self.rows).enumerate() {
             let neurons = self.of_cluster(c + i);
             let gates = &mut gates[..neurons.len() * self.rows];
@@ -268,7 +267,7 @@ impl Ffn {
         let oracle = single.then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
-        let on_device = self.store.device.computes(of.bank);
+        let on_device = self.store.outside.computes(of.bank);
         let gate_len = self.shape.format.gate_len();
         if !of.named {
             let own = of.neurons.saturating_sub(on_device * CLUSTER);
@@ -291,7 +290,7 @@ impl Ffn {
             on_device,
             resident: known.then_some(&*resident),
             all: self.shape.dense,
-            streams: self.store.device.streams(),
+            streams: self.store.outside.all_needed,
             tracer: &tracer,
             wanted: AtomicU64::new(0),
             spent: AtomicU64::new(0),
@@ -326,7 +325,7 @@ impl Ffn {
         let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
             return;
         };
-        self.streaming.wanted = None;
+        self.lanes.iter_mut().for_each(|lane| lane.set_wanted(None));
         let features = from.input.features(from.residual);
         let (predictors, counts) = (&mut self.predictors, &mut self.counts);
         let cutoffs = &mut self.cutoffs;
@@ -348,7 +347,8 @@ impl Ffn {
         (on.workers).for_each_chunk_mut(wanted, words, &|_, c, wanted| {
             count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
         });
-        self.streaming.wanted = Some(count.into_inner());
+        let wanted = Some(count.into_inner());
+        (self.lanes.iter_mut()).for_each(|lane| lane.set_wanted(wanted));
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }

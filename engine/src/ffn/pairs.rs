@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use emberflow_kernels::Activations;
 
-use super::mask;
 use super::units::{Bias, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
+use crate::lanes::{UnitRows, mask};
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,18 @@ impl Unit {
     pub fn wanted<'a>(&self, wanted: &'a [u64]) -> Option<&'a [u64]> {
         let words = (self.end - self.first) * mask::words(self.rows);
         self.named.then(|| &wanted[self.pairs / 64..][..words])
+    }
+
+    /// It, for rows of `from` of which a predictor wants some.
+    pub fn rows_of<'a>(&self, from: UnitInput<'a>, wanted: Option<&'a [u64]>) -> UnitRows<'a> {
+        UnitRows {
+            bank: self.bank,
+            neurons: self.neurons,
+            input: from.input,
+            wanted,
+            cut: self.gating.cut,
+            bias: [from.bias.gate, from.bias.up],
+        }
     }
 
     /// The word of the mask from which on there are those of other rows than its own.

@@ -40,12 +40,7 @@ impl Ffn {
     ) {
         let used = &mut self.schedule.used;
         used.clear();
-        // Those that were added up lie where the first of them does.
-        let added = std::mem::replace(&mut self.added, 0..0);
-        used.extend(items.clone().map(|item| match added.contains(&item) {
-            true => item == added.start,
-            false => self.store.job.is_needed(item),
-        }));
+        used.extend(items.clone().map(|item| self.store.job.is_needed(item)));
         let group = Group {
             partials: &self.partials[..items.len() * width],
             units: &self.units,
@@ -82,7 +77,7 @@ impl Ffn {
 }
 
 /// Whether a unit takes all rows with weight 1.
-pub(super) fn is_plain(work: &BankWork<'_>) -> bool {
+fn is_plain(work: &BankWork<'_>) -> bool {
     matches!(work.rows, Rows::All(_)) && work.weights.is_none()
 }
 

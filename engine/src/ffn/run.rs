@@ -8,16 +8,15 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
 
 use super::gates::GateWork;
-use super::mask;
 use super::pairs::{Inputs, UnitInput};
 use super::recent;
 use super::schedule::FEW;
 use super::state::Ffn;
-use super::streaming::Wait;
 use super::sums::Job;
 use crate::ablation::Overlap;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
+use crate::lanes::{Wait, mask};
 use crate::store::Step;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
@@ -34,12 +33,10 @@ impl Ffn {
         group: Range<usize>,
         width: usize,
     ) -> Result<(), Error> {
-        let submitted = self.submit(inputs, &group)?;
-        self.begin_streamed(inputs, &group);
-        self.submit_streamed(inputs, Wait::No)?;
-        let is_own =
-            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_on_device(item);
-        let mut open = group.clone().filter(is_own).count();
+        self.begin_group(inputs, &group);
+        self.go_on(inputs, Wait::No)?;
+        let is_needed = |&item: &usize| self.store.job.is_needed(item);
+        let mut open = group.clone().filter(is_needed).count();
         let overlap = self.store.policy.overlap();
         let mut begun = false;
         while open > 0 {
@@ -78,8 +75,8 @@ impl Ffn {
                 self.schedule.now[item as usize] = Some(step);
             }
             self.compute_gates(on, inputs, group.clone());
-            self.upload_streamed(inputs)?;
-            self.submit_streamed(inputs, Wait::No)?;
+            self.pass_ready(inputs)?;
+            self.go_on(inputs, Wait::No)?;
             self.reserve_copies(inputs);
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
@@ -88,11 +85,7 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
-        self.submit_streamed(inputs, Wait::ForGroup)?;
-        match submitted {
-            Some(submitted) => self.take(submitted, &group, width),
-            None => Ok(()),
-        }
+        self.go_on(inputs, Wait::ForGroup)
     }
 
     /// The values of a group's (neuron, row) pairs.

@@ -3,7 +3,6 @@
 use emberflow_models::config::FfnKind;
 
 use crate::bundle::NeuronFormat;
-use crate::device::DenseShape;
 
 /// The same for all banks.
 #[derive(Debug, Clone, Copy)]
@@ -12,15 +11,4 @@ pub(crate) struct FfnShape {
     pub kind: FfnKind,
     /// Compute every neuron, even if its gate does not fire.
     pub dense: bool,
-}
-
-impl FfnShape {
-    /// The same for a device.
-    pub fn of_device(&self) -> DenseShape {
-        DenseShape {
-            dtype: self.format.dtype,
-            d: self.format.d,
-            kind: self.kind,
-        }
-    }
 }

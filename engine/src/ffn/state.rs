@@ -1,7 +1,5 @@
 //! State for computing the FFN of every layer: store, predictors, buffers.
 
-use std::ops::Range;
-
 use emberflow_models::config::ModelConfig;
 
 use super::gates_ahead::GatesAhead;
@@ -13,11 +11,12 @@ use super::recent::Recent;
 use super::schedule::Schedule;
 use super::seen::{FfnSeen, Record};
 use super::shape::FfnShape;
-use super::streaming::Streaming;
 use super::top::Tops;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
-use crate::device::{LEAST_STREAMED, Room};
+use crate::error::Error;
+use crate::lanes::{DeviceLane, LEAST_STREAMED, Room};
+use crate::memory::MemoryPlan;
 use crate::store::{Layout, NeuronStore};
 use crate::thread_buffer::renew;
 
@@ -113,6 +112,8 @@ impl Counts {
 pub(crate) struct Ffn {
     pub(super) shape: FfnShape,
     pub store: NeuronStore,
+    /// Devices beside the compute threads, one at most as yet; empty without any.
+    pub lanes: Vec<DeviceLane>,
     pub(super) predictors: Option<Predictors>,
     pub(super) lookahead: Option<Lookahead>,
     /// Where there are no predictors.
@@ -130,12 +131,6 @@ pub(crate) struct Ffn {
     pub(super) tops: Tops,
     /// Those that the predictor of the bank being computed has estimated; empty without any.
     pub(super) cutoffs: Vec<f32>,
-    /// Items of the group whose sums a device has added up; the first of them has the total.
-    pub(super) added: Range<usize>,
-    /// A device failed in this layer: its sums are missing.
-    pub(super) lost: bool,
-    /// Clusters that pass through its buffers.
-    pub(super) streaming: Streaming,
     /// For observers.
     pub(super) record: Option<Record>,
     /// By bank: for how many rows each neuron has fired; empty unless that is counted.
@@ -146,6 +141,7 @@ impl Ffn {
     pub fn new(
         shape: FfnShape,
         store: NeuronStore,
+        lanes: Vec<DeviceLane>,
         predictors: Option<Predictors>,
         room: FfnRoom,
     ) -> Self {
@@ -181,9 +177,6 @@ impl Ffn {
             counts: Counts::default(),
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
-            added: 0..0,
-            lost: false,
-            streaming: Streaming::default(),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
             fired: match room.counts {
                 true => nothing_fired(&store.layout),
@@ -191,6 +184,7 @@ impl Ffn {
             },
             shape,
             store,
+            lanes,
         }
     }
 
@@ -228,6 +222,18 @@ impl Ffn {
         let gathered = Gathered::bytes_for(room.gathered(), shape.format.d, true);
         let ahead = GatesAhead::bytes_for(shape.format.d, room.neurons);
         (4 * floats + pairs / 8 + gathered) as u64 + Recent::bytes_for(room.rows) + record + ahead
+    }
+
+    /// Switches to another plan between two passes.
+    pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        let before = self.store.residency.banks.with_gates;
+        self.store.set_plan(plan)?;
+        if self.store.residency.banks.with_gates != before {
+            for lane in &self.lanes {
+                lane.share_gates_again(&mut self.store);
+            }
+        }
+        Ok(())
     }
 
     /// By bank, in packed order: for how many rows each neuron has fired since it was asked last.
@@ -283,11 +289,13 @@ impl Ffn {
     /// Totals since creation.
     pub fn counters(&self) -> Counters {
         let counts = &self.counts;
+        let its = self.lanes.iter().map(DeviceLane::computed);
+        let [fired, bytes] = its.fold([0, 0], |[f, b], of| [f + of.fired, b + of.bytes]);
         Counters {
-            fired: counts.fired,
+            fired: counts.fired + fired,
             looked_at: counts.looked_at,
             possible: counts.possible,
-            ffn_bytes: counts.bytes,
+            ffn_bytes: counts.bytes + bytes,
             predict_ns: counts.predict_ns,
             ..self.store.counters()
         }

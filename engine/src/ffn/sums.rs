@@ -7,7 +7,6 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
 use super::gates::add_bias;
-use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
@@ -16,6 +15,7 @@ use crate::activation::{Gating, of_up};
 use crate::bundle::across;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
+use crate::lanes::mask;
 use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;

@@ -50,7 +50,13 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
         counts: false,
     };
     thread_buffer::reserve(super::thread_floats(D, ROWS));
-    Ffn::new(shape, world.store(plan, ways).unwrap(), None, room)
+    Ffn::new(
+        shape,
+        world.store(plan, ways).unwrap(),
+        Vec::new(),
+        None,
+        room,
+    )
 }
 
 /// Owned form of [`BankWork`].

@@ -9,12 +9,11 @@ use emberflow_kernels::Compute;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
-use super::layer_pass::LayerPass;
-use crate::device::products::TOGETHER;
+use super::LayerPass;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, TOGETHER};
 use crate::scratch::Scratch;
 use crate::state::Span;
 

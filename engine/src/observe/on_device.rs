@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::device::check::Speed;
 use crate::device::{Device, Verdict};
 use crate::engine::Engine;
+use crate::lanes::DeviceLane;
 
 /// A run's device, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -81,12 +82,13 @@ impl Engine {
     /// The device and its counts since the engine was opened; `None` without a device.
     pub fn device(&self) -> Option<DeviceReport> {
         let device = self.options().device.as_ref()?;
-        Some(DeviceReport::of(self, device, self.verdict?))
+        let lane = self.decoder.ffn.lanes.first()?;
+        Some(DeviceReport::of(self, device, lane, self.verdict?))
     }
 }
 
 impl DeviceReport {
-    fn of(engine: &Engine, device: &Device, verdict: Verdict) -> Self {
+    fn of(engine: &Engine, device: &Device, lane: &DeviceLane, verdict: Verdict) -> Self {
         let (facts, needs) = (device.facts(), engine.needs());
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
@@ -94,7 +96,7 @@ impl DeviceReport {
             .decoder
             .weights
             .prompt_on_device(engine.prompt_chunk());
-        let (gates_share, gates_waited) = store.device.gates_share();
+        let (gates_share, gates_waited) = lane.gates_share(&store.outside);
         let neuron = needs.gate_len + needs.rest_len;
         let cluster = needs.cluster * neuron;
         let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
@@ -103,7 +105,7 @@ impl DeviceReport {
         rows.dedup();
         let computed = rows.into_iter().map(|rows| Computed {
             rows,
-            ffn_share: share(store.device.computed_for(rows)),
+            ffn_share: share(lane.computed_for(&store.outside, rows)),
         });
         Self {
             name: facts.name.clone(),
@@ -115,7 +117,7 @@ impl DeviceReport {
             streamed: Streamed {
                 rows: engine.rows_streamed(),
                 chunk: engine.prompt_chunk(),
-                bytes: store.device.stream_clusters() as u64 * cluster,
+                bytes: lane.passing_clusters() as u64 * cluster,
             },
             bytes: clusters * cluster,
             numerics: if verdict.same_bits {
@@ -145,8 +147,8 @@ impl DeviceReport {
                 Some(_) => "neither --device nor the budget leaves room for a cluster",
                 None => "it would save no time, or no cluster is hot",
             }),
-            wait_ms: (store.device.waited() + waited + gates_waited).as_secs_f64() * 1e3,
-            lost: store.device.lost().map(ToString::to_string),
+            wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,
+            lost: lane.lost().map(ToString::to_string),
         }
     }
 

@@ -16,7 +16,7 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::device::{Device, Verdict};
+use crate::device::{DenseShape, Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -177,7 +177,10 @@ impl Opened<'_> {
     fn device_room(&self, room: &FfnRoom) -> u64 {
         let device = self.options.device.as_ref();
         let of = |device: &Device| {
-            let (shape, unified) = (self.ffn.of_device(), device.facts().unified);
+            let (shape, unified) = (
+                DenseShape::of(&self.ffn.format, self.ffn.kind),
+                device.facts().unified,
+            );
             let products = product_room(self.config, room.rows, self.options.batch, self.gates());
             let streamed = if self.verdict.is_some_and(|v| v.same_bits) {
                 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes()
@@ -216,7 +219,7 @@ impl Opened<'_> {
 
     /// Bytes of a cluster on a device.
     fn device_cluster(&self) -> u64 {
-        CLUSTER as u64 * self.ffn.of_device().neuron_bytes()
+        CLUSTER as u64 * DenseShape::of(&self.ffn.format, self.ffn.kind).neuron_bytes()
     }
 
     /// The device as a tier of memory.

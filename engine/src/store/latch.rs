@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// Shared by all parts of a store that can fail.
 #[derive(Debug, Default)]
-pub(super) struct Latch {
+pub(crate) struct Latch {
     first: OnceLock<String>,
     damage: Mutex<Option<Error>>,
 }

@@ -24,22 +24,23 @@ mod latch;
 mod layout;
 mod mapping;
 mod neurons;
+mod outside;
 mod prefetch;
 mod reads;
 mod residency;
 mod rules;
 #[cfg(test)]
 mod tests;
-mod tier;
 
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 pub(crate) use job::Step;
+pub(crate) use latch::Latch;
 #[cfg(test)]
 pub(crate) use layout::Cover;
 pub(crate) use layout::Layout;
 pub(crate) use neurons::{NeuronStore, StoreSetup, io_bytes};
+pub(crate) use outside::Outside;
 pub use prefetch::foresight::Foreseen;
 pub use residency::LayerResidency;
 pub(crate) use residency::{Known, Naming, Resident, region};
-pub(crate) use tier::{PassRows, StreamedFrom, TierSetup};

@@ -21,15 +21,15 @@ use super::job::Job;
 use super::latch::Latch;
 use super::layout::Layout;
 use super::mapping::Mapping;
+use super::outside::Outside;
 use super::prefetch::{Guesses, Prefetch};
 use super::reads::Reads;
 use super::residency::{Cold, Known, Naming, Preferences, Residency};
 use super::rules::{Policy, Rules};
-use super::tier::{Tier, TierSetup};
 use crate::ablation::Ablation;
+use crate::bundle::NeuronRows;
 use crate::counters::{Counters, nanoseconds};
 use crate::error::Error;
-use crate::matrix::Sharing;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 
@@ -42,6 +42,10 @@ fn region_memory(lock: bool) -> ArenaOptions {
         populate: false,
     }
 }
+
+/// Takes the rows of a cluster that lies outside: a bank, and the cluster's number.
+pub(crate) type Upload<'a> =
+    dyn FnMut([u32; 2], &mut dyn Iterator<Item = NeuronRows<'_>>) -> Result<(), Error> + 'a;
 
 /// Arguments of [`NeuronStore::open`].
 pub(crate) struct StoreSetup<'a> {
@@ -60,8 +64,6 @@ pub(crate) struct StoreSetup<'a> {
     pub gates_first: bool,
     /// By layer: every token needs all neurons, while other layers are sparse.
     pub always: Vec<bool>,
-    /// The device, if any.
-    pub tier: Option<TierSetup>,
     pub options: &'a Options,
     pub tracer: Tracer,
 }
@@ -74,9 +76,9 @@ pub(crate) struct NeuronStore {
     pub reads: Reads,
     pub prefetch: Prefetch,
     pub job: Job,
-    /// The device that holds clusters instead of these regions.
-    pub device: Tier,
-    /// The mapped file of the mmap ablation.
+    /// Clusters that lie outside of these regions.
+    pub outside: Outside,
+    /// The mapped file, for the mmap ablation.
     mapped: Option<Mapping>,
     /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
@@ -86,8 +88,7 @@ pub(crate) struct NeuronStore {
 }
 
 impl NeuronStore {
-    /// Starts the I/O thread, allocates the regions and fills them from the front of every bank:
-    /// the hottest neurons, if the container is sorted by temperature.
+    /// Starts the I/O thread and makes empty regions; [`NeuronStore::warm`] fills them.
     pub fn open(setup: StoreSetup<'_>) -> Result<Self, Error> {
         let StoreSetup {
             memory: plan,
@@ -112,16 +113,13 @@ impl NeuronStore {
             memory,
         };
         let shared = || Arc::clone(&layout);
-        let mut residency = Residency::new(shared(), plan, prefers)?;
+        let residency = Residency::new(shared(), plan, prefers)?;
         let reads = {
             let (latch, tracer) = (Arc::clone(&latch), tracer.clone());
             Reads::start(shared(), source, options, buffers, memory, latch, tracer)?
         };
-        let wanted = residency.wanted();
-        let device = Tier::new(shared(), setup.tier, &wanted, Arc::clone(&latch))?;
-        residency.begin_behind(device.prefixes());
         let (neurons, clusters) = (layout.neurons_at_once(), layout.clusters_at_once());
-        let mut store = Self {
+        Ok(Self {
             policy: Policy {
                 ablation,
                 costs: setup.costs,
@@ -131,19 +129,34 @@ impl NeuronStore {
             reads,
             prefetch: Prefetch::new(shared(), options.lab.read_ahead),
             job: Job::new(layout.banks(), neurons, clusters),
-            device,
+            outside: Outside::new(vec![0; layout.banks()]),
             mapped,
             threads: options.threads,
             counters: Counters::default(),
             latch,
             tracer,
             layout,
-        };
-        store.residency.adopt(plan)?;
-        store.reads.set_buffers(plan.stream_buffers);
-        store.fill(0)?;
-        store.device.settle()?;
-        Ok(store)
+        })
+    }
+
+    /// Warms the regions from the front of every bank: the hottest neurons, if the container is sorted by temperature. The
+    /// first ones, which lie outside, are handed to `upload`.
+    pub fn warm(
+        &mut self,
+        plan: &MemoryPlan,
+        outside: Outside,
+        upload: &mut Upload<'_>,
+    ) -> Result<(), Error> {
+        self.residency.begin_behind(outside.prefix());
+        self.outside = outside;
+        self.residency.adopt(plan)?;
+        self.reads.set_buffers(plan.stream_buffers);
+        self.fill(0, upload)
+    }
+
+    /// For others that serve the same passes: the first failure ends them all.
+    pub fn latch(&self) -> Arc<Latch> {
+        Arc::clone(&self.latch)
     }
 
     /// Switches to another plan between two passes. Texts do not depend on the plan.
@@ -166,26 +179,10 @@ impl NeuronStore {
         // Frees memory before allocating.
         let buffers = plan.stream_buffers.min(self.reads.most_buffers());
         self.reads.set_buffers(buffers);
-        let before = self.residency.banks.with_gates;
         let first = self.residency.set_plan(plan)?;
         self.reads.set_buffers(plan.stream_buffers);
         if let Some(first) = first {
-            self.fill(first)?;
-        }
-        if let (true, Some(gates)) = (
-            self.residency.banks.with_gates != before,
-            self.device.gates().cloned(),
-        ) {
-            self.residency.gates_mut().share(&gates);
-        }
-        Ok(())
-    }
-
-    /// Lets a device compute part of the resident gates, if all gates of a layer are needed.
-    pub fn share_gates(&mut self, sharing: &mut Sharing<'_>) -> Result<(), Error> {
-        if self.residency.banks.names_by_gates() {
-            let gates = self.residency.gates_mut().try_on(sharing)?;
-            self.device.set_gates(gates);
+            self.fill(first, &mut |_, _| Ok(()))?;
         }
         Ok(())
     }
@@ -230,9 +227,9 @@ fn rules<'a>(
     policy: Policy,
     residency: &'a Residency,
     job: &Job,
-    device: &Tier,
+    outside: &Outside,
 ) -> impl Fn(u32) -> Rules + use<'a> {
-    let (many, whole) = (job.many, device.streams());
+    let (many, whole) = (job.many, outside.all_needed);
     move |bank| policy.rules(residency.bank(bank), many, whole)
 }
 

@@ -91,9 +91,9 @@ pub(crate) struct Residency {
     hot_wanted: Vec<u32>,
     /// By bank: share of the tokens that visit it; empty without routing statistics.
     visits: Vec<f32>,
-    /// By bank: number of leading clusters held by a device.
-    on_device: Vec<u32>,
-    /// Target of the border between the regions, while it moves.
+    /// By bank: the first clusters, which lie outside of these regions.
+    outside: Vec<u32>,
+    /// Target of the border between the two regions, while it moves.
     goal: Option<Goal>,
     /// By bank: scale of the predictor margins.
     spreads: Vec<Spread>,
@@ -127,7 +127,7 @@ impl Residency {
             cold,
             hot_wanted: prefers.hot_wanted,
             visits: prefers.known.visits.clone(),
-            on_device: vec![0; layout.banks()],
+            outside: vec![0; layout.banks()],
             goal: None,
             spreads: vec![Spread::default(); layout.banks()],
             banks,
@@ -138,10 +138,10 @@ impl Residency {
         })
     }
 
-    /// Sets the number of leading clusters of each bank that a device holds.
-    pub(super) fn begin_behind(&mut self, on_device: &[u32]) {
-        self.on_device.copy_from_slice(on_device);
-        self.hot.begin_behind(on_device);
+    /// Leaves the first clusters of each bank to somebody else.
+    pub(super) fn begin_behind(&mut self, outside: &[u32]) {
+        self.outside.copy_from_slice(outside);
+        self.hot.begin_behind(outside);
     }
 
     /// Applies a plan to empty regions.
@@ -191,7 +191,7 @@ impl Residency {
         gates.hold_gates(&self.layout, 0)?;
         let content = self.banks.slots(plan.gate_banks > 0);
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
-        self.hot.begin_behind(&self.on_device);
+        self.hot.begin_behind(&self.outside);
         let eviction = self.ablation.eviction();
         self.cold = Cold::new(&self.layout, content, self.memory, eviction)?;
         Ok(())
@@ -252,8 +252,8 @@ impl Residency {
         &self.gates
     }
 
-    /// Exclusive access to Gate rows and scales, between two layers.
-    pub(super) fn gates_mut(&mut self) -> &mut Resident {
+    /// Exclusive access between two layers.
+    pub fn gates_mut(&mut self) -> &mut Resident {
         exclusive(&mut self.gates)
     }
 
@@ -301,15 +301,15 @@ impl Residency {
         }
     }
 
-    /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
-    pub fn by_layer(&self, on_device: impl Fn(u32) -> usize) -> Vec<LayerResidency> {
+    /// Looks up every neuron: milliseconds for a large model.
+    pub fn by_layer(&self, outside: impl Fn(u32) -> usize) -> Vec<LayerResidency> {
         let of_layer = |layer| {
             let mut found = LayerResidency::default();
             for bank in self.layout.banks_of(layer) {
                 found.neurons += self.layout.neurons(bank) as u64;
                 for cluster in 0..self.layout.clusters(bank) as u32 {
                     let neurons = self.layout.cluster_neurons(bank, cluster).len();
-                    if (cluster as usize) < on_device(bank) {
+                    if (cluster as usize) < outside(bank) {
                         found.device += neurons as u64;
                     } else if self.hot.contains(bank, cluster) {
                         found.hot += neurons as u64;
@@ -339,15 +339,14 @@ impl Residency {
     /// Hot clusters of each bank for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
-        if !self.visits.is_empty() && self.banks.scans(0) {
-            border::most_visited(units, &self.visits, &clusters)
-        } else {
-            border::behind(units, &self.wanted(), &clusters, &self.on_device)
+        match !self.visits.is_empty() && self.banks.scans(0) {
+            true => border::most_visited(units, &self.visits, &clusters),
+            false => border::behind(units, &self.wanted(), &clusters, &self.outside),
         }
     }
 
-    /// Target number of hot clusters of each bank.
-    pub(super) fn wanted(&self) -> Vec<u32> {
+    /// How many clusters of each bank are to be hot.
+    pub fn wanted(&self) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         (0..)
             .zip(self.hot_wanted.iter().zip(&clusters))

@@ -6,7 +6,6 @@ use emberflow_storage::io::{Faults, IoChoice, Profile, SimClock, SimOptions};
 use proptest::prelude::*;
 
 use super::job::Step;
-use super::tier::PassRows;
 use super::{Naming, NeuronStore};
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
@@ -26,11 +25,6 @@ fn world() -> World {
         (2, 0, 129),
     ];
     World::new(&banks, 24, DType::F32, 5)
-}
-
-/// Rows of a pass without a device.
-fn rows(own: usize) -> PassRows {
-    PassRows { own, streamed: 0 }
 }
 
 /// The active set of one unit, cluster by cluster.
@@ -77,7 +71,7 @@ fn run(
 ) -> Result<usize, Error> {
     let tokens = 1 + 40 * usize::from(chance(random, 0.3));
     let banks = needs.iter().map(|n| n.bank);
-    store.begin_layer(layer, banks, [].into_iter(), rows(tokens))?;
+    store.begin_layer(layer, banks, [].into_iter(), tokens)?;
     let mut open = 0;
     for (unit, of) in needs.iter().enumerate() {
         for ids in &of.clusters {
@@ -327,7 +321,7 @@ fn after_a_failure_the_store_refuses_to_work() {
             if run(&world, &mut store, 0, &needs, &mut random).is_err() {
                 failed += 1;
                 store.residency.cold.cache.check_invariants();
-                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), rows(1));
+                let again = store.begin_layer(1, [1].into_iter(), [].into_iter(), 1);
                 assert!(matches!(again, Err(Error::Failed { .. })), "{again:?}");
                 let plan = store.set_plan(&world.plan(false, 0, 300));
                 assert!(matches!(plan, Err(Error::Failed { .. })));
@@ -400,7 +394,7 @@ fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
 /// Begins a layer with one bank that needs all its neurons.
 fn begin_whole(store: &mut NeuronStore, layer: u32) {
     store
-        .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), rows(1))
+        .begin_layer(layer as usize, [layer].into_iter(), [].into_iter(), 1)
         .unwrap();
     for ids in &every_neuron(layer)[0].clusters {
         store.need(0, ids);

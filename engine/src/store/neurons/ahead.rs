@@ -31,7 +31,7 @@ impl NeuronStore {
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
         let partly = self.residency.banks.gates_partly();
         while self.reads.free_buffers() > 0 {
-            let rules = rules(self.policy, &self.residency, &self.job, &self.device);
+            let rules = rules(self.policy, &self.residency, &self.job, &self.outside);
             let Some(want) = self.prefetch.next(rules, partly) else {
                 break;
             };
@@ -80,7 +80,7 @@ impl NeuronStore {
     /// all neurons are needed and pass through stream buffers, the outcome is certain.
     pub(super) fn read_certain(&mut self, banks: impl Iterator<Item = u32>) -> Result<(), Error> {
         for bank in banks {
-            if !rules(self.policy, &self.residency, &self.job, &self.device)(bank).streams() {
+            if !rules(self.policy, &self.residency, &self.job, &self.outside)(bank).streams() {
                 continue;
             }
             for cluster in 0..self.layout.clusters(bank) as u32 {
@@ -113,10 +113,10 @@ impl NeuronStore {
     fn read_if_missing(&mut self, want: Want) -> Result<(), Error> {
         let Want { bank, cluster, .. } = want;
         let belongs_hot = self.residency.belongs_hot(bank, cluster);
-        let known = (cluster as usize) < self.device.holds(bank)
+        let known = (cluster as usize) < self.outside.holds(bank)
             || self.residency.hot.contains(bank, cluster)
             || self.reads.is_underway(bank, cluster);
-        let rules = rules(self.policy, &self.residency, &self.job, &self.device)(bank);
+        let rules = rules(self.policy, &self.residency, &self.job, &self.outside)(bank);
         let missing = || self.residency.cold.missing(&self.layout, bank, cluster);
         if !known
             && rules.read_ahead(belongs_hot, missing)
@@ -168,7 +168,7 @@ impl NeuronStore {
             let cache = &self.residency.cold.cache;
             let held = cache.contains(key) || cache.is_loading(key);
             if held
-                || (cluster as usize) < self.device.holds(bank)
+                || (cluster as usize) < self.outside.holds(bank)
                 || self.residency.hot.contains(bank, cluster)
                 || self.residency.belongs_hot(bank, cluster)
             {

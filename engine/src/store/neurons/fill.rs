@@ -7,8 +7,8 @@ use std::thread::Builder;
 use emberflow_storage::arena::ArenaPages;
 use emberflow_storage::io::Priority;
 
-use super::NeuronStore;
-use crate::device::NeuronRows;
+use super::{NeuronStore, Upload};
+use crate::bundle::NeuronRows;
 use crate::error::Error;
 use crate::store::bytes::check_cluster;
 use crate::store::content::SlotContent;
@@ -70,9 +70,9 @@ impl NeuronStore {
     /// Reads the banks from `first` on, cluster by cluster: all resident Gate rows, the hot
     /// clusters, then the next neurons by temperature until the cold region is full.
     ///
-    /// Other threads make the memory resident ahead of the reads, since clearing pages takes longer
-    /// than reading their content.
-    pub(super) fn fill(&mut self, first: usize) -> Result<(), Error> {
+    /// Other threads make the memory resident meanwhile, in the order in which it is filled:
+    /// clearing its pages takes longer than reading what they will hold.
+    pub(super) fn fill(&mut self, first: usize, upload: &mut Upload<'_>) -> Result<(), Error> {
         let memory = self.residency.memory_to_fill(first);
         let (threads, layout) = (self.threads, Arc::clone(&self.layout));
         let cold_per_bank = self.residency.cold_per_bank();
@@ -95,12 +95,11 @@ impl NeuronStore {
                         let content = *self.residency.banks.content(bank);
                         check_cluster(&layout, &content, [bank, cluster], buffer)?;
                         self.residency.fill_gates(bank, cluster, buffer);
-                        if self.device.lacks(bank, cluster) {
+                        if (cluster as usize) < self.outside.holds(bank) {
                             let gates = self.residency.gates();
-                            let mut rows = rows(&layout, content, gates, [bank, cluster], buffer);
-                            self.device.upload(bank, cluster, &mut rows)?;
-                        }
-                        if (cluster as usize) >= self.device.holds(bank) {
+                            let of = [bank, cluster];
+                            upload(of, &mut rows(&layout, content, gates, of, buffer))?;
+                        } else {
                             self.residency.fill(bank, cluster, cold_per_bank, buffer);
                         }
                     }

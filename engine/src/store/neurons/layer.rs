@@ -19,17 +19,17 @@ use emberflow_storage::io::Priority;
 use super::ahead::drop_strays;
 use super::{NeuronStore, rules};
 use crate::ablation::Keep;
+use crate::bundle::NeuronRows;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
-use crate::device::NeuronRows;
 use crate::error::Error;
 use crate::store::bytes::{ClusterBytes, ClusterMemory, Place};
 use crate::store::job::{ByteSource, Held, Item, Job, Step, UnitWork};
+use crate::store::outside::Outside;
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
 use crate::store::residency::{Cold, Leave};
 use crate::store::rules::{ClusterState, Way};
-use crate::store::tier::{PassRows, Tier};
 
 /// Looks up a neuron in the cold region and pins it on a hit.
 #[inline]
@@ -84,18 +84,18 @@ pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usi
     }
 }
 
-/// The bytes of an item, including those in the memory of `device`.
+/// The bytes of an item, with those that lie `outside` and may be read.
 #[inline]
 fn bytes<'a>(
     job: &'a Job,
     memory: ClusterMemory<'a>,
-    device: Option<&'a Tier>,
+    outside: &'a Outside,
     item: usize,
 ) -> ClusterBytes<'a> {
     let it = &job.items[item];
     let place = match &it.source {
         ByteSource::Hot(slot) => Place::Hot(memory.residency.hot.bytes(*slot)),
-        ByteSource::Shared => (device.and_then(|device| device.shared(it.bank, it.cluster)))
+        ByteSource::Shared => (outside.shared(it.bank, it.cluster))
             .map_or(Place::Nowhere, |(part, neurons)| {
                 Place::Shared(part, neurons)
             }),
@@ -131,7 +131,7 @@ impl NeuronStore {
         number: usize,
         banks: impl Iterator<Item = u32> + Clone,
         after: impl Iterator<Item = u32> + Clone,
-        rows: PassRows,
+        rows: usize,
     ) -> Result<(), Error> {
         self.latch.check()?;
         if let Some(mapped) = &mut self.mapped {
@@ -144,10 +144,9 @@ impl NeuronStore {
         self.residency.begin_layer(end.saturating_sub(1));
         self.judge(number, banks.clone())?;
         self.prefetch.begin_layer(number, after);
-        self.device.begin(rows);
-        self.job.begin(number, rows.all());
+        self.job.begin(number, rows);
         for bank in banks.clone() {
-            let rules = rules(self.policy, &self.residency, &self.job, &self.device)(bank);
+            let rules = rules(self.policy, &self.residency, &self.job, &self.outside)(bank);
             (self.job).add_unit(bank, self.layout.clusters(bank), rules);
         }
         drop_strays(&mut self.reads, &self.prefetch, &self.job);
@@ -164,11 +163,10 @@ impl NeuronStore {
             needed: ids.len(),
             ..ClusterState::default()
         };
-        let shared = (cluster as usize) < self.device.holds(bank);
-        let hot = if found.needed > 0 && !rules.mapped && !shared {
-            self.residency.hot.get_pin(bank, cluster)
-        } else {
-            None
+        let shared = (cluster as usize) < self.outside.holds(bank);
+        let hot = match found.needed > 0 && !rules.mapped && !shared {
+            true => self.residency.hot.get_pin(bank, cluster),
+            false => None,
         };
         found.hot = hot.is_some() || shared;
         if found.needed > 0 && !found.hot {
@@ -308,28 +306,19 @@ impl NeuronStore {
             latch: &self.latch,
             tracer: &self.tracer,
         };
-        bytes(&self.job, memory, Some(&self.device), item)
+        bytes(&self.job, memory, &self.outside, item)
     }
 
-    /// Copies a complete item to buffer `buffer` of the device, as its `place`-th cluster. Returns
-    /// false if the device has failed.
-    pub fn upload_streamed(
-        &mut self,
+    /// What `then` makes of the rows of a complete item, all of whose neurons are needed.
+    pub fn with_rows<T>(
+        &self,
         item: usize,
-        buffer: usize,
-        place: usize,
-    ) -> Result<bool, Error> {
-        let memory = ClusterMemory {
-            layout: &self.layout,
-            residency: &self.residency,
-            mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),
-            latch: &self.latch,
-            tracer: &self.tracer,
-        };
-        let bytes = bytes(&self.job, memory, None, item);
-        let (format, gates) = (self.layout.format, self.residency.gates());
+        then: impl FnOnce(&mut dyn Iterator<Item = NeuronRows<'_>>) -> T,
+    ) -> T {
+        let (bytes, format) = (self.cluster(item), self.layout.format);
+        let gates = self.residency.gates();
         let mut rows = bytes.ids().iter().enumerate().filter_map(|(i, &neuron)| {
-            // Damage is reported below.
+            // What is damaged is reported by `NeuronStore::intact`.
             let of = bytes.neuron(i)?;
             Some(NeuronRows {
                 gate: match of.gate {
@@ -340,10 +329,7 @@ impl NeuronStore {
                 down: format.down(of.down, of.scales),
             })
         });
-        let uploaded = self.device.upload_streamed(buffer, place, &mut rows)?;
-        drop(rows);
-        self.intact()?;
-        Ok(uploaded)
+        then(&mut rows)
     }
 
     /// Called after an item's gates are computed: requests Up and Down of the neurons that fire and

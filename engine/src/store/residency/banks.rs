@@ -26,7 +26,7 @@ pub(crate) struct Banks {
     /// Slot layouts without and with resident Gate rows.
     contents: [SlotContent; 2],
     /// Number of leading banks with resident Gate rows.
-    pub(in crate::store) with_gates: usize,
+    pub with_gates: usize,
 }
 
 impl Banks {

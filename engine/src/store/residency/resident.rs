@@ -9,24 +9,16 @@ use emberflow_kernels::Row;
 use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
 use crate::bundle::NeuronFormat;
-use crate::device::products::{OnDevice, Products};
 use crate::error::Error;
 use crate::matrix::Matrix;
-use crate::matrix::Sharing;
 use crate::store::layout::Layout;
 
 /// Gate rows and scales by bank.
 pub(crate) struct Resident {
     format: NeuronFormat,
-    gates: Vec<Option<Gates>>,
+    /// Without their scales where these are apart.
+    gates: Vec<Option<Matrix>>,
     scales: Vec<Vec<u8>>,
-}
-
-/// The Gate rows of a bank.
-struct Gates {
-    bytes: Arc<Slot>,
-    /// The device that computes some of them, if any.
-    device: Option<OnDevice>,
 }
 
 /// Gate rows of a bank at a constant stride.
@@ -62,11 +54,9 @@ impl Resident {
             if bank >= banks {
                 *gates = None;
             } else if gates.is_none() {
-                let len = layout.neurons(bank as u32) * self.format.gate_len();
-                *gates = Some(Gates {
-                    bytes: Arc::new(region(len)?),
-                    device: None,
-                });
+                let (rows, format) = (layout.neurons(bank as u32), &self.format);
+                let bytes = Arc::new(region(rows * format.gate_len())?);
+                *gates = Some(Matrix::new(format.dtype, rows, format.d, bytes));
             }
         }
         Ok(())
@@ -76,14 +66,14 @@ impl Resident {
     #[inline]
     pub fn gate(&self, bank: u32, neuron: u32) -> Option<Row<'_>> {
         let len = self.format.gate_len();
-        let gates = self.gates[bank as usize].as_ref()?.bytes.as_slice();
+        let gates = self.gates[bank as usize].as_ref()?.bytes();
         let bytes = &gates[neuron as usize * len..][..len];
         Some(self.format.gate(bytes, self.scales(bank, neuron)))
     }
 
-    /// All Gate rows of a bank, if resident with inline scales.
+    /// All Gate rows of a bank, where resident with inline scales.
     pub fn gates(&self, bank: u32) -> Option<ResidentGates<'_>> {
-        let bytes = self.gates[bank as usize].as_ref()?.bytes.as_slice();
+        let bytes = self.gates[bank as usize].as_ref()?.bytes();
         self.format.inline_scales.then(|| ResidentGates {
             bytes,
             stride: self.format.gate_len(),
@@ -92,63 +82,30 @@ impl Resident {
 
     /// Mutable Gate rows of a bank, if resident and not shared with a device.
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
-        let gates = self.gates[bank as usize].as_mut()?;
-        Arc::get_mut(&mut gates.bytes).map(Slot::as_mut_slice)
+        self.gates[bank as usize].as_mut()?.bytes_mut()
     }
 
     /// Memory of a bank's Gate rows, if resident.
     pub fn gate_pages(&self, bank: u32) -> Option<ArenaPages> {
-        let gates = self.gates[bank as usize].as_ref()?;
-        Some(gates.bytes.pages())
+        Some(self.gates[bank as usize].as_ref()?.pages())
     }
 
-    /// A bank's Gate rows as a matrix, if resident with inline scales.
-    fn gate_matrix(&self, bank: u32) -> Option<Matrix> {
-        let gates = self.gates[bank as usize].as_ref()?;
-        let format = &self.format;
-        let rows = gates.bytes.as_slice().len() / format.gate_len();
-        (format.inline_scales)
-            .then(|| Matrix::new(format.dtype, rows, format.d, Arc::clone(&gates.bytes)))
+    /// A bank's Gate rows as a matrix, where resident with inline scales.
+    pub fn matrix(&self, bank: u32) -> Option<&Matrix> {
+        let gates = self.gates[bank as usize].as_ref();
+        gates.filter(|_| self.format.inline_scales)
     }
 
-    /// Lets a device compute part of the gates if that is faster. Returns its products, if so.
-    pub fn try_on(&mut self, sharing: &mut Sharing<'_>) -> Result<Option<Arc<Products>>, Error> {
-        let banks = 0..self.gates.len() as u32;
-        let mut all: Vec<_> = banks.map(|bank| self.gate_matrix(bank)).collect();
-        sharing.share(all.iter_mut().flatten())?;
-        let mut products = None;
-        for (gates, matrix) in self.gates.iter_mut().zip(all) {
-            let device = matrix.and_then(|matrix| matrix.device().cloned());
-            if let (Some(gates), Some(device)) = (gates, device) {
-                products = Some(Arc::clone(&device.of));
-                gates.device = Some(device);
-            }
-        }
-        Ok(products)
-    }
-
-    /// Lets a device compute part of the gates again after they became resident.
-    pub fn share(&mut self, products: &Arc<Products>) {
-        for bank in 0..self.gates.len() {
-            let matrix = self.gate_matrix(bank as u32);
-            let device = matrix.and_then(|matrix| products.share(matrix.shared()));
-            if let Some(gates) = &mut self.gates[bank] {
-                gates.device = device;
-            }
-        }
+    /// The same of all banks, for a device to compute some of their rows.
+    pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        let whole = self.format.inline_scales;
+        self.gates.iter_mut().flatten().filter(move |_| whole)
     }
 
     /// Returns all gates to the CPU.
     pub fn unshare(&mut self) {
-        let shared = self.gates.iter_mut().flatten();
-        for device in shared.filter_map(|gates| gates.device.take()) {
-            device.give_back();
-        }
-    }
-
-    /// The device that computes some of a bank's gates.
-    pub fn device(&self, bank: u32) -> Option<&OnDevice> {
-        self.gates[bank as usize].as_ref()?.device.as_ref()
+        self.matrices_mut()
+            .for_each(|matrix| matrix.set_device(None));
     }
 
     /// The scales of a neuron; empty if inline.

@@ -4,14 +4,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::gates::{GateWork, add_bias};
 use crate::cluster::CLUSTER;
 use crate::device::products::{Begun, Products};
 use crate::input::Input;
 use crate::store::Resident;
 
 /// Products of a bank's last Gate rows, under way on a device.
-pub(super) struct BegunGates {
+pub(crate) struct BegunGates {
     products: Arc<Products>,
     begun: Begun,
     /// The first row.
@@ -28,7 +27,7 @@ impl BegunGates {
         neurons: Range<usize>,
         input: Input<'_>,
     ) -> Option<Self> {
-        let device = resident.device(bank)?;
+        let device = resident.matrix(bank)?.device()?;
         let products = Arc::clone(&device.of);
         let begun = products.begin(&[(device.matrix, neurons)], input)?;
         let row = *begun.left.first()?;
@@ -41,10 +40,10 @@ impl BegunGates {
     }
 
     /// Waits for them. `then` is given the products, `[tokens × rows]`. `None` if the device was lost.
-    pub fn take<T>(&self, tokens: usize, then: impl FnOnce(Rows<'_>) -> T) -> Option<T> {
+    pub fn take<T>(&self, tokens: usize, then: impl FnOnce(GateProducts<'_>) -> T) -> Option<T> {
         let first = self.row;
         self.products.results(&self.begun, tokens, |values| {
-            then(Rows {
+            then(GateProducts {
                 values,
                 first,
                 tokens,
@@ -55,21 +54,19 @@ impl BegunGates {
 
 /// Products of rows that a device has computed, `[tokens × rows]`.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(crate) struct GateProducts<'a> {
     values: &'a [f32],
     first: usize,
     tokens: usize,
 }
 
-impl GateWork<'_> {
-    /// As [`GateWork::resident`], from products of rows.
-    pub fn of_products(&self, rows: Rows<'_>, neurons: Range<usize>, gates: &mut [f32]) {
-        let all = rows.values.len() / rows.tokens;
-        for (gates, n) in gates.chunks_exact_mut(rows.tokens).zip(neurons.clone()) {
-            let products = rows.values.chunks_exact(all).map(|v| v[n - rows.first]);
+impl GateProducts<'_> {
+    /// Those of neurons, `[neurons × tokens]`.
+    pub fn of(&self, neurons: Range<usize>, gates: &mut [f32]) {
+        let all = self.values.len() / self.tokens;
+        for (gates, n) in gates.chunks_exact_mut(self.tokens).zip(neurons) {
+            let products = (self.values.chunks_exact(all)).map(|v| v[n - self.first]);
             gates.iter_mut().zip(products).for_each(|(g, p)| *g = p);
         }
-        add_bias(self.bias.get(neurons).unwrap_or(&[]), gates);
-        self.gating.apply(self.cpu, self.cutoffs, gates);
     }
 }

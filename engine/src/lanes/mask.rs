@@ -9,7 +9,7 @@
 use crate::cluster::CLUSTER;
 
 /// Words per cluster.
-pub(super) const fn words(rows: usize) -> usize {
+pub(crate) const fn words(rows: usize) -> usize {
     CLUSTER * rows / 64
 }
 
@@ -17,7 +17,7 @@ const _: () = assert!(CLUSTER.is_multiple_of(64));
 
 /// Sets the bit of each pair with margin ≥ 0 and clears the others, for `margins [neurons × rows]`
 /// of at most one cluster. Returns the number of set bits.
-pub(super) fn set_wanted(words: &mut [u64], margins: &[f32]) -> u64 {
+pub(crate) fn set_wanted(words: &mut [u64], margins: &[f32]) -> u64 {
     let mut count = 0;
     for (word, margins) in words.iter_mut().zip(margins.chunks(64)) {
         *word = 0;
@@ -41,14 +41,14 @@ fn below(bits: usize) -> u64 {
 
 /// Whether a pair is wanted.
 #[inline]
-pub(super) fn has(words: &[u64], rows: usize, n: usize, row: usize) -> bool {
+pub(crate) fn has(words: &[u64], rows: usize, n: usize, row: usize) -> bool {
     let bit = n * rows + row;
     words[bit / 64] >> (bit % 64) & 1 == 1
 }
 
 /// Number of rows that want neuron `n`.
 #[inline]
-pub(super) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
+pub(crate) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
     let (start, end) = (n * rows, (n + 1) * rows);
     let mut count = 0;
     for at in start / 64..end.div_ceil(64) {
@@ -60,7 +60,7 @@ pub(super) fn count(words: &[u64], rows: usize, n: usize) -> u32 {
 }
 
 /// Calls `then` for each of the first `neurons` neurons that any row wants, ascending.
-pub(super) fn for_each_wanted(
+pub(crate) fn for_each_wanted(
     words: &[u64],
     rows: usize,
     neurons: usize,
@@ -84,7 +84,7 @@ pub(super) fn for_each_wanted(
 }
 
 /// Zeroes the values of neuron `n`, one per row, whose pair is not wanted.
-pub(super) fn keep_wanted(words: &[u64], n: usize, values: &mut [f32]) {
+pub(crate) fn keep_wanted(words: &[u64], n: usize, values: &mut [f32]) {
     let rows = values.len();
     for (row, value) in values.iter_mut().enumerate() {
         if !has(words, rows, n, row) {

@@ -1,20 +1,10 @@
-//! How far a layer has come whose clusters pass through a device.
+//! How far a layer has come of which a device computes some rows with all clusters.
 
 use std::ops::Range;
 
-use crate::device::Ticket;
-
-/// Work of a device on a group that is under way.
-pub(super) struct Underway {
-    pub ticket: Ticket,
-    pub clusters: usize,
-    /// When, by the tracer.
-    pub start: u64,
-}
-
 /// How far a layer has come.
 #[derive(Default)]
-pub(super) struct Streaming {
+pub(super) struct Passing {
     /// Clusters that the device holds and is to compute yet.
     pub held: Range<usize>,
     /// Groups that were begun.
@@ -25,14 +15,13 @@ pub(super) struct Streaming {
     pub group: Option<Range<usize>>,
     /// Something was submitted, so that what follows goes on from there.
     pub begun: bool,
-    pub underway: Option<Underway>,
     /// How many (neuron, row) pairs a predictor wants; `None` for all.
     pub wanted: Option<u64>,
 }
 
 /// What the caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     No,
     /// That the group's buffer is being computed, so that the other one is free.
     ForGroup,
@@ -48,7 +37,7 @@ pub(super) struct Piece {
     pub held: bool,
 }
 
-impl Streaming {
+impl Passing {
     /// A layer of which the device holds so many clusters, and is to compute so many pairs.
     pub fn begin(&mut self, held: usize, wanted: Option<u64>) {
         *self = Self {
@@ -56,6 +45,13 @@ impl Streaming {
             wanted,
             ..Self::default()
         };
+    }
+
+    /// A group of clusters, those that the device does not hold.
+    pub fn begin_group(&mut self, clusters: Range<usize>) {
+        self.groups += 1;
+        self.missing = clusters.len();
+        self.group = Some(clusters).filter(|clusters| !clusters.is_empty());
     }
 
     /// The number of the buffer that the group passes through.
@@ -98,20 +94,20 @@ mod tests {
 
     #[test]
     fn pieces_come_in_the_order_of_clusters() {
-        let mut streaming = Streaming::default();
-        streaming.begin(5, None);
-        (streaming.group, streaming.missing) = (Some(5..8), 1);
+        let mut passing = Passing::default();
+        passing.begin(5, None);
+        passing.begin_group(5..8);
         let mut seen = Vec::new();
         for _ in 0..4 {
-            if let Some(piece) = streaming.next(3) {
+            if let Some(piece) = passing.next(3) {
                 seen.push((piece.clusters.clone(), piece.held));
-                streaming.submitted(&piece);
+                passing.submitted(&piece);
             } else {
-                // It has arrived.
-                streaming.missing = 0;
+                // All have arrived.
+                passing.missing = 0;
             }
         }
         assert_eq!(seen, [(0..3, true), (3..5, true), (5..8, false)]);
-        assert!(streaming.next(3).is_none() && streaming.begun);
+        assert!(passing.next(3).is_none() && passing.begun);
     }
 }

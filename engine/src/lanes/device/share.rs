@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::trace::Tracer;
 
-use super::Matrix;
 use crate::device::check::{Numbers, accept, deviation, wrong};
 use crate::device::products::{OnDevice, ProductRoom, Products, Sample, Samples};
 use crate::device::{
@@ -16,6 +15,7 @@ use crate::device::{
 };
 use crate::error::Error;
 use crate::input::Input;
+use crate::matrix::Matrix;
 
 /// Token counts that are timed.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
@@ -93,10 +93,10 @@ impl Sharing<'_> {
                 continue;
             };
             for (matrix, number) in kind.matrices {
-                matrix.set_device(OnDevice {
+                matrix.set_device(Some(OnDevice {
                     of: Arc::clone(&products),
                     matrix: number,
-                });
+                }));
             }
         }
         Ok(())

@@ -1,0 +1,628 @@
+//! A device as a lane, and as a tier of memory: the first clusters of each bank, the hottest ones, lie there and in no
+//! other region. They are uploaded once, when memory is warmed.
+//!
+//! Where the device's memory is the machine's, the CPU reads the same bytes, so that the border between what the device
+//! computes and what the CPU does moves from pass to pass and nothing is copied. Otherwise the device computes all that it
+//! holds.
+//!
+//! In a prompt it may compute some rows, the first ones, with all clusters (PowerInfer-2 §4.1.1): those that it does not
+//! hold pass through two buffers. Clusters that the CPU cannot read it computes for the CPU's rows as well, before the
+//! others: a pass reads none of them from flash.
+//!
+//! ```text
+//! a group    bytes complete ─▶ upload ─▶ submit           the CPU's sums, as ever
+//! buffers    group n + 1 ─▶ one of them                   group n is computed from the other
+//! sums       stay on the device, piece by piece           one wait at the end
+//! ```
+
+mod gates;
+mod passing;
+mod share;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emberflow_storage::trace::Tracer;
+
+pub(crate) use self::gates::{BegunGates, GateProducts};
+pub(crate) use self::passing::Wait;
+use self::passing::{Passing, Piece};
+pub(crate) use self::share::Sharing;
+use super::{LayerRows, Rect, UnitRows, mask};
+use crate::cluster::{CLUSTER, prefixes};
+use crate::counters::nanoseconds;
+use crate::device::products::Products;
+use crate::device::{
+    Clusters, DeviceError, InUse, Memory, NeuronRows, Part, ProductRoom, Program, Room, Sums,
+    Ticket, Widths, Work,
+};
+use crate::error::Error;
+use crate::split::Product;
+use crate::store::{Latch, Layout, NeuronStore, Outside};
+use crate::trace;
+
+/// What a device is to hold and to compute.
+pub(crate) struct Setup {
+    /// The device.
+    pub device: Arc<InUse>,
+    /// Clusters of all banks.
+    pub clusters: u64,
+    /// How many of them it computes.
+    pub widths: Widths,
+    /// The largest pieces of its work.
+    pub room: Room,
+    /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
+    pub at_once: usize,
+}
+
+/// Rows of a pass that a layer is computed for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PassRows {
+    /// By the caller.
+    pub own: usize,
+    /// By a device, with all clusters.
+    pub first: usize,
+}
+
+impl PassRows {
+    /// Both.
+    pub fn all(self) -> usize {
+        self.own + self.first
+    }
+}
+
+/// Where the neurons of a piece of work are.
+#[derive(Clone, Copy)]
+enum Place {
+    /// With those of their bank that the device holds.
+    Held,
+    /// In a buffer, by number.
+    Buffer(usize),
+}
+
+/// A piece of work under way.
+struct Underway {
+    ticket: Ticket,
+    clusters: usize,
+    /// When it was submitted, by the tracer.
+    start: u64,
+}
+
+/// What a lane has computed since it was opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Computed {
+    /// (neuron, row) pairs that fired.
+    pub fired: u64,
+    /// Bytes of weights.
+    pub bytes: u64,
+}
+
+/// A device that holds and computes clusters. Once it has failed it does neither.
+pub(crate) struct DeviceLane {
+    layout: Arc<Layout>,
+    latch: Arc<Latch>,
+    tracer: Tracer,
+    device: Arc<InUse>,
+    /// What computes gates from resident rows.
+    gates: Option<Arc<Products>>,
+    /// By bank: where its clusters are, and which of them were uploaded.
+    parts: Vec<Option<Part>>,
+    uploaded: Vec<Vec<bool>>,
+    widths: Widths,
+    /// Buffers that clusters pass through, of so many each.
+    buffers: Option<[Part; 2]>,
+    at_once: usize,
+    /// The current layer, and for which rows what is outside was told; none yet after another room.
+    layer: usize,
+    rows: PassRows,
+    passing: Passing,
+    underway: Option<Underway>,
+    /// It failed in this layer: its sums are missing.
+    lost: bool,
+    computed: Computed,
+    /// Time that its sums were waited for.
+    waited: Duration,
+}
+
+impl DeviceLane {
+    /// Makes room for the hottest clusters of a store that is to be filled; what lies outside of it then.
+    ///
+    /// # Errors
+    /// The device has no memory for them.
+    pub fn new(setup: Setup, store: &NeuronStore) -> Result<(Self, Outside), Error> {
+        let layout = Arc::clone(&store.layout);
+        let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
+        let hot: u64 = wanted.iter().copied().map(u64::from).sum();
+        let prefix = match setup.clusters <= hot {
+            true => prefixes(setup.clusters, &wanted, &clusters),
+            // Somebody asked for more than is hot.
+            false => prefixes(setup.clusters, &clusters, &clusters),
+        };
+        let mut lane = Self {
+            latch: store.latch(),
+            tracer: store.tracer.clone(),
+            gates: None,
+            parts: vec![None; prefix.len()],
+            uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
+            widths: setup.widths,
+            buffers: None,
+            at_once: setup.at_once,
+            layer: 0,
+            rows: PassRows::default(),
+            passing: Passing::default(),
+            underway: None,
+            lost: false,
+            computed: Computed::default(),
+            waited: Duration::ZERO,
+            device: setup.device,
+            layout,
+        };
+        let device = Arc::clone(&lane.device);
+        let mut backend = device.backend();
+        backend.prepare(&Program::Room(setup.room))?;
+        for (bank, part) in lane.parts.iter_mut().enumerate() {
+            let neurons = held_neurons(&lane.layout, bank as u32, &prefix);
+            if neurons > 0 {
+                *part = Some(backend.memory(Memory::Held(neurons))?);
+            }
+        }
+        drop(backend);
+        lane.reserve_buffers(setup.room.rows)?;
+        Ok((lane, Outside::new(prefix)))
+    }
+
+    /// Uploads a cluster that it is to hold, unless it has it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn upload(
+        &mut self,
+        [bank, cluster]: [u32; 2],
+        rows: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<(), Error> {
+        let of_bank = &mut self.uploaded[bank as usize];
+        let uploaded = of_bank.get_mut(cluster as usize);
+        let (Some(uploaded @ false), Some(part)) = (uploaded, self.parts[bank as usize]) else {
+            return Ok(());
+        };
+        let first = self.layout.cluster_neurons(bank, cluster).start as usize;
+        self.device.backend().upload(part, first, rows)?;
+        *uploaded = true;
+        Ok(())
+    }
+
+    /// Finds the bytes that the CPU may read, once all are uploaded.
+    ///
+    /// # Errors
+    /// The driver's, unless the CPU can go on.
+    pub fn settle(&self, outside: &mut Outside) -> Result<(), Error> {
+        if self.widths.0.is_empty() {
+            return Ok(());
+        }
+        for (bank, part) in self.parts.iter().enumerate() {
+            if let Some(part) = part {
+                let found = self.device.backend().host(*part);
+                let bytes = self.device.or_lost(found)?.flatten();
+                let neurons = held_neurons(&self.layout, bank as u32, outside.prefix());
+                outside.bytes[bank] = bytes.map(|bytes| (bytes, neurons));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
+    ///
+    /// # Errors
+    /// It has no memory for that; it is not used before there is room for others.
+    pub fn set_room(
+        &mut self,
+        room: &Room,
+        products: ProductRoom,
+        widths: &Widths,
+    ) -> Result<(), DeviceError> {
+        if self.is_lost() {
+            return Ok(());
+        }
+        (self.widths, self.rows) = (widths.clone(), PassRows::default());
+        self.device.backend().prepare(&Program::Room(*room))?;
+        let reserved = self.reserve_buffers(room.rows);
+        if reserved.is_err() {
+            // Not again for each prompt.
+            self.at_once = 0;
+        }
+        reserved?;
+        (self.device.backend()).prepare(&Program::ProductRoom(products))?;
+        if let Some(gates) = &self.gates {
+            gates.set_results(products.results);
+        }
+        Ok(())
+    }
+
+    /// Makes the buffers that others pass through, if passes of `rows` rows do that.
+    fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
+        if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
+            let mut device = self.device.backend();
+            let first = device.memory(Memory::Passing(self.at_once * CLUSTER))?;
+            match device.memory(Memory::Passing(self.at_once * CLUSTER)) {
+                Ok(second) => self.buffers = Some([first, second]),
+                Err(e) => {
+                    device.release(first);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on without the device where it has failed.
+    ///
+    /// # Errors
+    /// The failure, unless the CPU can go on.
+    pub fn or_lost(&self, made: Result<(), DeviceError>) -> Result<(), Error> {
+        self.device.or_lost(made).map(|_| ())
+    }
+
+    fn is_lost(&self) -> bool {
+        self.device.lost().is_some()
+    }
+
+    /// Begins a layer of a pass: what of it lies outside is computed there.
+    pub fn begin(&mut self, layer: usize, rows: PassRows, outside: &mut Outside) {
+        let streams = rows.first > 0;
+        (outside.all_needed, outside.lost) = (streams, self.is_lost());
+        (self.layer, self.underway) = (layer, None);
+        let same = rows.all() == self.rows.all() && streams == (self.rows.first > 0);
+        if same || self.widths.0.is_empty() || outside.lost {
+            return;
+        }
+        self.rows = rows;
+        for bank in 0..self.parts.len() {
+            outside.computed[bank] = match streams {
+                true if outside.bytes[bank].is_some() => 0,
+                true => outside.prefix()[bank],
+                false => self.clusters_for(outside, bank as u32, rows.all()),
+            };
+        }
+    }
+
+    /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
+    pub fn first_rows(&self, rows: usize) -> usize {
+        match self.buffers.is_some() && !self.is_lost() {
+            true => self.widths.streamed(rows),
+            false => 0,
+        }
+    }
+
+    /// Most clusters that pass through a buffer at once.
+    pub fn at_once(&self) -> usize {
+        self.at_once.max(1)
+    }
+
+    /// Whether it has failed in this layer, so that sums are missing; not told again.
+    pub fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Pairs that a predictor wants of the rows that it computes with all clusters; `None` for all. Known before
+    /// [`DeviceLane::begin_pieces`].
+    pub fn set_wanted(&mut self, wanted: Option<u64>) {
+        self.passing.wanted = wanted;
+    }
+
+    /// See [`DeviceLane::set_wanted`].
+    pub fn wanted(&self) -> Option<u64> {
+        self.passing.wanted
+    }
+
+    /// Begins to compute its clusters for the CPU's rows, before all other sums, in pieces of `at_once` at most: `out`
+    /// begins with them, once [`DeviceLane::end_pieces`] has taken the last.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on; or the store's, whose reads go on meanwhile.
+    pub fn begin_pieces(
+        &mut self,
+        of: &LayerRows<'_>,
+        store: &mut NeuronStore,
+        at_once: usize,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        if of.first.is_some() {
+            let held = store.outside.holds(of.own.bank);
+            self.passing.begin(held, self.passing.wanted);
+        }
+        let held = store.outside.computes(of.own.bank);
+        for first in (0..held).step_by(at_once) {
+            // Reads go on while the piece before is waited for.
+            store.poll()?;
+            store.advance()?;
+            self.take(&mut [])?;
+            let (unit, clusters) = (of.own, first..held.min(first + at_once));
+            let sums = Sums::Total {
+                begins: first == 0,
+                ends: clusters.end == held,
+            };
+            self.submit(&Rect { unit, clusters }, Place::Held, sums)?;
+        }
+        match of.first {
+            // What follows is for other rows.
+            Some(_) if held > 0 => self.take(out),
+            Some(_) => Ok(()),
+            None => {
+                self.count_bytes(held * CLUSTER);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the pieces that were begun.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on.
+    pub fn end_pieces(&mut self, of: &LayerRows<'_>, out: &mut [f32]) -> Result<(), Error> {
+        match of.first {
+            Some(_) => Ok(()),
+            None => self.take(out),
+        }
+    }
+
+    /// Takes the sums of its own rows with all of a unit's clusters.
+    ///
+    /// # Errors
+    /// As [`DeviceLane::end_pieces`].
+    pub fn end_rows(&mut self, neurons: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.count_bytes(neurons);
+        self.take(out)
+    }
+
+    fn count_bytes(&mut self, neurons: usize) {
+        let format = &self.layout.format;
+        self.computed.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
+    }
+
+    /// Begins a group of the CPU's clusters, which its own rows need too.
+    pub fn begin_group(&mut self, of: &LayerRows<'_>, store: &NeuronStore, group: &Range<usize>) {
+        if of.first.is_some() && !self.lost {
+            let held = store.outside.holds(of.own.bank);
+            self.passing.begin_group(held.max(group.start)..group.end);
+        }
+    }
+
+    /// Uploads a cluster of the group whose bytes are complete, unless the device holds it. It is the store's item of the
+    /// same number, as such layers have one unit.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on; or damage of the bytes.
+    pub fn pass(&mut self, store: &mut NeuronStore, cluster: usize) -> Result<(), Error> {
+        let group = self.passing.group.as_ref();
+        let Some(group) = group.filter(|group| group.contains(&cluster) && !self.lost) else {
+            return Ok(());
+        };
+        let place = (cluster - group.start) * CLUSTER;
+        let Some(buffers) = self.buffers.filter(|_| !self.is_lost()) else {
+            self.lost = true;
+            return Ok(());
+        };
+        let part = buffers[self.passing.buffer()];
+        let upload = |rows: &mut dyn Iterator<Item = NeuronRows<'_>>| {
+            self.device.backend().upload(part, place, rows)
+        };
+        let uploaded = store.with_rows(cluster, upload);
+        match self.latch.keep(self.device.or_lost(uploaded))? {
+            Some(_) => self.passing.missing -= 1,
+            None => self.lost = true,
+        }
+        store.intact()
+    }
+
+    /// Has the device compute for its own rows what it has whole, once it is free, and waits for that as `wait` says.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on.
+    pub fn go_on(&mut self, of: &LayerRows<'_>, wait: Wait) -> Result<(), Error> {
+        let Some(unit) = of.first else {
+            return Ok(());
+        };
+        while let Some(piece) = self.passing.next(self.at_once()) {
+            let waits = match wait {
+                Wait::No => false,
+                Wait::ForGroup => self.passing.group.is_some(),
+                Wait::ForAll => true,
+            };
+            if !waits && !self.lost && !self.is_free()? {
+                return Ok(());
+            }
+            self.take(&mut [])?;
+            if self.lost {
+                return Ok(());
+            }
+            self.submit_piece(unit, &piece)?;
+            self.passing.submitted(&piece);
+        }
+        Ok(())
+    }
+
+    /// Begins a piece of all clusters.
+    fn submit_piece(&mut self, unit: UnitRows<'_>, piece: &Piece) -> Result<(), Error> {
+        let sums = Sums::Total {
+            begins: !self.passing.begun,
+            ends: piece.clusters.end == unit.clusters(),
+        };
+        let place = match piece.held {
+            true => Place::Held,
+            false => Place::Buffer(self.passing.buffer()),
+        };
+        let clusters = piece.clusters.clone();
+        self.submit(&Rect { unit, clusters }, place, sums)
+    }
+
+    /// Whether no work is under way, or what is has ended.
+    fn is_free(&mut self) -> Result<bool, Error> {
+        let Some(underway) = &self.underway else {
+            return Ok(true);
+        };
+        let done = self.device.backend().poll(underway.ticket);
+        let done = self.latch.keep(self.device.or_lost(done))?;
+        self.lost |= done.is_none();
+        Ok(done.unwrap_or(true))
+    }
+
+    /// Begins to compute a rectangle. If the device has failed, now or before, its sums are missing.
+    fn submit(&mut self, rect: &Rect<'_>, place: Place, sums: Sums) -> Result<(), Error> {
+        let Rect { unit, clusters } = rect;
+        let part = match place {
+            Place::Held => self.parts[unit.bank as usize],
+            Place::Buffer(n) => self.buffers.map(|buffers| buffers[n]),
+        };
+        let Some(part) = part.filter(|_| !self.is_lost()) else {
+            self.lost = true;
+            return Ok(());
+        };
+        let within = match place {
+            Place::Held => clusters.clone(),
+            Place::Buffer(_) => 0..clusters.len(),
+        };
+        let words = mask::words(unit.input.tokens());
+        let count = (clusters.end * CLUSTER).min(unit.neurons) - clusters.start * CLUSTER;
+        let [gate_bias, up_bias] = unit.bias.map(|bias| of_clusters(bias, clusters));
+        let start = self.tracer.now();
+        let submitted = self.device.backend().submit(&Work::Clusters(Clusters {
+            part,
+            clusters: &within,
+            x: unit.input.x,
+            quantized: unit.input.quantized,
+            mask: (unit.wanted).map(|all| &all[clusters.start * words..clusters.end * words]),
+            cut: unit.cut,
+            gate_bias,
+            up_bias,
+            end: within.start * CLUSTER + count,
+            sums,
+        }));
+        match self.latch.keep(self.device.or_lost(submitted))? {
+            None => self.lost = true,
+            Some(ticket) => {
+                self.underway = Some(Underway {
+                    ticket,
+                    clusters: clusters.len(),
+                    start,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the work under way, if any is, of which `out` takes the sums.
+    fn take(&mut self, out: &mut [f32]) -> Result<(), Error> {
+        let Some(underway) = self.underway.take().filter(|_| !self.lost) else {
+            return Ok(());
+        };
+        let start = Instant::now();
+        let taken = self.device.backend().take(underway.ticket, out);
+        self.waited += start.elapsed();
+        let Some(taken) = self.latch.keep(self.device.or_lost(taken))? else {
+            self.lost = true;
+            return Ok(());
+        };
+        self.computed.fired += taken.fired;
+        let values = [self.layer as u64, underway.clusters as u64];
+        let took = nanoseconds(taken.took);
+        (self.tracer).accelerator(&trace::DENSE, values, underway.start, took);
+        Ok(())
+    }
+
+    /// How many clusters of a bank it computes for `rows` rows.
+    fn clusters_for(&self, outside: &Outside, bank: u32, rows: usize) -> u32 {
+        let held = outside.prefix()[bank as usize];
+        let wanted = self.widths.clusters(bank as usize, rows);
+        match wanted.filter(|_| outside.bytes[bank as usize].is_some()) {
+            Some(wanted) => held.min(wanted),
+            None => held,
+        }
+    }
+
+    /// How many clusters of all banks it computes in a pass of `rows` rows.
+    pub fn computed_for(&self, outside: &Outside, rows: usize) -> u64 {
+        let banks = 0..self.parts.len() as u32;
+        banks
+            .map(|bank| u64::from(self.clusters_for(outside, bank, rows)))
+            .sum()
+    }
+
+    /// Clusters that the buffers have room for.
+    pub fn passing_clusters(&self) -> usize {
+        self.buffers
+            .map_or(0, |buffers| buffers.len() * self.at_once)
+    }
+
+    /// Leaves some of the resident gates to the device, where it is worth it.
+    ///
+    /// # Errors
+    /// The driver's, or wrong products.
+    pub fn share_gates(
+        &mut self,
+        store: &mut NeuronStore,
+        sharing: &mut Sharing<'_>,
+    ) -> Result<(), Error> {
+        sharing.share(store.residency.gates_mut().matrices_mut())?;
+        let resident = store.residency.resident();
+        let mut banks = 0..self.parts.len() as u32;
+        let of = |bank| Some(Arc::clone(&resident.matrix(bank)?.device()?.of));
+        self.gates = banks.find_map(of);
+        Ok(())
+    }
+
+    /// The same with gates that are resident again.
+    pub fn share_gates_again(&self, store: &mut NeuronStore) {
+        let Some(products) = &self.gates else { return };
+        for matrix in store.residency.gates_mut().matrices_mut() {
+            let device = products.share(matrix.shared());
+            matrix.set_device(device);
+        }
+    }
+
+    /// Share of the gates of a token that it computes from resident rows, and the time that was
+    /// waited for it.
+    pub fn gates_share(&self, outside: &Outside) -> (f64, Duration) {
+        let Some(products) = &self.gates else {
+            return (0.0, Duration::ZERO);
+        };
+        let banks = (0..self.parts.len() as u32).map(|bank| {
+            let all = self.layout.neurons(bank);
+            let its = self.clusters_for(outside, bank, 1) as usize;
+            let rows = all.saturating_sub(its * CLUSTER);
+            let (cols, n) = (self.layout.format.d, 1);
+            [products.rows(Product { rows, cols, n }), all]
+        });
+        let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        (its as f64 / all.max(1) as f64, products.waited())
+    }
+
+    /// Time that its sums were waited for.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// What it has computed.
+    pub fn computed(&self) -> Computed {
+        self.computed
+    }
+
+    /// Why it is not used any longer, if so.
+    pub fn lost(&self) -> Option<&DeviceError> {
+        self.device.lost()
+    }
+}
+
+/// Neurons of a bank's clusters that a device holds.
+fn held_neurons(layout: &Layout, bank: u32, prefix: &[u32]) -> usize {
+    match prefix[bank as usize] {
+        0 => 0,
+        clusters => layout.cluster_neurons(bank, clusters - 1).end as usize,
+    }
+}
+
+/// The biases of some clusters.
+fn of_clusters<'a>(bias: &'a [f32], clusters: &Range<usize>) -> &'a [f32] {
+    let end = (clusters.end * CLUSTER).min(bias.len());
+    &bias[(clusters.start * CLUSTER).min(end)..end]
+}

@@ -1,0 +1,89 @@
+//! Clusters that lie outside of the store's regions: the first ones of each bank, the hottest, which somebody else
+//! holds. They are read once, when memory is filled, and handed over.
+//!
+//! ```text
+//! a bank    │ computed where they lie │ held outside, computed by the CPU │ hot │ cold …
+//!           └──── more for more rows of a pass ──▶
+//! ```
+
+use std::sync::Arc;
+
+/// Bytes that another holds too.
+type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// What lies outside, and what is computed there in the current layer's pass.
+#[derive(Clone)]
+pub(crate) struct Outside {
+    /// By bank: how many clusters.
+    prefix: Vec<u32>,
+    /// How many of these, from the first one on, are computed where they lie.
+    pub computed: Vec<u32>,
+    /// Where the CPU may read them: rows matrix by matrix, each with its scales behind it, and the number of neurons.
+    pub bytes: Vec<Option<(SharedBytes, usize)>>,
+    /// Some rows of the pass are computed elsewhere with all neurons, so that all are needed.
+    pub all_needed: bool,
+    /// What the CPU cannot read of it is lost.
+    pub lost: bool,
+}
+
+impl Outside {
+    /// So many clusters of each bank, all of which are computed where they lie.
+    pub fn new(prefix: Vec<u32>) -> Self {
+        Self {
+            computed: prefix.clone(),
+            bytes: vec![None; prefix.len()],
+            all_needed: false,
+            lost: false,
+            prefix,
+        }
+    }
+
+    /// How many clusters of each bank there are, lost or not.
+    pub fn prefix(&self) -> &[u32] {
+        &self.prefix
+    }
+
+    /// How many clusters of a bank, from the first one on, are computed where they lie.
+    #[inline]
+    pub fn computes(&self, bank: u32) -> usize {
+        match self.lost {
+            true => 0,
+            false => self.computed[bank as usize] as usize,
+        }
+    }
+
+    /// How many clusters of a bank nobody has to read: they are computed where they lie, or the CPU has their bytes.
+    #[inline]
+    pub fn holds(&self, bank: u32) -> usize {
+        match self.lost && self.bytes[bank as usize].is_none() {
+            true => 0,
+            false => self.prefix[bank as usize] as usize,
+        }
+    }
+
+    /// The bytes of a bank's clusters, and the number of their neurons, if the CPU may read them and `cluster` is there.
+    pub(super) fn shared(&self, bank: u32, cluster: u32) -> Option<(&[u8], usize)> {
+        let (bytes, neurons) = self.bytes[bank as usize].as_ref()?;
+        (cluster < self.prefix[bank as usize]).then(|| ((**bytes).as_ref(), *neurons))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_clusters_are_read_unless_their_bytes_are_there() {
+        let mut outside = Outside::new(vec![2, 3]);
+        outside.bytes[1] = Some((Arc::new(vec![7u8; 4]), 2));
+        outside.computed[1] = 1;
+        assert_eq!([0, 1].map(|bank| outside.holds(bank)), [2, 3]);
+        assert_eq!([0, 1].map(|bank| outside.computes(bank)), [2, 1]);
+        outside.lost = true;
+        assert_eq!([0, 1].map(|bank| outside.holds(bank)), [0, 3]);
+        assert_eq!([0, 1].map(|bank| outside.computes(bank)), [0, 0]);
+        assert_eq!(outside.shared(1, 2), Some((&[7u8; 4][..], 2)));
+        assert_eq!(outside.shared(1, 3), None);
+        assert_eq!(outside.shared(0, 0), None);
+    }
+}
