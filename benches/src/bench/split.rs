@@ -6,15 +6,19 @@ mod chunks;
 mod chunks_tests;
 mod measured;
 mod snapdragon;
+mod solver;
+#[cfg(test)]
+mod solver_tests;
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Write};
 
-use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
+use emberflow_engine::split::{Curve, Pair, Product};
 use serde::Serialize;
 
 use self::snapdragon::{GPU, GRID, NPU, PAIR, PublishedSplit, SLOW_SYNC, TABLE};
+use self::solver::{Partition, Solution, Solver};
 
 use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};

@@ -1,6 +1,8 @@
 //! The solver reproduces the published table from the published curves.
 
-use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
+use emberflow_engine::split::{Curve, Pair, Product};
+
+use super::solver::{Partition, Solution, Solver};
 
 use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
 
