@@ -18,7 +18,11 @@ fn rate(bytes: usize, mut run: impl FnMut()) -> f64 {
 fn main() {
     for width in [512, 2048, 4096, 14_336] {
         let (quants, scales) = (width / 2, width / 16);
-        let tiles = Tiles { quants, scales };
+        let tiles = Tiles {
+            quants,
+            scales,
+            scale: 2,
+        };
         // More than caches hold.
         let count = (256 << 20) / tiles.len();
         let rows = vec![7u8; count * tiles.len()];

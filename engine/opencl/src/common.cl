@@ -10,6 +10,7 @@
 #define CHUNK_BYTES 768
 #define CHUNK_SCALES 512
 #define CHUNK_BY_8 576
+#define CHUNK_SUMS 704
 #define HALF 16
 #define SECOND_HALF 64
 

@@ -178,6 +178,8 @@ pub struct MatrixSpec {
     pub quants: usize,
     /// See `quants`.
     pub scales: usize,
+    /// Bytes of scales that lie together in tiles.
+    pub scale: usize,
     /// Bytes of a token's input.
     pub token_bytes: usize,
 }
@@ -193,6 +195,7 @@ impl MatrixSpec {
         Tiles {
             quants: self.quants,
             scales: self.scales,
+            scale: self.scale,
         }
     }
 }

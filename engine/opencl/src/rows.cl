@@ -1,6 +1,6 @@
 // Rows of matrices: where they lie and what a step along one adds to its product. The host defines
 //
-//   Q4, Q8, F16, BF16 or F32       the rows' format
+//   Q4, Q4K, Q8, F16, BF16 or F32  the rows' format
 //   D                              elements of a row
 //   TILES, TILE_ROWS               where rows lie in tiles; else one after the other, each with its scales behind it
 //   PACKED_DOTS                    where integer products of four bytes at once are to be used
@@ -9,7 +9,7 @@
 //
 // A tile of TILE_ROWS rows has their units of 16 bytes, the first of all rows, then the second of all rows, and so on, so
 // that items of neighbouring rows read neighbouring bytes; then, row by row, elements that fill no unit; then the scales,
-// again the first of all rows, then the second.
+// again the first of all rows, then the second; but the super-blocks of Q4K row by row.
 //
 // The chains of a product (engine/kernels/src/lib.rs) are the same for all formats here: step `s` of a row goes to chain
 // s % CHAINS. A step is a group, and a chain a number; or it is four elements, and a chain four lanes.
@@ -20,20 +20,37 @@
 
 #if defined(Q4)
 #define GROUPED
+#define NIBBLES
 #define QUANTS (GROUPS * 16)
 #define SCALES (GROUPS * 2)
+#define SCALE 2
+#elif defined(Q4K)
+// Groups of a super-block, its bytes, and those before its groups' entries: see engine/kernels/src/q4k.rs.
+#define SUPER 8
+#define SUPER_BYTES 16
+#define SUPER_HEAD 4
+#define GROUPED
+#define NIBBLES
+#define MINIMUMS
+#define QUANTS (GROUPS * 16)
+#define LAST (GROUPS % SUPER)
+#define SCALES (GROUPS / SUPER * SUPER_BYTES + (LAST > 0 ? SUPER_HEAD + (3 * LAST + 1) / 2 : 0))
+#define SCALE SCALES
 #elif defined(Q8)
 #define GROUPED
 #define QUANTS (GROUPS * 32)
 #define SCALES (GROUPS * 2)
+#define SCALE 2
 #elif defined(F32)
 #define ELEMENT_BYTES 4
 #define QUANTS (D * 4)
 #define SCALES 0
+#define SCALE REST
 #else
 #define ELEMENT_BYTES 2
 #define QUANTS (D * 2)
 #define SCALES 0
+#define SCALE REST
 #endif
 
 #define ROW (QUANTS + SCALES)
@@ -59,7 +76,7 @@ Row row_at(bytes matrix, size_t i) {
     bytes tile = matrix + i / TILE_ROWS * TILE_ROWS * ROW;
     size_t r = i % TILE_ROWS;
     row.units = tile + r * UNIT;
-    row.rest = tile + TILE_ROWS * UNITS + r * (SCALES > 0 ? 2 : REST);
+    row.rest = tile + TILE_ROWS * UNITS + r * SCALE;
 #else
     row.units = matrix + i * ROW;
     row.rest = row.units + UNITS;
@@ -71,6 +88,23 @@ bytes unit_at(Row row, int u) { return row.units + (size_t)u * (STRIDE * UNIT); 
 
 #ifdef GROUPED
 #define STEPS GROUPS
+
+#ifdef MINIMUMS
+// A number of 16 bits at any byte.
+ushort two_at(bytes at) { return at[0] | (ushort)(at[1] << 8); }
+
+float half_of(ushort bits) { return vload_half(0, (const half *)&bits); }
+
+// The scale and the minimum of group `g` of a row whose super-blocks are at `scales`: both are exact.
+float2 factors_at(bytes scales, int g) {
+    bytes of = scales + g / SUPER * SUPER_BYTES;
+    bytes at = of + SUPER_HEAD + g % SUPER / 2 * 3 + g % 2;
+    // The second of two entries begins in the middle of a byte. The last one of a short super-block may end there.
+    int entry = g % 2 ? two_at(at) >> 4 : two_at(at) & 0xfff;
+    return (float2)(half_of(two_at(of)) * (float)(entry & 63),
+                    half_of(two_at(of + 2)) * (float)(entry >> 6));
+}
+#endif
 
 typedef float Chain;
 
@@ -118,16 +152,16 @@ int dot_signed(uint a, uint b, int sum) {
 #define DOT_SIGNED(a, b, sum) ((sum) + dot_4x8packed_ss_int(a, b))
 #endif
 
-#ifdef Q4
+#ifdef NIBBLES
 #define DOT DOT_UNSIGNED
 #else
 #define DOT DOT_SIGNED
 #endif
 
-// The weights of a group: its first and its last 16, in Q4 more by 8; and its scale.
+// The weights of a group: its first and its last 16, in Q4 more by 8; its scale, and what is taken from all of them.
 typedef struct {
     uint4 low, high;
-    float scale;
+    float scale, minimum;
 } Weights;
 
 // 32 activations: those of a group's first and last 16.
@@ -147,7 +181,7 @@ int integer_product(Weights w, Half a, Half b, int sum) {
     return DOT(w.high.w, b.w, sum);
 }
 
-#ifdef Q4
+#ifdef NIBBLES
 uint4 low_of(uint4 both) { return both & (uint4)0x0f0f0f0fu; }
 uint4 high_of(uint4 both) { return both >> 4 & (uint4)0x0f0f0f0fu; }
 #else
@@ -156,7 +190,7 @@ uint4 quants_of(uint4 bits) { return bits; }
 #else
 typedef struct {
     short16 low, high;
-    float scale;
+    float scale, minimum;
 } Weights;
 
 typedef short16 Half;
@@ -172,7 +206,7 @@ int integer_product(Weights w, Half a, Half b, int sum) {
     return sum + e.x + e.y;
 }
 
-#ifdef Q4
+#ifdef NIBBLES
 short16 low_of(uint4 both) { return convert_short16(as_uchar16(both) & (uchar16)15); }
 short16 high_of(uint4 both) { return convert_short16(as_uchar16(both) >> (uchar16)4); }
 #else
@@ -183,14 +217,14 @@ short16 quants_of(uint4 bits) { return convert_short16(as_char16(bits)); }
 Weights no_weights(void) {
     Weights w;
     w.low = w.high = 0;
-    w.scale = 0.0f;
+    w.scale = w.minimum = 0.0f;
     return w;
 }
 
 // The weights of step `s`.
 Weights weights_at(Row row, int s) {
     Weights w;
-#ifdef Q4
+#ifdef NIBBLES
     uint4 both = word4_at(unit_at(row, s));
     w.low = low_of(both);
     w.high = high_of(both);
@@ -198,15 +232,22 @@ Weights weights_at(Row row, int s) {
     w.low = quants_of(word4_at(unit_at(row, 2 * s)));
     w.high = quants_of(word4_at(unit_at(row, 2 * s + 1)));
 #endif
+#ifdef MINIMUMS
+    float2 factors = factors_at(row.rest, s);
+    w.scale = factors.x;
+    w.minimum = factors.y;
+#else
     w.scale = f16_at(row.rest, s * STRIDE);
+    w.minimum = 0.0f;
+#endif
     return w;
 }
 
-// The activations of a step, their scale, and what Q4 adds to their product.
+// The activations of a step, their scale, what Q4 adds to their product, and their sum times their scale.
 typedef struct {
     Half low, high;
     int by_8;
-    float scale;
+    float scale, sum;
 } Inputs;
 
 // Step `s` of a token.
@@ -222,6 +263,11 @@ Inputs inputs_at(bytes token, int s) {
     of.by_8 = 0;
 #endif
     of.scale = ((__global const float *)(chunk + CHUNK_SCALES))[g];
+#ifdef MINIMUMS
+    of.sum = ((__global const float *)(chunk + CHUNK_SUMS))[g];
+#else
+    of.sum = 0.0f;
+#endif
     return of;
 }
 
@@ -229,7 +275,11 @@ Inputs inputs_at(bytes token, int s) {
 // of one: 12582912 is 2^23 and 2^22.
 Chain added(Weights w, Inputs x, int s, Chain sum) {
     int product = integer_product(w, x.low, x.high, x.by_8 + 0x4b400000);
-    return fma(as_float(product) - 12582912.0f, w.scale * x.scale, sum);
+    sum = fma(as_float(product) - 12582912.0f, w.scale * x.scale, sum);
+#ifdef MINIMUMS
+    sum = fma(-w.minimum, x.sum, sum);
+#endif
+    return sum;
 }
 #else
 #define STEPS ((D + 3) / 4)

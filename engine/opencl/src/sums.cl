@@ -32,12 +32,19 @@ Downs downs_of(bytes part, size_t i, int neurons) {
 float2 element_of(Downs downs, int n, int j) {
     bytes quants = downs.quants + (size_t)n * NEXT_QUANTS;
 #ifdef GROUPED
-#ifdef Q4
+#ifdef NIBBLES
     int e = j % GROUP;
     uchar both = quants[j / GROUP * 16 + e % 16];
-    int quant = (e < 16 ? both & 15 : both >> 4) - 8;
+    int quant = e < 16 ? both & 15 : both >> 4;
 #else
     int quant = ((__global const char *)quants)[j];
+#endif
+#ifdef MINIMUMS
+    float2 factors = factors_at(downs.scales + (size_t)n * NEXT_SCALES, j / GROUP);
+    return (float2)(fma((float)quant, factors.x, -factors.y), 1.0f);
+#endif
+#ifdef Q4
+    quant -= 8;
 #endif
     return (float2)((float)quant, f16_at(downs.scales + (size_t)n * NEXT_SCALES, j / GROUP));
 #else
@@ -181,13 +188,18 @@ __kernel void added_sums(__global const float *sums, __global float *totals, int
 #define WIDE_ROWS 8
 
 // The quants of item `item` of a row: the first four, and those that are `APART` elements behind.
-#ifdef Q4
+#ifdef NIBBLES
 typedef uint Quants;
 #define FIRST(item) ((item) / 4 * GROUP + (item) % 4 * 4)
 #define APART 16
-// 8388616 is 2^23 and 8: what is below 16 as the last bits of a float.
-#define LOW_OF(q, b) (as_float((q) >> 8 * (b) & 15 | 0x4b000000u) - 8388616.0f)
-#define HIGH_OF(q, b) (as_float((q) >> (8 * (b) + 4) & 15 | 0x4b000000u) - 8388616.0f)
+// What is below 16 as the last bits of a float: 8388616 is 2^23 and 8.
+#ifdef Q4
+#define ZERO 8388616.0f
+#else
+#define ZERO 8388608.0f
+#endif
+#define LOW_OF(q, b) (as_float((q) >> 8 * (b) & 15 | 0x4b000000u) - ZERO)
+#define HIGH_OF(q, b) (as_float((q) >> (8 * (b) + 4) & 15 | 0x4b000000u) - ZERO)
 #else
 typedef uint2 Quants;
 #define FIRST(item) ((item) * WIDE)
@@ -200,31 +212,47 @@ Quants quants_at(Downs downs, int n, int item) {
     return ((__global const Quants *)(downs.quants + (size_t)n * NEXT_QUANTS))[item];
 }
 
-float scale_at(Downs downs, int n, int item) {
-    return f16_at(downs.scales + (size_t)n * NEXT_SCALES, item / 4);
+// What the quants of item `item` of a row are multiplied by, and what is taken from them then.
+float2 scale_at(Downs downs, int n, int item) {
+    bytes scales = downs.scales + (size_t)n * NEXT_SCALES;
+#ifdef MINIMUMS
+    return factors_at(scales, item / 4);
+#else
+    return (float2)(f16_at(scales, item / 4), 0.0f);
+#endif
 }
+
+// A quant as what a hidden value's factor is multiplied by, and that factor.
+#ifdef MINIMUMS
+#define OF(quant, scale) fma(quant, (scale).x, -(scale).y)
+#define BY(h, scale) (h)
+#else
+#define OF(quant, scale) (quant)
+#define BY(h, scale) ((h) * (scale).x)
+#endif
 
 // As sum_of.
 void wide_of_one(Downs downs, __global const float *hidden, int count, int item, float *sum) {
     for (int n = 0; n < count; n += AT_ONCE) {
-        float h[AT_ONCE], scale[AT_ONCE];
+        float h[AT_ONCE];
+        float2 scale[AT_ONCE];
         Quants quants[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             h[k] = n + k < count ? hidden[n + k] : 0.0f;
         }
         for (int k = 0; k < AT_ONCE; ++k) {
             quants[k] = 0;
-            scale[k] = 0.0f;
+            scale[k] = (float2)(0.0f);
             if (h[k] != 0.0f) {
                 quants[k] = quants_at(downs, n + k, item);
                 scale[k] = scale_at(downs, n + k, item);
             }
         }
         for (int k = 0; k < AT_ONCE; ++k) {
-            float by = h[k] * scale[k];
+            float by = BY(h[k], scale[k]);
             for (int b = 0; b < 4; ++b) {
-                float next = fma(by, LOW_OF(quants[k], b), sum[b]);
-                float other = fma(by, HIGH_OF(quants[k], b), sum[4 + b]);
+                float next = fma(by, OF(LOW_OF(quants[k], b), scale[k]), sum[b]);
+                float other = fma(by, OF(HIGH_OF(quants[k], b), scale[k]), sum[4 + b]);
                 sum[b] = h[k] != 0.0f ? next : sum[b];
                 sum[4 + b] = h[k] != 0.0f ? other : sum[4 + b];
             }
@@ -236,16 +264,17 @@ void wide_of_one(Downs downs, __global const float *hidden, int count, int item,
 // sum as it is: none is -0.
 void wide_step(Downs downs, int n, int item, const float *h, int here, float sum[WIDE_ROWS][WIDE]) {
     Quants quants = quants_at(downs, n, item);
-    float scale = scale_at(downs, n, item), of[WIDE];
+    float2 scale = scale_at(downs, n, item);
+    float of[WIDE];
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-        of[b] = LOW_OF(quants, b);
-        of[4 + b] = HIGH_OF(quants, b);
+        of[b] = OF(LOW_OF(quants, b), scale);
+        of[4 + b] = OF(HIGH_OF(quants, b), scale);
     }
 #pragma unroll
     for (int t = 0; t < WIDE_ROWS; ++t) {
         if (t < here) {
-            float by = h[t] != 0.0f ? h[t] * scale : 0.0f;
+            float by = h[t] != 0.0f ? BY(h[t], scale) : 0.0f;
 #pragma unroll
             for (int b = 0; b < WIDE; ++b) {
                 sum[t][b] = fma(by, of[b], sum[t][b]);

@@ -3,7 +3,7 @@
 //! ```text
 //! a tile   │ unit 0 of all rows │ unit 1 of all rows │ …          16 bytes each
 //!          │ what fills no unit, row by row │                   f16, bf16 and f32 of odd widths
-//!          │ scale 0 of all rows │ scale 1 of all rows │ …      2 bytes each
+//!          │ scale 0 of all rows │ scale 1 of all rows │ …      2 bytes each; super-blocks row by row
 //! ```
 //!
 //! Nothing is added: a tile is as long as its rows. The last one of a matrix may have fewer rows than places.
@@ -12,7 +12,6 @@
 pub const TILE_ROWS: usize = 32;
 
 const UNIT: usize = 16;
-const SCALE: usize = 2;
 
 /// Tiles of rows of a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +20,8 @@ pub struct Tiles {
     pub quants: usize,
     /// Bytes of its scales.
     pub scales: usize,
+    /// Bytes of them that lie together.
+    pub scale: usize,
 }
 
 impl Tiles {
@@ -66,15 +67,10 @@ impl Tiles {
                 to.copy_from_slice(&quants[whole..]);
             }
         }
-        for (r, [_, its]) in rows.iter().enumerate() {
-            let places = scales
-                .as_chunks_mut::<SCALE>()
-                .0
-                .get_mut(r..)
-                .unwrap_or_default();
-            let from = its.as_chunks::<SCALE>().0;
-            for (scale, to) in from.iter().zip(places.iter_mut().step_by(TILE_ROWS)) {
-                *to = *scale;
+        for (r, [_, its]) in rows.iter().enumerate().filter(|_| self.scale > 0) {
+            let places = scales.chunks_exact_mut(self.scale).skip(r);
+            for (scale, to) in (its.chunks_exact(self.scale)).zip(places.step_by(TILE_ROWS)) {
+                to.copy_from_slice(scale);
             }
         }
     }
@@ -87,8 +83,20 @@ mod tests {
     /// Every byte of every row is at its place, and no two at the same.
     #[test]
     fn bytes_of_rows_have_a_place_each() {
-        for (quants, scales) in [(48, 6), (64, 4), (200, 0), (10, 0), (20, 0), (16, 2)] {
-            let tiles = Tiles { quants, scales };
+        for (quants, scales, scale) in [
+            (48, 6, 2),
+            (64, 4, 2),
+            (200, 0, 0),
+            (10, 0, 0),
+            (20, 0, 0),
+            (16, 2, 2),
+            (48, 9, 9),
+        ] {
+            let tiles = Tiles {
+                quants,
+                scales,
+                scale,
+            };
             for count in [TILE_ROWS, 1, 5] {
                 let row = |r: usize| -> Vec<u8> {
                     let byte = |i: usize| (r * 7 + i * 13 + 1) as u8 | 1;
@@ -112,7 +120,7 @@ mod tests {
                             _ if i < quants => TILE_ROWS * whole + r * rest + i - whole,
                             _ => {
                                 let i = i - quants;
-                                TILE_ROWS * quants + (i / SCALE * TILE_ROWS + r) * SCALE + i % SCALE
+                                TILE_ROWS * quants + (i / scale * TILE_ROWS + r) * scale + i % scale
                             }
                         };
                         assert_eq!(to[at], *byte, "{quants} {scales}: row {r}, byte {i}");

@@ -148,7 +148,7 @@ impl DenseShape {
 
 /// Whether devices know rows of a format.
 pub(crate) fn multiplies(dtype: DType) -> bool {
-    !matches!(dtype, DType::Q4k | DType::Mxfp4)
+    dtype != DType::Mxfp4
 }
 
 /// Bytes of the activations of a token for rows of `d` elements.

@@ -10,7 +10,7 @@ use emberflow_opencl as cl;
 use emberflow_storage::prefer_huge_pages;
 
 use super::cpu::put;
-use super::order::{InRows, InTiles};
+use super::order::{InRows, InTiles, scale_bytes};
 use super::products::TOGETHER;
 use super::{
     Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, Memory,
@@ -68,7 +68,8 @@ fn format_of(dtype: DType) -> Option<&'static str> {
         DType::BF16 => "BF16",
         DType::Q8 => "Q8",
         DType::Q4 => "Q4",
-        DType::Q4k | DType::Mxfp4 => return None,
+        DType::Q4k => "Q4K",
+        DType::Mxfp4 => return None,
     })
 }
 
@@ -153,7 +154,8 @@ impl OpenCl {
             options: format!("-w -D {format} -D D={cols}"),
             rows,
             quants: dtype.quants_bytes(cols),
-            scales: dtype.row_bytes(cols) - dtype.quants_bytes(cols),
+            scales: dtype.scales_bytes(cols),
+            scale: scale_bytes(dtype, cols),
             token_bytes: token_bytes(dtype, cols),
         })
     }

@@ -1,11 +1,19 @@
 //! How neurons lie in a part of an OpenCL device: matrix by matrix, or cluster by cluster with rows in tiles.
 
 use arrayvec::ArrayVec;
-use emberflow_kernels::Row;
+use emberflow_kernels::{DType, Row};
 use emberflow_opencl::{TILE_ROWS, Tiles};
 
 use super::{DenseShape, NeuronRows};
 use crate::cluster::CLUSTER;
+
+/// Bytes of a row's scales that lie together in tiles: a scale, or all super-blocks.
+pub(super) fn scale_bytes(dtype: DType, d: usize) -> usize {
+    match dtype {
+        DType::Q4k => dtype.scales_bytes(d),
+        _ => 2,
+    }
+}
 
 /// A part in which rows lie matrix by matrix, each with its scales behind it.
 pub(super) struct InRows {
@@ -72,8 +80,12 @@ impl InTiles {
     fn cluster<'a>(&self, to: &mut [u8], neurons: &mut impl Iterator<Item = NeuronRows<'a>>) {
         let DenseShape { dtype, d, .. } = self.shape;
         let (quants, len) = (dtype.quants_bytes(d), CLUSTER * dtype.row_bytes(d));
-        let scales = dtype.row_bytes(d) - quants;
-        let tiles = Tiles { quants, scales };
+        let scales = dtype.scales_bytes(d);
+        let tiles = Tiles {
+            quants,
+            scales,
+            scale: scale_bytes(dtype, d),
+        };
         let (in_tiles, down) = to.split_at_mut((self.shape.matrices() - 1) * len);
         let (down_quants, down_scales) = down.split_at_mut(CLUSTER * quants);
         for tile in 0..CLUSTER / TILE_ROWS {

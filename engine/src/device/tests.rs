@@ -32,7 +32,14 @@ fn shape(dtype: DType, d: usize, activation: Activation, ungated: bool) -> Dense
 #[test]
 fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
     for device in devices() {
-        for dtype in [DType::Q4, DType::Q8, DType::F16, DType::BF16, DType::F32] {
+        for dtype in [
+            DType::Q4,
+            DType::Q4k,
+            DType::Q8,
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+        ] {
             for d in [96, 520, 1100] {
                 let shape = shape(dtype, d, Activation::Relu, false);
                 let verdict =
@@ -75,11 +82,18 @@ fn every_activation_has_the_cpus_bits() {
 /// tests above compare it).
 #[test]
 fn formats_and_activations_are_known_or_refused_by_name() {
-    let known = [DType::Q4, DType::Q8, DType::F16, DType::BF16, DType::F32];
+    let known = [
+        DType::Q4,
+        DType::Q4k,
+        DType::Q8,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+    ];
     for dtype in known {
         assert_eq!(shape(dtype, 96, Activation::Relu, true).unsupported(), None);
     }
-    let mut refused: Vec<_> = [DType::Q4k, DType::Mxfp4]
+    let mut refused: Vec<_> = [DType::Mxfp4]
         .map(|dtype| shape(dtype, 256, Activation::Relu, false))
         .into();
     refused.extend(
@@ -92,10 +106,7 @@ fn formats_and_activations_are_known_or_refused_by_name() {
         ]
         .map(|activation| shape(DType::Q4, 256, activation, false)),
     );
-    for (shape, told) in refused
-        .iter()
-        .zip(["q4k", "mxfp4", "Gelu", "ClampedSwiglu"])
-    {
+    for (shape, told) in refused.iter().zip(["mxfp4", "Gelu", "ClampedSwiglu"]) {
         let why = shape.unsupported().unwrap();
         assert!(why.contains(told), "{why}");
         let packs = why.contains("--quant q4");

@@ -79,6 +79,8 @@ fn every_form_has_the_cpus_bits() {
             // Three groups; more than two chunks, the last group short; elements that fill no unit, and no step.
             shape(DType::Q4, 96, Activation::Relu, false),
             shape(DType::Q4, 1100, Activation::Silu, false),
+            shape(DType::Q4k, 96, Activation::Relu, false),
+            shape(DType::Q4k, 1100, Activation::Silu, false),
             shape(DType::Q8, 530, Activation::Relu2, false),
             shape(DType::Q8, 96, Activation::FatRelu { threshold: 0.01 }, true),
             shape(DType::F16, 1100, Activation::Relu, false),
@@ -97,6 +99,8 @@ fn every_form_has_the_cpus_products() {
         for (dtype, cols) in [
             (DType::Q4, 96),
             (DType::Q4, 1100),
+            (DType::Q4k, 96),
+            (DType::Q4k, 1100),
             (DType::Q8, 530),
             (DType::F16, 1100),
             (DType::BF16, 99),
