@@ -156,7 +156,6 @@ fn checked_device(
         () if c.form.has_gate_top() => {
             Some("models without a Gaussian top-k, and this one has one")
         }
-        () if layout.has_experts() => Some("dense models, and this one has experts"),
         () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
         () if options.lab.observe => Some("models that are not observed"),
         () => None,

@@ -6,13 +6,14 @@ use std::ops::Range;
 use emberflow_kernels::Compute;
 
 use super::pairs::{Inputs, Pairs, Unit};
+use super::reduce::is_plain;
 use super::state::{Ffn, clusters_per_group};
 use super::units::{LayerInput, Rows};
 use crate::error::Error;
-use crate::lanes::{DeviceLane, LayerRows, Wait};
+use crate::lanes::{DeviceLane, Each, LayerRows, Rect, Wait};
 use crate::store::Step;
 
-/// The rows of a layer of one unit, for a device that computes some of its clusters, or all for some rows.
+/// The rows of a layer of one unit that weighs 1, for a device that computes some of its clusters, or all for some rows.
 fn rows_of<'a>(
     units: &[Unit],
     pairs: &'a Pairs,
@@ -20,6 +21,9 @@ fn rows_of<'a>(
     lane: &DeviceLane,
 ) -> Option<LayerRows<'a>> {
     let [of] = units else { return None };
+    if !is_plain(&inputs.at.units[0]) {
+        return None;
+    }
     let its = |from| {
         let wanted = lane.wanted().map(|_| &pairs.wanted[of.words_end()..]);
         of.rows_of(from, wanted)
@@ -80,6 +84,44 @@ impl Ffn {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {
                 lane.end_pieces(&of, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves those clusters of a group to devices that they hold, whose sums are weighed or come after others.
+    pub(super) fn leave_each(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
+        for lane in &mut self.lanes {
+            if rows_of(&self.units, &self.pairs, inputs, lane).is_some() {
+                continue;
+            }
+            for (unit, of) in self.units.iter().enumerate() {
+                let end = of.first + self.store.outside.computes(of.bank);
+                let items = group.start.max(of.first)..group.end.min(end);
+                if !items.is_empty() {
+                    lane.leave(Each { unit, items });
+                }
+            }
+        }
+    }
+
+    /// Has devices compute what was left to them, one piece after the other, and puts its sums where those of the CPU's
+    /// clusters are, `width` floats each. It waits for all if it `waits`, else for none.
+    pub(super) fn go_on_each(
+        &mut self,
+        inputs: Inputs<'_>,
+        group: &Range<usize>,
+        width: usize,
+        waits: bool,
+    ) -> Result<(), Error> {
+        for lane in &mut self.lanes {
+            while let Some(Each { unit, items }) = lane.left(waits)? {
+                let at = items.start - group.start..items.end - group.start;
+                let sums = &mut self.partials[at.start * width..at.end * width];
+                let of = &self.units[unit];
+                let clusters = items.start - of.first..items.end - of.first;
+                let unit = of.rows_of(inputs.of(unit), of.wanted(&self.pairs.wanted));
+                lane.each(&Rect { unit, clusters }, sums)?;
             }
         }
         Ok(())

@@ -77,7 +77,7 @@ impl Ffn {
 }
 
 /// Whether a unit takes all rows with weight 1.
-fn is_plain(work: &BankWork<'_>) -> bool {
+pub(super) fn is_plain(work: &BankWork<'_>) -> bool {
     matches!(work.rows, Rows::All(_)) && work.weights.is_none()
 }
 

@@ -33,15 +33,18 @@ impl Ffn {
         group: Range<usize>,
         width: usize,
     ) -> Result<(), Error> {
+        self.leave_each(inputs, &group);
         self.begin_group(inputs, &group);
         self.go_on(inputs, Wait::No)?;
-        let is_needed = |&item: &usize| self.store.job.is_needed(item);
-        let mut open = group.clone().filter(is_needed).count();
+        let is_own =
+            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_on_device(item);
+        let mut open = group.clone().filter(is_own).count();
         let overlap = self.store.policy.overlap();
         let mut begun = false;
         while open > 0 {
             self.store.poll()?;
             self.store.advance()?;
+            self.go_on_each(inputs, &group, width, false)?;
             // Without the cluster pipeline, reads must complete first.
             let barrier = match overlap {
                 Overlap::Clusters => false,
@@ -85,6 +88,7 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
+        self.go_on_each(inputs, &group, width, true)?;
         self.go_on(inputs, Wait::ForGroup)
     }
 

@@ -19,6 +19,7 @@ mod gates;
 mod passing;
 mod share;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,6 +90,15 @@ struct Underway {
     start: u64,
 }
 
+/// Clusters of a unit that a device computes, by the store's items, and the number of the unit in its layer.
+#[derive(Debug, Clone)]
+pub(crate) struct Each {
+    /// The unit's number.
+    pub unit: usize,
+    /// The items.
+    pub items: Range<usize>,
+}
+
 /// What a lane has computed since it was opened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Computed {
@@ -118,6 +128,8 @@ pub(crate) struct DeviceLane {
     rows: PassRows,
     passing: Passing,
     underway: Option<Underway>,
+    /// Pieces whose sums come cluster by cluster; the first of them is under way if anything is.
+    each: VecDeque<Each>,
     /// It failed in this layer: its sums are missing.
     lost: bool,
     computed: Computed,
@@ -152,6 +164,7 @@ impl DeviceLane {
             rows: PassRows::default(),
             passing: Passing::default(),
             underway: None,
+            each: VecDeque::new(),
             lost: false,
             computed: Computed::default(),
             waited: Duration::ZERO,
@@ -272,6 +285,7 @@ impl DeviceLane {
         let streams = rows.first > 0;
         (outside.all_needed, outside.lost) = (streams, self.is_lost());
         (self.layer, self.underway) = (layer, None);
+        self.each.clear();
         let same = rows.all() == self.rows.all() && streams == (self.rows.first > 0);
         if same || self.widths.0.is_empty() || outside.lost {
             return;
@@ -454,6 +468,39 @@ impl DeviceLane {
         };
         let clusters = piece.clusters.clone();
         self.submit(&Rect { unit, clusters }, place, sums)
+    }
+
+    /// Leaves a piece to the device whose sums come cluster by cluster.
+    pub fn leave(&mut self, each: Each) {
+        self.each.push_back(each);
+    }
+
+    /// The next of these pieces to be begun or taken with [`DeviceLane::each`]; `None` if there is none, or it is under way
+    /// and is not waited for.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on.
+    pub fn left(&mut self, waits: bool) -> Result<Option<Each>, Error> {
+        if self.each.is_empty() || !waits && !self.lost && !self.is_free()? {
+            return Ok(None);
+        }
+        if self.lost {
+            self.each.clear();
+        }
+        Ok(self.each.front().cloned())
+    }
+
+    /// Takes the sums of that piece if it is under way, `[clusters × rows × d]`; else begins it.
+    ///
+    /// # Errors
+    /// As [`DeviceLane::left`].
+    pub fn each(&mut self, rect: &Rect<'_>, sums: &mut [f32]) -> Result<(), Error> {
+        if self.underway.is_none() {
+            return self.submit(rect, Place::Held, Sums::Each);
+        }
+        self.each.pop_front();
+        self.count_bytes(rect.clusters.len() * CLUSTER);
+        self.take(sums)
     }
 
     /// Whether no work is under way, or what is has ended.

@@ -16,7 +16,7 @@ pub(crate) mod mask;
 use std::ops::Range;
 
 pub(crate) use self::device::{
-    BegunGates, DeviceLane, GateProducts, PassRows, Setup, Sharing, Wait,
+    BegunGates, DeviceLane, Each, GateProducts, PassRows, Setup, Sharing, Wait,
 };
 use crate::cluster::CLUSTER;
 pub(crate) use crate::device::{LEAST_STREAMED, ProductRoom, Room};

@@ -196,6 +196,9 @@ impl Opened<'_> {
     /// Clusters per stream buffer of a device that streams the longest chunk. In separate memory
     /// the two buffers take at most half.
     fn at_once(&self) -> usize {
+        if self.layout.has_experts() {
+            return 0;
+        }
         let longest = self.chunks().last().copied().unwrap_or(0);
         let streamed = self.room(longest, self.threads).streamed();
         let device = self.options.device.as_ref();

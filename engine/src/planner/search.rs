@@ -122,6 +122,10 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
+        // Experts go there only if somebody asks for it: each is a piece of work, and few tokens visit it.
+        if self.shape.visited < 1.0 {
+            return division;
+        }
         let hot: u64 = if division.scans(&self.shape) {
             all
         } else {

@@ -22,7 +22,9 @@ impl Planner {
     /// threads. They follow the times if the CPU can compute what the device leaves with the same
     /// bits. Otherwise the device computes all it holds, since times must not change a text.
     pub(crate) fn widths(&self, division: &Division, threads: usize) -> Widths {
-        let tier = self.tier.as_ref().filter(|tier| tier.same_bits);
+        // Which experts a pass visits is not known.
+        let follows = |tier: &&DeviceTier| tier.same_bits && self.shape.visited == 1.0;
+        let tier = self.tier.as_ref().filter(follows);
         let (Some(tier), Some(pass)) = (tier, self.pass(division, threads)) else {
             return Widths::default();
         };
@@ -177,7 +179,7 @@ impl Planner {
 
     /// Mean device part of a layer in a pass of `rows` rows.
     pub(super) fn device_part(&self, division: &Division, rows: usize) -> DevicePart {
-        let Some(tier) = &self.tier else {
+        let Some(tier) = self.tier.as_ref().filter(|_| self.shape.visited == 1.0) else {
             return DevicePart::default();
         };
         let layers = self.shape.layers.max(1);

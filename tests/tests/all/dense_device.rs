@@ -10,7 +10,7 @@ use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
 use emberflow_storage::trace::Span;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, plain_devices};
+use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, devices_apart, plain_devices};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 fn demo() -> Model {
@@ -180,6 +180,8 @@ fn families_and_formats_on_a_device() {
         ("gemma3_layers", DType::F32),
         ("llama_mlp_bias", DType::F32),
         ("bamboo", DType::Q8),
+        ("llama2", DType::Q4k),
+        ("bamboo", DType::Q4k),
     ];
     for (name, dtype) in cases {
         let case = fixtures().join("models").join(name);
@@ -204,6 +206,50 @@ fn families_and_formats_on_a_device() {
 }
 
 /// Device, compute threads and the I/O thread are at work at the same time.
+/// Clusters of experts that a device holds, of some of them or of all, with the sums of each weighed by its router: shared
+/// experts, dense layers beside them, prompts and next tokens, room for some experts in memory; and once the device is lost.
+#[test]
+fn experts_on_a_device_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("mixtral", DType::F32),
+        ("qwen2_moe_dense", DType::Q8),
+        ("smallthinker", DType::Q4),
+        ("qwen3_moe", DType::Q4),
+    ];
+    for (name, dtype) in cases {
+        let case = fixtures().join("models").join(name);
+        let path = packed(&case, dir.path(), dtype);
+        let tokens = Golden::load(&case, "golden.json").tokens;
+        let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
+        let on = |device: &Device, bytes: u64| Options {
+            device: Some(device.clone()),
+            device_memory: Some(bytes),
+            ..roomy(64)
+        };
+        for device in devices().into_iter().chain(devices_apart()) {
+            for (bytes, chunk) in [(200 << 10, 3), (100 << 20, 1), (100 << 20, 5)] {
+                let mut engine = open(&path, on(&device, bytes));
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                let report = engine.device().unwrap();
+                assert!(found == expected, "{name} in {dtype}: {report:?}");
+                assert!(
+                    report.clusters > 0 && report.lost.is_none(),
+                    "{name}: {report:?}"
+                );
+            }
+        }
+        for fault in [Fault::Submit(CHECKS + 3), Fault::Take(CHECKS + 6)] {
+            for device in [Faulty::device(fault), Faulty::discrete(fault)] {
+                let mut engine = open(&path, on(&device, 100 << 20));
+                let found = bits(&all_logits(&mut engine, &tokens, 3));
+                assert!(found == expected, "{name}");
+                assert!(engine.device().unwrap().lost.is_some(), "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_trace_shows_all_lanes_at_once() {
     for device in devices() {
@@ -364,7 +410,6 @@ fn every_family_is_served_or_refused_by_name() {
         let held = model();
         let c = held.text().config();
         let expected = match c.ffn_kind.activation {
-            _ if c.mixture.is_some() => Some("experts"),
             _ if c.form.has_gate_top() => Some("top-k"),
             Activation::Gelu | Activation::ClampedSwiglu { .. } => Some("activation"),
             _ => None,
@@ -395,7 +440,7 @@ fn every_family_is_served_or_refused_by_name() {
         }
     }
     assert!(
-        served > 20 && refused > 10,
+        served > 30 && refused > 2,
         "{served} served, {refused} refused"
     );
 }
@@ -436,7 +481,6 @@ fn what_a_device_cannot_do_is_refused() {
         let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q8);
         Model::open(Container::open(&path).unwrap()).unwrap()
     };
-    assert!(refused(model("mixtral"), cpu()).contains("experts"));
     assert!(refused(model("gelu"), cpu()).contains("Gelu"));
     assert!(refused(model("gemma3n"), cpu()).contains("top-k"));
     let known = Engine::open(model("llama2"), Options { ..cpu() });
