@@ -432,20 +432,20 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
 
 /// What a device is to hold and to compute.
 fn lane(
-    device: Arc<InUse>,
+    device: Option<&Arc<InUse>>,
     planner: &Planner,
     division: &Division,
     room: &FfnRoom,
     d: usize,
-) -> lanes::Setup {
+) -> Option<lanes::Setup> {
     let most = (2 * room.threads).min(room.clusters);
-    lanes::Setup {
-        device,
+    Some(lanes::Setup {
+        device: Arc::clone(device?),
         clusters: division.needs.device_clusters,
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
         at_once: planner.stream_buffers(division).min(most),
-    }
+    })
 }
 
 /// Fills a store's memory, and that of a device, which computes with the store's Gate rows too; what does so.
@@ -503,10 +503,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         tracer: tracer.clone(),
         spare: planner.device_spare(division),
     });
-    if let Some(with) = &mut sharing {
-        with.make_room()?;
-        with.share(weights.large())?;
-    }
+    (sharing.as_mut().map(|with| with.begin(weights.large()))).transpose()?;
     let mut store = NeuronStore::open(StoreSetup {
         costs: layout.read_costs(&planner.device, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
@@ -521,17 +518,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
-    let setup = |device: &Arc<InUse>| {
-        lane(
-            Arc::clone(device),
-            &planner,
-            division,
-            &room,
-            shape.format.d,
-        )
-    };
-    let lane = device.as_ref().map(setup);
-    let lanes = warm(&mut store, lane, &division.memory, sharing)?;
+    let d = shape.format.d;
+    let setup = lane(device.as_ref(), &planner, division, &room, d);
+    let lanes = warm(&mut store, setup, &division.memory, sharing)?;
     for table in [&mut embedding, &mut inputs].into_iter().flatten() {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }

@@ -167,13 +167,19 @@ fn checked_device(
     let verdict = checked(&lease, &DenseShape::of(&shape.format, shape.kind))?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Built now, so that the process size in the plan includes the driver's code. Devices with
-    // other bits multiply no matrices.
-    let products = verdict.same_bits.then(|| multiplied(&layout.container, c));
-    for (dtype, cols) in products.into_iter().flatten() {
-        lease.prepare_products(dtype, cols)?;
+    // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
+    let mut products = BTreeSet::new();
+    if verdict.same_bits {
+        let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
+        for (dtype, cols) in multiplied(&layout.container, c).into_iter().chain(of_gates) {
+            if lease.prepare_products(dtype, cols)? {
+                products.insert((dtype, cols));
+            } else {
+                tracing::warn!(%dtype, cols, "products have other bits: left to the CPU");
+            }
+        }
     }
-    let used = InUse::new(lease, verdict.same_bits);
+    let used = InUse::new(lease, verdict.same_bits, products);
     Ok(Some((Arc::new(used), verdict)))
 }
 

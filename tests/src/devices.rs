@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use emberflow_engine::device::{
     Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
-    Lease, Memory, NeuronRows, OpenCl, Order, Part, Program, Taken, Team, Ticket, Work, list,
+    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Taken, Team, Ticket, Work, list,
 };
 
 /// The CPU as a device, and the OpenCL devices of this machine, so fast that they get all that they hold.
@@ -169,7 +169,7 @@ impl Backend for Faulty {
         }
     }
 
-    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+    fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
         self.inner.backend().memory(of)
     }
 

@@ -14,7 +14,6 @@ pub(crate) use self::kept::OfProducts;
 pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub(crate) use self::numbers::Numbers;
 pub use self::reference::WIDTHS;
-pub(crate) use self::reference::deviation;
 use self::reference::{CLUSTERS, NEURONS, OF_WIDE, Reference, cases, few_cases, is_wrong};
 use super::products::{Sample, Samples};
 use super::{Backend, DenseShape, DeviceError, Facts, Part};
@@ -140,7 +139,7 @@ fn agrees(
 }
 
 /// How wrong a device's results are, if they are; see [`deviation`].
-pub(crate) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
+fn wrong(device: &Facts, deviation: f32) -> Option<String> {
     is_wrong(deviation).then(|| {
         format!(
             "they differ from the CPU's by {deviation:.1e} of the largest (driver {})",
@@ -150,7 +149,7 @@ pub(crate) fn wrong(device: &Facts, deviation: f32) -> Option<String> {
 }
 
 /// Refuses a device whose results are too far from the CPU's.
-pub(crate) fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
+fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
     match wrong(device, deviation) {
         None => Ok(()),
         Some(how) => Err(DeviceError {

@@ -2,10 +2,9 @@
 
 use std::str::FromStr;
 
-use emberflow_opencl as cl;
+use emberflow_opencl::list;
 
-use super::opencl::{OpenCl, facts};
-use super::{CpuDevice, Device, DeviceError, Facts, Kept, Kernels};
+use super::{CpuDevice, Device, DeviceError, Kept, OpenCl};
 
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,7 +57,7 @@ impl DeviceChoice {
             Self::None => return Ok(None),
             Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
             Self::OpenCl(number) | Self::OpenClApart(number) => number,
-            Self::Auto => match cl::list().iter().position(|found| found.gpu) {
+            Self::Auto => match list().iter().position(|found| found.gpu) {
                 Some(number) => number,
                 None => return Ok(None),
             },
@@ -77,31 +76,4 @@ impl DeviceChoice {
             Self::None | Self::Cpu => None,
         }
     }
-}
-
-/// An OpenCL device of this machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// What it is.
-    pub facts: Facts,
-    /// A graphics processor.
-    pub gpu: bool,
-    /// Compute units.
-    pub units: u32,
-    /// Names of its extensions.
-    pub extensions: Vec<String>,
-    /// How it computes with floats, and with integers of 8 bits.
-    pub kernels: [Kernels; 2],
-}
-
-/// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
-pub fn list() -> Vec<Listed> {
-    let listed = |found: cl::Listed| Listed {
-        facts: facts(&found),
-        gpu: found.gpu,
-        units: found.units,
-        extensions: found.extensions,
-        kernels: found.kernels,
-    };
-    cl::list().into_iter().map(listed).collect()
 }

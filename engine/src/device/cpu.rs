@@ -11,8 +11,8 @@ use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::prefer_huge_pages;
 
 use super::{
-    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Memory, NeuronRows,
-    Part, Program, SharedMatrix, Sums, Taken, Ticket, Work,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part,
+    PartKind, Program, SharedMatrix, Sums, Taken, Ticket, Work,
 };
 use crate::activation::{Gating, of_up};
 use crate::cluster::CLUSTER;
@@ -92,7 +92,7 @@ impl Answer {
 }
 
 /// What a part has.
-enum Held {
+enum CpuPart {
     Neurons(Arc<Rows>),
     Matrix(SharedMatrix),
 }
@@ -101,7 +101,7 @@ enum Held {
 pub struct CpuDevice {
     facts: Facts,
     shape: Option<DenseShape>,
-    parts: Vec<Option<Held>>,
+    parts: Vec<Option<CpuPart>>,
     underway: Option<Receiver<Answer>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
@@ -181,14 +181,14 @@ impl Default for CpuDevice {
 }
 
 impl CpuDevice {
-    fn part(&self, part: Part) -> Option<&Held> {
+    fn part(&self, part: Part) -> Option<&CpuPart> {
         self.parts.get(part.0)?.as_ref()
     }
 
     /// The neurons of a part.
     fn neurons(&self, part: Part) -> Result<&Arc<Rows>, DeviceError> {
         match self.part(part) {
-            Some(Held::Neurons(rows)) => Ok(rows),
+            Some(CpuPart::Neurons(rows)) => Ok(rows),
             _ => Err(self.failed("has no such part")),
         }
     }
@@ -220,8 +220,8 @@ impl CpuDevice {
         input: Input<'_>,
     ) -> Result<Ticket, DeviceError> {
         let of = |block: &Block| match self.part(block.matrix)? {
-            Held::Matrix(matrix) => Some((matrix.clone(), block.rows.clone())),
-            Held::Neurons(_) => None,
+            CpuPart::Matrix(matrix) => Some((matrix.clone(), block.rows.clone())),
+            CpuPart::Neurons(_) => None,
         };
         let blocks: Option<Vec<_>> = blocks.iter().map(of).collect();
         let blocks = blocks.ok_or_else(|| self.failed("has no such matrix"))?;
@@ -255,14 +255,14 @@ impl Backend for CpuDevice {
         }
     }
 
-    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+    fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
         let held = match of {
-            Memory::Matrix(matrix) => Held::Matrix(matrix),
-            Memory::Held(neurons) | Memory::Passing(neurons) => {
+            PartKind::Matrix(matrix) => CpuPart::Matrix(matrix),
+            PartKind::Held(neurons) | PartKind::Passing(neurons) => {
                 let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
                 let mut bytes = vec![0; neurons * shape.neuron_bytes() as usize];
                 prefer_huge_pages(&mut bytes);
-                Held::Neurons(Arc::new(Rows { shape, bytes }))
+                CpuPart::Neurons(Arc::new(Rows { shape, bytes }))
             }
         };
         Ok(put(&mut self.parts, held))
@@ -284,7 +284,7 @@ impl Backend for CpuDevice {
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<Ticket, DeviceError> {
         let rows = match self.parts.get_mut(part.0) {
-            Some(Some(Held::Neurons(rows))) => Arc::make_mut(rows),
+            Some(Some(CpuPart::Neurons(rows))) => Arc::make_mut(rows),
             _ => return Err(self.failed("has no such part")),
         };
         let (all, len) = (rows.neurons(), rows.shape.dtype.row_bytes(rows.shape.d));

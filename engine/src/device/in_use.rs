@@ -1,6 +1,9 @@
 //! A device that an engine uses, and whether it still does.
 
+use std::collections::BTreeSet;
 use std::sync::{MutexGuard, OnceLock};
+
+use emberflow_kernels::DType;
 
 use super::{Backend, DeviceError, Lease};
 use crate::error::Error;
@@ -11,15 +14,19 @@ pub(crate) struct InUse {
     lease: Lease,
     /// Whether its sums have the CPU's bits.
     same_bits: bool,
+    /// Formats and widths of matrices whose products have them too: how rows are divided depends on what was measured, and
+    /// must not decide on a text.
+    multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
 }
 
 impl InUse {
     /// A device that has passed its check.
-    pub fn new(lease: Lease, same_bits: bool) -> Self {
+    pub fn new(lease: Lease, same_bits: bool, multiplies: BTreeSet<(DType, usize)>) -> Self {
         Self {
             lease,
             same_bits,
+            multiplies,
             lost: OnceLock::new(),
         }
     }
@@ -34,9 +41,9 @@ impl InUse {
         &self.lease
     }
 
-    /// Whether its sums have the CPU's bits.
-    pub fn same_bits(&self) -> bool {
-        self.same_bits
+    /// Whether products of matrices of a format and width have the CPU's bits.
+    pub fn multiplies(&self, dtype: DType, cols: usize) -> bool {
+        self.multiplies.contains(&(dtype, cols))
     }
 
     /// Why it is not used any longer.

@@ -30,11 +30,11 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType};
 use emberflow_models::config::{Activation, FfnKind};
-pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Order, Sums, Team};
+pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, Team, list};
 
 pub(crate) use self::check::OfProducts;
 pub use self::check::{Entry, Found, Kept, Times, Verdict, checked};
-pub use self::choice::{DeviceChoice, Listed, list};
+pub use self::choice::DeviceChoice;
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
 pub use self::opencl::OpenCl;
@@ -233,7 +233,7 @@ pub enum Program {
 
 /// What a part of a back end's memory is for.
 #[derive(Clone)]
-pub enum Memory {
+pub enum PartKind {
     /// So many neurons of a bank, which are uploaded once.
     Held(usize),
     /// So many neurons, replaced again and again: [`Backend::upload`] may be called while other work is under way,
@@ -276,7 +276,7 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// Not enough of it, or a format that it does not know.
-    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError>;
+    fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError>;
 
     /// The bytes of a part that is held, which the host may read beside the device; `None` where the device has a memory
     /// of its own. Rows lie matrix by matrix, each with its scales behind it. Nothing is uploaded from here on.

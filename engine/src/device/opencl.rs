@@ -13,8 +13,8 @@ use super::cpu::put;
 use super::order::{InRows, InTiles, scale_bytes};
 use super::products::TOGETHER;
 use super::{
-    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels, Memory,
-    NeuronRows, Order, Part, Program, Taken, Ticket, Work, token_bytes,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, Kernels,
+    NeuronRows, Order, Part, PartKind, Program, Taken, Ticket, Work, token_bytes,
 };
 use crate::cluster::CLUSTER;
 
@@ -25,7 +25,7 @@ const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 const AT_ONCE: usize = 8;
 
 /// What a device is.
-pub(super) fn facts(of: &cl::Listed) -> Facts {
+fn facts(of: &cl::Listed) -> Facts {
     Facts {
         name: of.name.clone(),
         driver: of.driver.clone(),
@@ -39,7 +39,7 @@ pub(super) fn facts(of: &cl::Listed) -> Facts {
 
 /// What a part has.
 #[derive(Clone, Copy)]
-enum Held {
+enum ClPart {
     /// The number of its buffer, and of its neurons.
     Neurons { buffer: usize, neurons: usize },
     /// The number of a matrix, and whether it is multiplied by activations in 8 bits.
@@ -55,7 +55,7 @@ pub struct OpenCl {
     order: Order,
     /// Neurons on their way, in that order.
     pieces: Vec<Vec<u8>>,
-    parts: Vec<Option<Held>>,
+    parts: Vec<Option<ClPart>>,
     /// Kernels in place of those that follow from the driver's facts.
     forced: Option<Kernels>,
 }
@@ -101,6 +101,7 @@ impl OpenCl {
     /// From the next [`Backend::prepare`] on, it computes with these kernels: no bit depends on them, which tests see to.
     pub fn force(&mut self, kernels: Kernels) {
         self.forced = Some(kernels);
+        self.facts.kernels = [kernels, kernels].map(|kernels| kernels.to_string());
     }
 
     /// The kernels for rows of a format.
@@ -120,7 +121,7 @@ impl OpenCl {
         self.shape.ok_or_else(|| self.failed("is not prepared"))
     }
 
-    fn part(&self, part: Part) -> Result<Held, DeviceError> {
+    fn part(&self, part: Part) -> Result<ClPart, DeviceError> {
         let held = self.parts.get(part.0).copied().flatten();
         held.ok_or_else(|| self.failed("has no such part"))
     }
@@ -128,8 +129,8 @@ impl OpenCl {
     /// The buffer of a part, and how many neurons it has.
     fn neurons(&self, part: Part) -> Result<[usize; 2], DeviceError> {
         match self.part(part)? {
-            Held::Neurons { buffer, neurons } => Ok([buffer, neurons]),
-            Held::Matrix { .. } => Err(self.failed("has no neurons there")),
+            ClPart::Neurons { buffer, neurons } => Ok([buffer, neurons]),
+            ClPart::Matrix { .. } => Err(self.failed("has no neurons there")),
         }
     }
 
@@ -249,12 +250,12 @@ impl OpenCl {
     ) -> Result<Ticket, DeviceError> {
         let mut in_8_bits = false;
         let its = blocks.iter().map(|block| match self.part(block.matrix)? {
-            Held::Matrix { number, grouped } => {
+            ClPart::Matrix { number, grouped } => {
                 in_8_bits = grouped;
                 let (matrix, rows) = (number, block.rows.clone());
                 Ok(cl::Block { matrix, rows })
             }
-            Held::Neurons { .. } => Err(self.failed("has no matrix there")),
+            ClPart::Neurons { .. } => Err(self.failed("has no matrix there")),
         });
         let blocks: ArrayVec<_, TOGETHER> = its.collect::<Result<_, _>>()?;
         let x = match in_8_bits {
@@ -290,22 +291,22 @@ impl Backend for OpenCl {
         prepared.map_err(|e| self.failed(e))
     }
 
-    fn memory(&mut self, of: Memory) -> Result<Part, DeviceError> {
+    fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
         let held = match of {
-            Memory::Held(neurons) => {
+            PartKind::Held(neurons) => {
                 let len = self.part_bytes(neurons)?;
                 let buffer = (self.device).reserve(len, &|bytes| prefer_huge_pages(bytes));
-                buffer.map(|buffer| Held::Neurons { buffer, neurons })
+                buffer.map(|buffer| ClPart::Neurons { buffer, neurons })
             }
-            Memory::Passing(neurons) => {
+            PartKind::Passing(neurons) => {
                 let buffer = self.device.reserve_for_streams(self.part_bytes(neurons)?);
-                buffer.map(|buffer| Held::Neurons { buffer, neurons })
+                buffer.map(|buffer| ClPart::Neurons { buffer, neurons })
             }
-            Memory::Matrix(matrix) => {
+            PartKind::Matrix(matrix) => {
                 let spec = self.matrix(matrix.dtype, matrix.cols, matrix.rows)?;
                 let grouped = matrix.dtype.is_grouped();
                 let number = self.device.share(&spec, matrix.bytes);
-                number.map(|number| Held::Matrix { number, grouped })
+                number.map(|number| ClPart::Matrix { number, grouped })
             }
         };
         let held = held.map_err(|e| self.failed(e))?;
@@ -320,8 +321,8 @@ impl Backend for OpenCl {
 
     fn release(&mut self, part: Part) {
         match self.parts.get_mut(part.0).and_then(Option::take) {
-            Some(Held::Neurons { buffer, .. }) => self.device.release(buffer),
-            Some(Held::Matrix { number, .. }) => self.device.give_back(number),
+            Some(ClPart::Neurons { buffer, .. }) => self.device.release(buffer),
+            Some(ClPart::Matrix { number, .. }) => self.device.give_back(number),
             None => {}
         }
     }

@@ -22,7 +22,7 @@ use emberflow_storage::trace::Tracer;
 use serde::{Deserialize, Serialize};
 
 use super::in_use::InUse;
-use super::{Block, DeviceError, HostBytes, Input, Memory, Part, Ticket, Work};
+use super::{Block, DeviceError, HostBytes, Input, Part, PartKind, Ticket, Work};
 use crate::counters::nanoseconds;
 use crate::split::{Curve, Pair, Product};
 use crate::thread_buffer::renew;
@@ -272,7 +272,7 @@ impl Products {
         if self.device.lost().is_some() {
             return None;
         }
-        let matrix = (self.device.backend().memory(Memory::Matrix(matrix))).ok()?;
+        let matrix = (self.device.backend().memory(PartKind::Matrix(matrix))).ok()?;
         Some(OnDevice {
             of: Arc::clone(self),
             matrix,

@@ -289,8 +289,8 @@ impl Ffn {
     /// Totals since creation.
     pub fn counters(&self) -> Counters {
         let counts = &self.counts;
-        let its = self.lanes.iter().map(DeviceLane::computed);
-        let [fired, bytes] = its.fold([0, 0], |[f, b], of| [f + of.fired, b + of.bytes]);
+        let its = self.lanes.iter().map(DeviceLane::counted);
+        let [fired, bytes] = its.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
         Counters {
             fired: counts.fired + fired,
             looked_at: counts.looked_at,

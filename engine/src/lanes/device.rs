@@ -16,6 +16,7 @@
 //! ```
 
 mod gates;
+mod holding;
 mod passing;
 mod share;
 
@@ -27,35 +28,18 @@ use std::time::{Duration, Instant};
 use emberflow_storage::trace::Tracer;
 
 pub(crate) use self::gates::{BegunGates, GateProducts};
+pub(crate) use self::holding::Setup;
 pub(crate) use self::passing::Wait;
 use self::passing::{Passing, Piece};
 pub(crate) use self::share::Sharing;
 use super::{LayerRows, Rect, UnitRows, mask};
-use crate::cluster::{CLUSTER, prefixes};
+use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::device::products::Products;
-use crate::device::{
-    Clusters, DeviceError, InUse, Memory, NeuronRows, Part, ProductRoom, Program, Room, Sums,
-    Ticket, Widths, Work,
-};
+use crate::device::{Clusters, DeviceError, InUse, NeuronRows, Part, Sums, Ticket, Widths, Work};
 use crate::error::Error;
-use crate::split::Product;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
 use crate::trace;
-
-/// What a device is to hold and to compute.
-pub(crate) struct Setup {
-    /// The device.
-    pub device: Arc<InUse>,
-    /// Clusters of all banks.
-    pub clusters: u64,
-    /// How many of them it computes.
-    pub widths: Widths,
-    /// The largest pieces of its work.
-    pub room: Room,
-    /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
-    pub at_once: usize,
-}
 
 /// Rows of a pass that a layer is computed for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,9 +57,9 @@ impl PassRows {
     }
 }
 
-/// Where the neurons of a piece of work are.
+/// Where the neurons of a piece of work lie.
 #[derive(Clone, Copy)]
-enum Place {
+enum Lies {
     /// With those of their bank that the device holds.
     Held,
     /// In a buffer, by number.
@@ -97,15 +81,6 @@ pub(crate) struct Each {
     pub unit: usize,
     /// The items.
     pub items: Range<usize>,
-}
-
-/// What a lane has computed since it was opened.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Computed {
-    /// (neuron, row) pairs that fired.
-    pub fired: u64,
-    /// Bytes of weights.
-    pub bytes: u64,
 }
 
 /// A device that holds and computes clusters. Once it has failed it does neither.
@@ -132,142 +107,14 @@ pub(crate) struct DeviceLane {
     each: VecDeque<Each>,
     /// It failed in this layer: its sums are missing.
     lost: bool,
-    computed: Computed,
+    /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
+    fired: u64,
+    bytes: u64,
     /// Time that its sums were waited for.
     waited: Duration,
 }
 
 impl DeviceLane {
-    /// Makes room for the hottest clusters of a store that is to be filled; what lies outside of it then.
-    ///
-    /// # Errors
-    /// The device has no memory for them.
-    pub fn new(setup: Setup, store: &NeuronStore) -> Result<(Self, Outside), Error> {
-        let layout = Arc::clone(&store.layout);
-        let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
-        let hot: u64 = wanted.iter().copied().map(u64::from).sum();
-        let prefix = match setup.clusters <= hot {
-            true => prefixes(setup.clusters, &wanted, &clusters),
-            // Somebody asked for more than is hot.
-            false => prefixes(setup.clusters, &clusters, &clusters),
-        };
-        let mut lane = Self {
-            latch: store.latch(),
-            tracer: store.tracer.clone(),
-            gates: None,
-            parts: vec![None; prefix.len()],
-            uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
-            widths: setup.widths,
-            buffers: None,
-            at_once: setup.at_once,
-            layer: 0,
-            rows: PassRows::default(),
-            passing: Passing::default(),
-            underway: None,
-            each: VecDeque::new(),
-            lost: false,
-            computed: Computed::default(),
-            waited: Duration::ZERO,
-            device: setup.device,
-            layout,
-        };
-        let device = Arc::clone(&lane.device);
-        let mut backend = device.backend();
-        backend.prepare(&Program::Room(setup.room))?;
-        for (bank, part) in lane.parts.iter_mut().enumerate() {
-            let neurons = held_neurons(&lane.layout, bank as u32, &prefix);
-            if neurons > 0 {
-                *part = Some(backend.memory(Memory::Held(neurons))?);
-            }
-        }
-        drop(backend);
-        lane.reserve_buffers(setup.room.rows)?;
-        Ok((lane, Outside::new(prefix)))
-    }
-
-    /// Uploads a cluster that it is to hold, unless it has it.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn upload(
-        &mut self,
-        [bank, cluster]: [u32; 2],
-        rows: &mut dyn Iterator<Item = NeuronRows<'_>>,
-    ) -> Result<(), Error> {
-        let of_bank = &mut self.uploaded[bank as usize];
-        let uploaded = of_bank.get_mut(cluster as usize);
-        let (Some(uploaded @ false), Some(part)) = (uploaded, self.parts[bank as usize]) else {
-            return Ok(());
-        };
-        let first = self.layout.cluster_neurons(bank, cluster).start as usize;
-        self.device.backend().upload(part, first, rows)?;
-        *uploaded = true;
-        Ok(())
-    }
-
-    /// Finds the bytes that the CPU may read, once all are uploaded.
-    ///
-    /// # Errors
-    /// The driver's, unless the CPU can go on.
-    pub fn settle(&self, outside: &mut Outside) -> Result<(), Error> {
-        if self.widths.0.is_empty() {
-            return Ok(());
-        }
-        for (bank, part) in self.parts.iter().enumerate() {
-            if let Some(part) = part {
-                let found = self.device.backend().host(*part);
-                let bytes = self.device.or_lost(found)?.flatten();
-                let neurons = held_neurons(&self.layout, bank as u32, outside.prefix());
-                outside.bytes[bank] = bytes.map(|bytes| (bytes, neurons));
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
-    ///
-    /// # Errors
-    /// It has no memory for that; it is not used before there is room for others.
-    pub fn set_room(
-        &mut self,
-        room: &Room,
-        products: ProductRoom,
-        widths: &Widths,
-    ) -> Result<(), DeviceError> {
-        if self.is_lost() {
-            return Ok(());
-        }
-        (self.widths, self.rows) = (widths.clone(), PassRows::default());
-        self.device.backend().prepare(&Program::Room(*room))?;
-        let reserved = self.reserve_buffers(room.rows);
-        if reserved.is_err() {
-            // Not again for each prompt.
-            self.at_once = 0;
-        }
-        reserved?;
-        (self.device.backend()).prepare(&Program::ProductRoom(products))?;
-        if let Some(gates) = &self.gates {
-            gates.set_results(products.results);
-        }
-        Ok(())
-    }
-
-    /// Makes the buffers that others pass through, if passes of `rows` rows do that.
-    fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
-        if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
-            let mut device = self.device.backend();
-            let first = device.memory(Memory::Passing(self.at_once * CLUSTER))?;
-            match device.memory(Memory::Passing(self.at_once * CLUSTER)) {
-                Ok(second) => self.buffers = Some([first, second]),
-                Err(e) => {
-                    device.release(first);
-                    return Err(e);
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Goes on without the device where it has failed.
     ///
     /// # Errors
@@ -356,7 +203,7 @@ impl DeviceLane {
                 begins: first == 0,
                 ends: clusters.end == held,
             };
-            self.submit(&Rect { unit, clusters }, Place::Held, sums)?;
+            self.submit(&Rect { unit, clusters }, Lies::Held, sums)?;
         }
         match of.first {
             // What follows is for other rows.
@@ -391,7 +238,7 @@ impl DeviceLane {
 
     fn count_bytes(&mut self, neurons: usize) {
         let format = &self.layout.format;
-        self.computed.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
+        self.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
     }
 
     /// Begins a group of the CPU's clusters, which its own rows need too.
@@ -463,8 +310,8 @@ impl DeviceLane {
             ends: piece.clusters.end == unit.clusters(),
         };
         let place = match piece.held {
-            true => Place::Held,
-            false => Place::Buffer(self.passing.buffer()),
+            true => Lies::Held,
+            false => Lies::Buffer(self.passing.buffer()),
         };
         let clusters = piece.clusters.clone();
         self.submit(&Rect { unit, clusters }, place, sums)
@@ -496,7 +343,7 @@ impl DeviceLane {
     /// As [`DeviceLane::left`].
     pub fn each(&mut self, rect: &Rect<'_>, sums: &mut [f32]) -> Result<(), Error> {
         if self.underway.is_none() {
-            return self.submit(rect, Place::Held, Sums::Each);
+            return self.submit(rect, Lies::Held, Sums::Each);
         }
         self.each.pop_front();
         self.count_bytes(rect.clusters.len() * CLUSTER);
@@ -515,19 +362,19 @@ impl DeviceLane {
     }
 
     /// Begins to compute a rectangle. If the device has failed, now or before, its sums are missing.
-    fn submit(&mut self, rect: &Rect<'_>, place: Place, sums: Sums) -> Result<(), Error> {
+    fn submit(&mut self, rect: &Rect<'_>, place: Lies, sums: Sums) -> Result<(), Error> {
         let Rect { unit, clusters } = rect;
         let part = match place {
-            Place::Held => self.parts[unit.bank as usize],
-            Place::Buffer(n) => self.buffers.map(|buffers| buffers[n]),
+            Lies::Held => self.parts[unit.bank as usize],
+            Lies::Buffer(n) => self.buffers.map(|buffers| buffers[n]),
         };
         let Some(part) = part.filter(|_| !self.is_lost()) else {
             self.lost = true;
             return Ok(());
         };
         let within = match place {
-            Place::Held => clusters.clone(),
-            Place::Buffer(_) => 0..clusters.len(),
+            Lies::Held => clusters.clone(),
+            Lies::Buffer(_) => 0..clusters.len(),
         };
         let words = mask::words(unit.input.tokens());
         let count = (clusters.end * CLUSTER).min(unit.neurons) - clusters.start * CLUSTER;
@@ -570,7 +417,7 @@ impl DeviceLane {
             self.lost = true;
             return Ok(());
         };
-        self.computed.fired += taken.fired;
+        self.fired += taken.fired;
         let values = [self.layer as u64, underway.clusters as u64];
         let took = nanoseconds(taken.took);
         (self.tracer).accelerator(&trace::DENSE, values, underway.start, took);
@@ -601,70 +448,19 @@ impl DeviceLane {
             .map_or(0, |buffers| buffers.len() * self.at_once)
     }
 
-    /// Leaves some of the resident gates to the device, where it is worth it.
-    ///
-    /// # Errors
-    /// The driver's, or wrong products.
-    pub fn share_gates(
-        &mut self,
-        store: &mut NeuronStore,
-        sharing: &mut Sharing<'_>,
-    ) -> Result<(), Error> {
-        sharing.share(store.residency.gates_mut().matrices_mut())?;
-        let resident = store.residency.resident();
-        let mut banks = 0..self.parts.len() as u32;
-        let of = |bank| Some(Arc::clone(&resident.matrix(bank)?.device()?.of));
-        self.gates = banks.find_map(of);
-        Ok(())
-    }
-
-    /// The same with gates that are resident again.
-    pub fn share_gates_again(&self, store: &mut NeuronStore) {
-        let Some(products) = &self.gates else { return };
-        for matrix in store.residency.gates_mut().matrices_mut() {
-            let device = products.share(matrix.shared());
-            matrix.set_device(device);
-        }
-    }
-
-    /// Share of the gates of a token that it computes from resident rows, and the time that was
-    /// waited for it.
-    pub fn gates_share(&self, outside: &Outside) -> (f64, Duration) {
-        let Some(products) = &self.gates else {
-            return (0.0, Duration::ZERO);
-        };
-        let banks = (0..self.parts.len() as u32).map(|bank| {
-            let all = self.layout.neurons(bank);
-            let its = self.clusters_for(outside, bank, 1) as usize;
-            let rows = all.saturating_sub(its * CLUSTER);
-            let (cols, n) = (self.layout.format.d, 1);
-            [products.rows(Product { rows, cols, n }), all]
-        });
-        let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
-        (its as f64 / all.max(1) as f64, products.waited())
-    }
-
     /// Time that its sums were waited for.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// What it has computed.
-    pub fn computed(&self) -> Computed {
-        self.computed
+    /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
+    pub fn counted(&self) -> [u64; 2] {
+        [self.fired, self.bytes]
     }
 
     /// Why it is not used any longer, if so.
     pub fn lost(&self) -> Option<&DeviceError> {
         self.device.lost()
-    }
-}
-
-/// Neurons of a bank's clusters that a device holds.
-fn held_neurons(layout: &Layout, bank: u32, prefix: &[u32]) -> usize {
-    match prefix[bank as usize] {
-        0 => 0,
-        clusters => layout.cluster_neurons(bank, clusters - 1).end as usize,
     }
 }
 

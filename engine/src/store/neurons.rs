@@ -83,7 +83,8 @@ pub(crate) struct NeuronStore {
     /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
     counters: Counters,
-    latch: Arc<Latch>,
+    /// The first failure, of a lane too, ends all passes.
+    pub latch: Arc<Latch>,
     pub tracer: Tracer,
 }
 
@@ -154,12 +155,7 @@ impl NeuronStore {
         self.fill(0, upload)
     }
 
-    /// For others that serve the same passes: the first failure ends them all.
-    pub fn latch(&self) -> Arc<Latch> {
-        Arc::clone(&self.latch)
-    }
-
-    /// Switches to another plan between two passes. Texts do not depend on the plan.
+    /// Switches to another plan between two passes. Results do not depend on the plan.
     pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
         self.latch.check()?;
         let changed = self.change(plan);

@@ -54,8 +54,8 @@ struct Known {
 
 impl Known {
     fn new(number: usize, of: Listed, all: &dyn Fn() -> Vec<Entry>) -> Self {
-        let its = |e: &Entry| e.device == of.facts.name && e.driver == of.facts.driver;
-        let name = &of.facts.name;
+        let its = |e: &Entry| e.device == of.name && e.driver == of.driver;
+        let name = &of.name;
         if !all().iter().any(its) {
             tell(format_args!(
                 "emberflow: testing opencl:{number} ({name}), once; this may take a minute"
@@ -92,7 +92,7 @@ impl Known {
                 v.speed.launch * 1e3,
                 rate(v.speed),
                 rate(v.cpu),
-                of.facts.kernels(SHAPE.dtype),
+                of.kernels[1],
             ),
         };
         let has = EXTENSIONS.iter().map(|(name, short)| {
@@ -106,11 +106,11 @@ impl Known {
         format!(
             "opencl:{} {} ({}, {} units, {}{}; {has}): {judged}; {} stored results, {} of them failed",
             self.number,
-            of.facts.name,
-            of.facts.driver,
+            of.name,
+            of.driver,
             of.units,
-            size::show(of.facts.memory),
-            if of.facts.unified { " shared" } else { "" },
+            size::show(of.memory),
+            if of.unified { " shared" } else { "" },
             self.kept.len(),
             self.wrong(),
         )
@@ -121,12 +121,12 @@ impl Known {
         let judged = verdict.as_ref().ok();
         json!({
             "device": format!("opencl:{}", self.number),
-            "name": of.facts.name,
-            "driver": of.facts.driver,
+            "name": of.name,
+            "driver": of.driver,
             "gpu": of.gpu,
             "units": of.units,
-            "memory_bytes": of.facts.memory,
-            "unified": of.facts.unified,
+            "memory_bytes": of.memory,
+            "unified": of.unified,
             "extensions": of.extensions,
             "same_bits": judged.map(|v| v.same_bits),
             "deviation": judged.map(|v| v.worst),
@@ -147,7 +147,8 @@ fn kept_json(entry: &Entry) -> Value {
         Found::Wrong(how) => (None, Some(how)),
         Found::Right => (None, None),
         Found::Sums(verdict) => (Some(verdict.same_bits), None),
-        Found::Products(times) => (Some(times.same_bits), None),
+        // Others get no products.
+        Found::Products(_) => (Some(true), None),
     };
     json!({
         "kernels": entry.kernels,

@@ -38,8 +38,6 @@ pub enum Found {
 /// Times of products.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// Every bit is the CPU's; otherwise the device gets no products and has no times.
-    pub same_bits: bool,
     /// The CPU's.
     pub(crate) cpu: Samples,
     /// The device's.
@@ -136,9 +134,7 @@ impl Found {
                 let mut all = [v.speed, v.cpu].into_iter().chain(v.wide);
                 v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
-            Self::Products(times) => {
-                !times.same_bits || samples(&times.cpu) && samples(&times.device)
-            }
+            Self::Products(times) => samples(&times.cpu) && samples(&times.device),
         }
     }
 }
@@ -268,27 +264,25 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
 }
 
 impl Lease {
-    /// The kept times of products.
+    /// The kept times of products, or what `measured` finds.
     ///
     /// # Errors
-    /// They were wrong.
-    pub(crate) fn known_products(&self, of: OfProducts) -> Result<Option<Times>, DeviceError> {
+    /// Those of `measured`.
+    pub(crate) fn times_of_products<E: From<DeviceError>>(
+        &self,
+        of: OfProducts,
+        measured: impl FnOnce() -> Result<Times, E>,
+    ) -> Result<Times, E> {
         let Some(kept) = self.kept() else {
-            return Ok(None);
+            return measured();
         };
         let facts = self.backend().facts().clone();
-        match kept.find(&facts, &of.name())? {
-            Some(Found::Products(times)) => Ok(Some(times)),
-            _ => Ok(None),
+        if let Some(Found::Products(times)) = kept.find(&facts, &of.name())? {
+            return Ok(times);
         }
-    }
-
-    /// Keeps what was found out about products: how wrong they are, or their times.
-    pub(crate) fn keep_products(&self, of: OfProducts, found: Found) {
-        if let Some(kept) = self.kept() {
-            let facts = self.backend().facts().clone();
-            kept.put(&facts, &of.name(), found);
-        }
+        let times = measured()?;
+        kept.put(&facts, &of.name(), Found::Products(times.clone()));
+        Ok(times)
     }
 }
 

@@ -8,10 +8,10 @@ use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 
 use super::numbers::Numbers;
 use super::reference::deviation;
-use super::{Found, wrong};
+use super::{Found, accept, wrong};
 use crate::device::cpu::products;
 use crate::device::{
-    Backend, Block, DeviceError, Lease, Memory, Part, ProductRoom, Program, SharedMatrix, Work,
+    Backend, Block, DeviceError, Lease, Part, PartKind, ProductRoom, Program, SharedMatrix, Work,
     token_bytes,
 };
 use crate::input::Input;
@@ -62,7 +62,7 @@ impl<'d> Compared<'d> {
             results: MOST * ROWS,
         }))?;
         Ok(Self {
-            number: device.memory(Memory::Matrix(matrix.clone()))?,
+            number: device.memory(PartKind::Matrix(matrix.clone()))?,
             device,
             matrix,
             x: (0..MOST * cols).map(|_| numbers.next()).collect(),
@@ -105,30 +105,30 @@ impl<'d> Compared<'d> {
 }
 
 impl Lease {
-    /// Makes kernels for products with rows of `cols` elements, and compares them with the CPU. What came out is kept: wrong
-    /// ones are not run again.
+    /// Makes kernels for products with rows of `cols` elements, and compares them with the CPU: whether they have the same
+    /// bits. Wrong ones are kept, and not run again.
     ///
     /// # Errors
     /// The driver's, or products that are wrong.
-    pub(crate) fn prepare_products(&self, dtype: DType, cols: usize) -> Result<(), DeviceError> {
-        let (mut device, program) = (self.backend(), Program::Products { dtype, cols });
-        let Some(kept) = self.kept() else {
-            return device.prepare(&program);
-        };
+    pub(crate) fn prepare_products(&self, dtype: DType, cols: usize) -> Result<bool, DeviceError> {
+        let mut device = self.backend();
         let facts = device.facts().clone();
         let kernels = facts.kernels(dtype);
         let of = format!("products of {dtype}, width {cols}; {kernels}");
-        let known = kept.find(&facts, &of)?;
-        device.prepare(&program)?;
+        let known = match self.kept() {
+            Some(kept) => kept.find(&facts, &of)?,
+            None => None,
+        };
+        device.prepare(&Program::Products { dtype, cols })?;
         let apart = Compared::new(device.as_mut(), matrix(dtype, cols))?.apart()?;
         device.clear();
         device.prepare(&Program::ProductRoom(ProductRoom::default()))?;
         let found = wrong(&facts, apart).map_or(Found::Right, Found::Wrong);
-        if known.as_ref() != Some(&found) {
+        if let Some(kept) = self.kept().filter(|_| known.as_ref() != Some(&found)) {
             kept.put(&facts, &of, found);
         }
-        // Wrong ones are told of as at later starts.
-        kept.find(&facts, &of).map(|_| ())
+        accept(&facts, apart)?;
+        Ok(apart == 0.0)
     }
 }
 

@@ -8,8 +8,8 @@ use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
 use super::numbers::Numbers;
 use crate::cluster::CLUSTER;
 use crate::device::{
-    Backend, Clusters, CpuDevice, DenseShape, DeviceError, Memory, NeuronRows, Part, Program, Room,
-    Sums, Ticket, Work,
+    Backend, Clusters, CpuDevice, DenseShape, DeviceError, NeuronRows, Part, PartKind, Program,
+    Room, Sums, Ticket, Work,
 };
 
 /// Clusters of the check's part, the last of which is short.
@@ -118,7 +118,7 @@ impl Neurons {
     }
 
     fn upload(&self, device: &mut dyn Backend) -> Result<Part, DeviceError> {
-        let part = device.memory(Memory::Held(NEURONS))?;
+        let part = device.memory(PartKind::Held(NEURONS))?;
         // In two pieces, as clusters arrive.
         for range in [CLUSTER..NEURONS, 0..CLUSTER] {
             self.upload_some(device, part, range)?;
@@ -227,7 +227,7 @@ impl Reference {
             return Ok(0.0);
         }
         let count = OF_WIDE * CLUSTER;
-        let part = device.memory(Memory::Passing(count))?;
+        let part = device.memory(PartKind::Passing(count))?;
         let mut best = f64::INFINITY;
         for _ in 0..RUNS[0] {
             let ticket = self.neurons.upload_some(device, part, 0..count)?;
@@ -448,7 +448,7 @@ fn fastest(
 
 /// How far results are from those expected, as a share of the largest: 0 if every bit is the same. One NaN is as good as
 /// another.
-pub(crate) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
+pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0f32, |most, v| most.max(v.abs()));
     let both = expected.iter().zip(found);
     let nans = |a: &f32, b: &f32| a.is_nan() && b.is_nan();

@@ -3,11 +3,16 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+
+use super::{DeviceLane, Sharing};
 
 use crate::cluster::CLUSTER;
 use crate::device::products::{Begun, Products};
+use crate::error::Error;
 use crate::input::Input;
-use crate::store::Resident;
+use crate::split::Product;
+use crate::store::{NeuronStore, Outside, Resident};
 
 /// Products of a bank's last Gate rows, under way on a device.
 pub(crate) struct BegunGates {
@@ -68,5 +73,50 @@ impl GateProducts<'_> {
             let products = (self.values.chunks_exact(all)).map(|v| v[n - self.first]);
             gates.iter_mut().zip(products).for_each(|(g, p)| *g = p);
         }
+    }
+}
+
+impl DeviceLane {
+    /// Leaves some of the resident gates to the device, where it is worth it.
+    ///
+    /// # Errors
+    /// The driver's, or wrong products.
+    pub fn share_gates(
+        &mut self,
+        store: &mut NeuronStore,
+        sharing: &mut Sharing<'_>,
+    ) -> Result<(), Error> {
+        sharing.share(store.residency.gates_mut().matrices_mut())?;
+        let resident = store.residency.resident();
+        let mut banks = 0..self.parts.len() as u32;
+        let of = |bank| Some(Arc::clone(&resident.matrix(bank)?.device()?.of));
+        self.gates = banks.find_map(of);
+        Ok(())
+    }
+
+    /// The same with gates that are resident again.
+    pub fn share_gates_again(&self, store: &mut NeuronStore) {
+        let Some(products) = &self.gates else { return };
+        for matrix in store.residency.gates_mut().matrices_mut() {
+            let device = products.share(matrix.shared());
+            matrix.set_device(device);
+        }
+    }
+
+    /// Share of the gates of a token that it computes from resident rows, and the time that was
+    /// waited for it.
+    pub fn gates_share(&self, outside: &Outside) -> (f64, Duration) {
+        let Some(products) = &self.gates else {
+            return (0.0, Duration::ZERO);
+        };
+        let banks = (0..self.parts.len() as u32).map(|bank| {
+            let all = self.layout.neurons(bank);
+            let its = self.clusters_for(outside, bank, 1) as usize;
+            let rows = all.saturating_sub(its * CLUSTER);
+            let (cols, n) = (self.layout.format.d, 1);
+            [products.rows(Product { rows, cols, n }), all]
+        });
+        let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        (its as f64 / all.max(1) as f64, products.waited())
     }
 }

@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::trace::Tracer;
 
-use crate::device::check::{Numbers, accept, deviation, wrong};
+use crate::device::check::Numbers;
 use crate::device::products::{OnDevice, ProductRoom, Products, Sample, Samples};
 use crate::device::{
-    Block, DeviceError, Found, InUse, Memory, OfProducts, Part, Program, Times, Work, multiplies,
-    token_bytes,
+    Block, DeviceError, InUse, OfProducts, Part, PartKind, Program, Times, Work, token_bytes,
 };
 use crate::error::Error;
 use crate::input::Input;
@@ -45,26 +44,26 @@ pub(crate) struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    /// Allocates buffers for the products.
+    /// Makes room for products, and shares the first matrices.
     ///
     /// # Errors
-    /// Not enough device memory.
-    pub fn make_room(&mut self) -> Result<(), Error> {
-        Ok((self.device.backend()).prepare(&Program::ProductRoom(self.room))?)
+    /// Not enough memory, or the driver's.
+    pub fn begin<'m>(
+        &mut self,
+        matrices: impl Iterator<Item = &'m mut Matrix>,
+    ) -> Result<(), Error> {
+        (self.device.backend()).prepare(&Program::ProductRoom(self.room))?;
+        self.share(matrices)
     }
 
-    /// Shares as many matrices with the device as fit in its memory.
+    /// Shares matrices with the device whose products have the CPU's bits, as many as have room in its memory.
     ///
     /// # Errors
-    /// The driver's, or wrong products.
+    /// The driver's.
     pub fn share<'m>(
         &mut self,
         matrices: impl Iterator<Item = &'m mut Matrix>,
     ) -> Result<(), Error> {
-        // The share of rows follows measured times, which must not decide on a text.
-        if !self.device.same_bits() {
-            return Ok(());
-        }
         let at_once = self.device.backend().facts().rows_at_once;
         let mut kinds: Vec<Kind<'m>> = Vec::new();
         for matrix in matrices {
@@ -72,11 +71,11 @@ impl Sharing<'_> {
             // In tiles the last one may have places without rows.
             let places = matrix.rows().next_multiple_of(at_once);
             let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
-            if !multiplies(dtype) || len > self.spare {
+            if !self.device.multiplies(dtype, cols) || len > self.spare {
                 continue;
             }
             self.spare -= len;
-            let shared = Memory::Matrix(matrix.shared());
+            let shared = PartKind::Matrix(matrix.shared());
             let number = self.device.backend().memory(shared)?;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
             match kinds.iter_mut().find(same) {
@@ -89,9 +88,7 @@ impl Sharing<'_> {
             }
         }
         for kind in kinds {
-            let Some(products) = self.tried(&kind)?.map(Arc::new) else {
-                continue;
-            };
+            let products = Arc::new(self.timed(&kind)?);
             for (matrix, number) in kind.matrices {
                 matrix.set_device(Some(OnDevice {
                     of: Arc::clone(&products),
@@ -102,30 +99,17 @@ impl Sharing<'_> {
         Ok(())
     }
 
-    /// Products of the device for a kind of matrix: compared with the CPU's and timed, unless known
-    /// from before. `None` if their bits differ although the device's FFN sums have the CPU's bits.
-    fn tried(&mut self, kind: &Kind<'_>) -> Result<Option<Products>, Error> {
-        let of = self.compared(kind);
-        let known = self.device.lease().known_products(of)?;
-        let known = match known {
-            Some(times) if self.agrees(kind, of.rows, &times)? => Some(times),
-            _ => None,
-        };
-        let times = match known {
-            Some(times) => times,
-            None => self.measured(kind, of)?,
-        };
-        if !times.same_bits {
-            tracing::warn!(dtype = %kind.dtype, cols = kind.cols,
-                "products have other bits: left to the CPU");
-            return Ok(None);
-        }
+    /// What multiplies matrices of a kind, by times that are known, or taken now.
+    fn timed(&mut self, kind: &Kind<'_>) -> Result<Products, Error> {
+        let (of, device) = (self.compared(kind), Arc::clone(self.device));
+        let times = device
+            .lease()
+            .times_of_products(of, || self.measured(kind, of))?;
         tracing::info!(dtype = %kind.dtype, rows = of.rows, cols = kind.cols, cpu = ?times.cpu,
             device = ?times.device, "products");
-        let (device, tracer) = (Arc::clone(self.device), self.tracer.clone());
         let samples = [times.cpu, times.device];
-        let results = self.room.results;
-        Ok(Some(Products::new(device, samples, results, tracer)))
+        let (results, tracer) = (self.room.results, self.tracer.clone());
+        Ok(Products::new(device, samples, results, tracer))
     }
 
     /// Size of the compared products: the largest matrices of a kind.
@@ -144,50 +128,28 @@ impl Sharing<'_> {
         }
     }
 
-    /// Whether the device still computes the CPU's products. Compares one, which also makes the
-    /// driver load the kernel.
-    fn agrees(&mut self, kind: &Kind<'_>, rows: usize, times: &Times) -> Result<bool, Error> {
-        let largest = kind.matrices.iter().find(|(m, _)| m.rows() == rows);
-        let Some((matrix, number)) = largest else {
-            return Ok(false);
-        };
-        let (_, apart) = self.one(matrix, *number, rows, 1)?;
-        accept(self.device.backend().facts(), apart)?;
-        Ok(apart == 0.0 || !times.same_bits)
-    }
-
-    /// Compares and times products, each with another matrix so that weights come from memory as in
-    /// a run. Stores the result.
+    /// Takes the times of products, each of another matrix, so that they come from memory as they will.
     fn measured(&mut self, kind: &Kind<'_>, of: OfProducts) -> Result<Times, Error> {
         let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == of.rows);
         let mut next = largest.cycle();
         let mut times = Times {
-            same_bits: true,
             cpu: Samples::default(),
             device: Samples::default(),
         };
         let few = FEW.min(of.rows);
         for n in TOKENS.into_iter().filter(|&n| n <= of.tokens) {
             let mut best = [[f64::INFINITY; 2]; 2];
-            let mut apart = 0.0f32;
             for _ in 0..RUNS {
                 for (best, count) in best.iter_mut().zip([few, of.rows]) {
                     let Some((matrix, number)) = next.next() else {
                         continue;
                     };
-                    let (times, deviation) = self.one(matrix, *number, count, n)?;
-                    apart = apart.max(deviation);
+                    let times = self.one(matrix, *number, count, n)?;
                     for (best, time) in best.iter_mut().zip(times) {
                         *best = best.min(time.as_secs_f64());
                     }
                 }
             }
-            let facts = self.device.backend().facts().clone();
-            if let Some(how) = wrong(&facts, apart) {
-                self.device.lease().keep_products(of, Found::Wrong(how));
-            }
-            accept(&facts, apart)?;
-            times.same_bits &= apart == 0.0;
             let [[cpu_few, its_few], [cpu, its]] = best;
             let both = [
                 (&mut times.cpu, [cpu_few, cpu]),
@@ -199,27 +161,24 @@ impl Sharing<'_> {
                     .push(sample(n, [few, of.rows], kind.cols, seconds));
             }
         }
-        let found = Found::Products(times.clone());
-        self.device.lease().keep_products(of, found);
         Ok(times)
     }
 
-    /// Times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n`
-    /// tokens, and the largest difference between their products. If the two share a memory, they
-    /// are timed while both compute.
+    /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,
+    /// both at work at once where they share a memory.
     fn one(
         &mut self,
         matrix: &Matrix,
         number: Part,
         rows: usize,
         n: usize,
-    ) -> Result<([Duration; 2], f32), Error> {
+    ) -> Result<[Duration; 2], Error> {
         let mut numbers = Numbers::new(n as u64);
         let x: Vec<f32> = (0..n * matrix.cols()).map(|_| numbers.next()).collect();
         let mut quantized = Activations::default();
         let input = Input::new(self.on.cpu, &x, n, &mut quantized);
         let mut found = vec![f32::NAN; n * rows];
-        let mut expected = vec![0.0; n * matrix.rows()];
+        let mut own = vec![0.0; n * matrix.rows()];
         let block = Block {
             matrix: number,
             rows: 0..rows,
@@ -240,14 +199,10 @@ impl Sharing<'_> {
         let apart = !self.device.backend().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
-        matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut expected);
+        matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut own);
         let busy = submitted.elapsed();
         let took = before.map_or_else(take, Ok)?;
-        let both = expected
-            .chunks_exact(matrix.rows())
-            .zip(found.chunks_exact(rows));
-        let apart = both.map(|(expected, found)| deviation(&expected[..rows], found));
-        Ok(([busy, took], apart.fold(0.0, f32::max)))
+        Ok([busy, took])
     }
 }
 

@@ -1,0 +1,168 @@
+//! What a device holds: clusters of neurons, from when memory is warmed on, and buffers that others pass through.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::passing::Passing;
+use super::{DeviceLane, PassRows};
+use crate::bundle::NeuronRows;
+use crate::cluster::{CLUSTER, prefixes};
+use crate::device::{DeviceError, InUse, PartKind, ProductRoom, Program, Room, Widths};
+use crate::error::Error;
+use crate::store::{Layout, NeuronStore, Outside};
+
+/// What a device is to hold and to compute.
+pub(crate) struct Setup {
+    /// The device.
+    pub device: Arc<InUse>,
+    /// Clusters of all banks.
+    pub clusters: u64,
+    /// How many of them it computes.
+    pub widths: Widths,
+    /// The largest pieces of its work.
+    pub room: Room,
+    /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
+    pub at_once: usize,
+}
+
+impl DeviceLane {
+    /// Makes room for the hottest clusters of a store that is to be filled; what lies outside of it then.
+    ///
+    /// # Errors
+    /// The device has no memory for them.
+    pub fn new(setup: Setup, store: &NeuronStore) -> Result<(Self, Outside), Error> {
+        let layout = Arc::clone(&store.layout);
+        let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
+        let hot: u64 = wanted.iter().copied().map(u64::from).sum();
+        let prefix = match setup.clusters <= hot {
+            true => prefixes(setup.clusters, &wanted, &clusters),
+            // Somebody asked for more than is hot.
+            false => prefixes(setup.clusters, &clusters, &clusters),
+        };
+        let mut lane = Self {
+            latch: Arc::clone(&store.latch),
+            tracer: store.tracer.clone(),
+            gates: None,
+            parts: vec![None; prefix.len()],
+            uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
+            widths: setup.widths,
+            buffers: None,
+            at_once: setup.at_once,
+            layer: 0,
+            rows: PassRows::default(),
+            passing: Passing::default(),
+            underway: None,
+            each: VecDeque::new(),
+            lost: false,
+            fired: 0,
+            bytes: 0,
+            waited: Duration::ZERO,
+            device: setup.device,
+            layout,
+        };
+        let device = Arc::clone(&lane.device);
+        let mut backend = device.backend();
+        backend.prepare(&Program::Room(setup.room))?;
+        for (bank, part) in lane.parts.iter_mut().enumerate() {
+            let neurons = held_neurons(&lane.layout, bank as u32, &prefix);
+            if neurons > 0 {
+                *part = Some(backend.memory(PartKind::Held(neurons))?);
+            }
+        }
+        drop(backend);
+        lane.reserve_buffers(setup.room.rows)?;
+        Ok((lane, Outside::new(prefix)))
+    }
+
+    /// Uploads a cluster that it is to hold, unless it has it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn upload(
+        &mut self,
+        [bank, cluster]: [u32; 2],
+        rows: &mut dyn Iterator<Item = NeuronRows<'_>>,
+    ) -> Result<(), Error> {
+        let of_bank = &mut self.uploaded[bank as usize];
+        let uploaded = of_bank.get_mut(cluster as usize);
+        let (Some(uploaded @ false), Some(part)) = (uploaded, self.parts[bank as usize]) else {
+            return Ok(());
+        };
+        let first = self.layout.cluster_neurons(bank, cluster).start as usize;
+        self.device.backend().upload(part, first, rows)?;
+        *uploaded = true;
+        Ok(())
+    }
+
+    /// Finds the bytes that the CPU may read, once all are uploaded.
+    ///
+    /// # Errors
+    /// The driver's, unless the CPU can go on.
+    pub fn settle(&self, outside: &mut Outside) -> Result<(), Error> {
+        if self.widths.0.is_empty() {
+            return Ok(());
+        }
+        for (bank, part) in self.parts.iter().enumerate() {
+            if let Some(part) = part {
+                let found = self.device.backend().host(*part);
+                let bytes = self.device.or_lost(found)?.flatten();
+                let neurons = held_neurons(&self.layout, bank as u32, outside.prefix());
+                outside.bytes[bank] = bytes.map(|bytes| (bytes, neurons));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
+    ///
+    /// # Errors
+    /// It has no memory for that; it is not used before there is room for others.
+    pub fn set_room(
+        &mut self,
+        room: &Room,
+        products: ProductRoom,
+        widths: &Widths,
+    ) -> Result<(), DeviceError> {
+        if self.is_lost() {
+            return Ok(());
+        }
+        (self.widths, self.rows) = (widths.clone(), PassRows::default());
+        self.device.backend().prepare(&Program::Room(*room))?;
+        let reserved = self.reserve_buffers(room.rows);
+        if reserved.is_err() {
+            // Not again for each prompt.
+            self.at_once = 0;
+        }
+        reserved?;
+        (self.device.backend()).prepare(&Program::ProductRoom(products))?;
+        if let Some(gates) = &self.gates {
+            gates.set_results(products.results);
+        }
+        Ok(())
+    }
+
+    /// Makes the buffers that others pass through, if passes of `rows` rows do that.
+    fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
+        if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
+            let mut device = self.device.backend();
+            let first = device.memory(PartKind::Passing(self.at_once * CLUSTER))?;
+            match device.memory(PartKind::Passing(self.at_once * CLUSTER)) {
+                Ok(second) => self.buffers = Some([first, second]),
+                Err(e) => {
+                    device.release(first);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Neurons of a bank's clusters that a device holds.
+fn held_neurons(layout: &Layout, bank: u32, prefix: &[u32]) -> usize {
+    match prefix[bank as usize] {
+        0 => 0,
+        clusters => layout.cluster_neurons(bank, clusters - 1).end as usize,
+    }
+}
