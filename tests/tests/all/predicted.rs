@@ -9,7 +9,7 @@ use emberflow::cli::{Cli, Command, ModelArg};
 use emberflow::model::{open_container, open_model};
 use emberflow::packed::Packed;
 use emberflow::train_predictor;
-use emberflow_engine::memory::Residency;
+use emberflow_engine::memory::SlotContents;
 use emberflow_engine::{Engine, FfnSeen, Lab, Logits, Model, Options, Phases, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_predictor::section::{Directory, Kind};
@@ -81,8 +81,8 @@ fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
         assert!(counters.guessed_needed <= counters.guessed.min(counters.misses));
         foreseen += counters.guessed;
     }
-    assert!(residencies.contains(&Residency::Bundles));
-    assert!(residencies.contains(&Residency::GatesResident));
+    assert!(residencies.contains(&SlotContents::Bundles));
+    assert!(residencies.contains(&SlotContents::GatesResident));
     foreseen
 }
 
@@ -462,7 +462,7 @@ fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
     for share in [0.5, 0.6, 0.7] {
         let mut engine = open(path, exact.clone());
         squeeze(&mut engine, share);
-        assert_eq!(engine.memory().residency(), Residency::GatesResident);
+        assert_eq!(engine.memory().residency(), SlotContents::GatesResident);
         let found = bits(&all_logits(&mut engine, tokens, 1));
         assert!(found == expected, "{share} of the FFN");
         let counters = engine.counters();
