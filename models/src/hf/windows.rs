@@ -54,14 +54,15 @@ pub(super) fn windows(
     let Some(window) = window else {
         return Ok(full);
     };
-    by_rule(keys, of, (layers, window), form)
+    by_rule(keys, of, layers, window, form)
 }
 
 /// The windows of so many layers, where no list names these.
 fn by_rule(
     keys: &Keys,
     of: Windows,
-    (layers, window): (u32, u32),
+    layers: u32,
+    window: u32,
     form: &Form,
 ) -> Result<Vec<u32>, Error> {
     let where_set = |set: &dyn Fn(u32) -> bool| {
