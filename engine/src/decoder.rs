@@ -1,7 +1,7 @@
 //! The forward pass: embedding, layers, head.
 //!
 //! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
-//! the keys and values is the residual stream.
+//! that of the sequences is the residual stream.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -46,9 +46,9 @@
 //!    resident Gate rows; neurons that a predictor selects; or all neurons.
 //! 7. `store` looks the active neurons up. Hits are pinned, misses become reads: a whole cluster, or
 //!    single neurons, whichever costs less (`store/rules.rs`). Prefetches for later layers follow.
-//! 8. `lanes` computes clusters in the order in which they become complete: the CPU's threads, and a
-//!    device for the clusters it holds. The partial sums of clusters are added in a fixed order,
-//!    whatever the order of arrival.
+//! 8. The CPU's threads compute clusters in the order in which they become complete (`ffn/run.rs`), a
+//!    device those that it holds (`lanes`). The partial sums of clusters are added in a fixed order,
+//!    whatever the order of arrival (`ffn/reduce.rs`).
 //! 9. After the last layer the final norm and the head give logits for the rows that need them, and
 //!    the [`Sampler`] draws a token, restricted by the request's [`Constraint`]. The stepper reports
 //!    an [`Event`] and continues at 2.
@@ -66,7 +66,7 @@
 //! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
-//! | who computes a cluster | `lanes`: `cpu`, `device` |
+//! | what a device computes of a layer | `lanes/mod.rs`, then `lanes/device.rs` |
 //! | accelerators; a new back end | `device`; division of work by time: [`split`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
@@ -87,8 +87,8 @@
 //! - Everything that the process holds is an entry of the ledger; buffers are allocated when the
 //!   engine is opened or the plan changes, not per token.
 //! - Bytes from flash are verified against their checksum before they are used.
-//! - A part does not know its owner: the four parts of the store do not know each other, and the
-//!   planner knows sizes and times but no reads.
+//! - Parts do not refer to their owner: the four parts of the store do not refer to each other, and
+//!   the planner knows sizes and times but no reads.
 #![forbid(unsafe_code)]
 
 mod ablation;
