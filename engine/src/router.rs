@@ -121,7 +121,7 @@ impl Routes {
         &self.choices[..n * self.chosen]
     }
 
-    /// ExpertGroups the choices of `n` rows by expert.
+    /// Groups the choices of `n` rows by expert.
     fn sort(&mut self, n: usize) {
         let choices = &self.choices[..n * self.chosen];
         self.first.fill(0);

@@ -199,7 +199,7 @@ fn floats_are_not_calibrated() {
     let said = String::from_utf8_lossy(&result.stderr);
     assert_eq!(result.status.code(), Some(2), "{said}");
     assert!(
-        said.contains("--calibrate rounds to q4, q4k and q8"),
+        said.contains("--calibrate needs q4, q4k or q8"),
         "{said}"
     );
     assert!(!Path::new(&output).exists());

@@ -24,7 +24,7 @@ const OTHERS: f32 = 0.5;
 /// Tokens whose hidden values are computed in one batch.
 const BLOCK: usize = 512;
 
-/// WeightedInputs of an expert: row index and weight.
+/// Weighted inputs of an expert: row index and weight.
 type WeightedInputs = Vec<(usize, f32)>;
 
 /// Rounds the experts of a layer.
@@ -74,7 +74,7 @@ impl ExpertCalibrator<'_, '_> {
         Ok(())
     }
 
-    /// WeightedInputs of an expert's Down, block by block of neurons, computed with the rounded Gate and Up.
+    /// Weighted inputs of an expert's Down, block by block of neurons, computed with the rounded Gate and Up.
     fn hidden(
         &self,
         bank: Bank,
