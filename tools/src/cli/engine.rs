@@ -71,7 +71,7 @@ pub struct EngineArgs {
     /// Device that holds and computes the hottest neurons: none, opencl or opencl:N (see doctor), cpu (a
     /// second CPU backend, for tests), auto (a GPU if there is one). =SIZE limits its memory, as in
     /// opencl=2GiB; the default follows its speed. Memory shared with the CPU counts towards --memory.
-    /// Not for models with experts.
+    /// Experts are computed there only if SIZE is given.
     #[arg(long, value_name = "DEVICE[=SIZE]", default_value = "none")]
     pub device: DeviceArg,
     /// Lock the weights in memory (mlock), as far as the system allows (see doctor).
