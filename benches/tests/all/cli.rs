@@ -93,9 +93,10 @@ fn nothing_is_replaced_unasked() {
             .filter(|o| has(o))
         {
             assert!(has("force"), "{name} --{option} cannot be told to replace");
-            for (place, code, wanted) in
-                [(&precious, 2, "already exists; use --force"), (&long, 1, "xxxxx")]
-            {
+            for (place, code, wanted) in [
+                (&precious, 2, "already exists; use --force"),
+                (&long, 1, "xxxxx"),
+            ] {
                 let mut args: Vec<&str> = name.split(' ').skip(1).collect();
                 args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
                 let place = format!("--{option}={}", place.display());
