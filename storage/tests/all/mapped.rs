@@ -48,7 +48,7 @@ fn the_part_that_dies() {
 /// How the program ends in a part, and what it says.
 fn play(part: &str) -> (Option<i32>, String) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_part_that_dies", "--nocapture"])
+        .args(["--exact", "mapped::the_part_that_dies", "--nocapture"])
         .env(PART, part)
         .output()
         .unwrap();

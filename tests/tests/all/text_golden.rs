@@ -384,6 +384,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("gemma2", "gemma"),
     ("gemma3", "gemma3"),
     ("gemma3n", "gemma3"),
+    ("seed_oss", "chatml"),
 ];
 
 /// The model fixtures' own tokenizers and templates, in the folder and inside

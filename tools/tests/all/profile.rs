@@ -99,8 +99,8 @@ fn parts_merge_and_are_shown() {
     let short = at("short");
     assert!(profile(&a, &short, &["--limit", "700"]).status.success());
     let said = said(&short);
-    assert!(said.contains("no batch of 32 was seen"), "{said}");
-    assert!(!said.contains("no batch of 2 was seen"), "{said}");
+    assert!(said.contains("no batch of 32 was recorded"), "{said}");
+    assert!(!said.contains("no batch of 2 was recorded"), "{said}");
 
     let svg = at("stats.svg");
     assert!(

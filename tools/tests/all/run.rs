@@ -166,7 +166,7 @@ fn a_budget_that_the_control_group_does_not_concede_is_refused() {
     let (code, message) = run(&["--memory", "40MiB"]);
     assert_eq!(code, Some(2), "{message}");
     assert!(
-        message.contains("--memory 40.0 MiB is more than the 16.0 MiB that"),
+        message.contains("--memory 40.0 MiB is more than the 16.0 MiB limit"),
         "{message}"
     );
     let (code, message) = run(&["--ffn-resident", "1"]);
