@@ -9,6 +9,7 @@ use emberflow_engine::{
     Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
     RequestId, Sampling, Stepped, Stepper, Stop,
 };
+use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits};
 use fastrand::Rng;
@@ -20,8 +21,11 @@ fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
 }
 
 fn engine_of(kind: Kind, batch: usize, share: f64, preemption: bool) -> Engine {
-    let model = kind.model();
-    let options = Options {
+    Engine::open(kind.model(), options(batch, share, preemption)).unwrap()
+}
+
+fn options(batch: usize, share: f64, preemption: bool) -> Options {
+    Options {
         budget: Budget::FfnShare(share),
         threads: 2,
         batch,
@@ -32,8 +36,7 @@ fn engine_of(kind: Kind, batch: usize, share: f64, preemption: bool) -> Engine {
             ..Lab::default()
         },
         ..Options::default()
-    };
-    Engine::open(model, options).unwrap()
+    }
 }
 
 /// A prompt of `len` tokens, others for each `n`.
@@ -308,7 +311,14 @@ fn hidden_means_do_not_depend_on_budget_or_neighbours() {
 #[test]
 fn texts_that_do_not_fit_together_take_turns() {
     const TEXTS: u32 = 8;
-    let mut one = engine(1, 0.2, false);
+    // Simulated, so that passes wait for it however busy this machine is.
+    let device = IoChoice::Sim(SimOptions::new(Profile::Ufs4, 3));
+    let engine = |batch: usize, share| {
+        let mut options = options(batch, share, false);
+        options.lab.io = device;
+        Engine::open(Kind::Attention.model(), options).unwrap()
+    };
+    let mut one = engine(1, 0.2);
     let asked = |n: u32| (prompt(n, 12), request(40, n.into()));
     let expected: Vec<Text> = (0..TEXTS)
         .map(asked)
@@ -317,7 +327,7 @@ fn texts_that_do_not_fit_together_take_turns() {
     drop(one);
     let mut narrow = Vec::new();
     for share in [0.2, 1.0] {
-        let mut engine = engine(TEXTS as usize, share, false);
+        let mut engine = engine(TEXTS as usize, share);
         let mut stepper = Stepper::new(&mut engine);
         let ids: Vec<_> = (0..TEXTS)
             .map(asked)

@@ -171,7 +171,7 @@ fn a_budget_that_the_control_group_does_not_concede_is_refused() {
     );
     let (code, message) = run(&["--ffn-resident", "1"]);
     assert_eq!(code, Some(2), "{message}");
-    for part in ["--ffn-resident 1 holds ", "control group", "--force"] {
+    for part in ["--ffn-resident 1 needs ", "control group", "--force"] {
         assert!(message.contains(part), "{message}");
     }
 }
