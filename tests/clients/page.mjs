@@ -91,7 +91,7 @@ try {
   {
     const { page, until } = await open(url);
     await page.type("#key", "secret");
-    await until(() => document.getElementById("settled").textContent.includes("temperature 0.7, top-p 0.9 (as the checkpoint recommends)"));
+    await until(() => document.getElementById("settled").textContent.includes("temperature 0.7, top-p 0.9 (recommended by the model)"));
     assert.equal(await page.$eval("#systembox", (box) => box.hidden), true, "the bundled model knows no system messages");
     await page.close();
   }
@@ -132,7 +132,7 @@ try {
   assert.equal(chosen.messages[0].content, "Be short.");
   await answered(2);
   assert.match(await text("#settled"), /temperature 0\.5/);
-  assert.match(await text("#talk"), /cut after 12 tokens/);
+  assert.match(await text("#talk"), /Cut after 12 tokens/);
 
   // Regenerate asks the same again; edit replaces a message, and what came after it is gone.
   const again = await asks("/completions", () => press("Regenerate"));
