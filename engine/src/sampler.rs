@@ -530,6 +530,18 @@ mod tests {
         assert_eq!(s.sample(&[1.0, 1.5, 0.0], &[2]), 1);
     }
 
+    /// The smallest set of tokens whose mass is at least `top_p`: all of it, and nothing else, is drawn.
+    #[test]
+    fn the_nucleus_is_drawn_whole() {
+        let logits = [0.5f32, 0.3, 0.2].map(libm::logf);
+        for (top_p, size) in [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3)] {
+            let mut s = Sampler::new(with(|s| (s.top_p, s.seed) = (top_p, 3)), 3);
+            let drawn = (0..400).map(|_| s.sample(&logits, &[]));
+            let drawn: std::collections::BTreeSet<u32> = drawn.collect();
+            assert_eq!(drawn.len(), size, "{top_p}: {drawn:?}");
+        }
+    }
+
     #[test]
     fn frequencies_follow_the_distribution() {
         let logits = [0.0f32, libm::logf(3.0), f32::NEG_INFINITY];

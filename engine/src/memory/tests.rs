@@ -191,6 +191,16 @@ fn a_peak_already_reached_counts() {
     assert!(n.smallest_budget() > 100 << 20);
 }
 
+/// What is held is what is used without what is only set aside.
+#[test]
+fn reserves_are_not_held() {
+    let n = needs();
+    let plan = n.plan(2 * n.smallest_budget()).unwrap();
+    let [kernel, margin] = ["kernel", "margin"].map(|part| plan.ledger.held(part));
+    assert!(margin > 0 && kernel > 0);
+    assert_eq!(plan.held() + kernel + margin, plan.ledger.used());
+}
+
 #[test]
 fn a_share_counts_every_weight_once() {
     let n = needs();

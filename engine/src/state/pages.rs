@@ -258,5 +258,8 @@ mod tests {
         assert_eq!(free(&pool), (2, 0));
         (1..70).for_each(|p| write(&mut one, p, 3.0));
         assert_eq!((value(&one, 0), value(&one, 69)), (1.0, 3.0));
+        // exactly one page
+        one.truncate(32);
+        assert_eq!(free(&pool), (2, 0));
     }
 }
