@@ -121,7 +121,7 @@ impl Model {
         *self.pins.entry(key).or_default() += 1;
         if unchecked {
             self.unchecked.insert(key);
-            self.pins.remove(&key);
+            self.forget_pin(key);
             self.of.cold.give_back(Key::new(key.0, key.1), true);
         }
     }
@@ -132,6 +132,11 @@ impl Model {
         };
         let leave = [Leave::Used, Leave::Unused, Leave::First][self.random.usize(..3)];
         self.of.cold.unpin(Key::new(key.0, key.1), leave);
+        self.forget_pin(key);
+    }
+
+    /// One of a neuron's pins is gone.
+    fn forget_pin(&mut self, key: (u32, u32)) {
         let pins = self.pins.remove(&key).unwrap_or(0) - 1;
         if pins > 0 {
             self.pins.insert(key, pins);
@@ -343,5 +348,14 @@ proptest! {
             model.step();
         }
         prop_assert!(model.found > 5, "only {} found", model.found);
+    }
+}
+
+/// A damaged neuron that others have pinned was given back once and counted as free.
+#[test]
+fn pins_of_a_damaged_neuron_are_counted() {
+    let mut model = Model::new(8_536_176_151_032_993_408, Naming::All, Ablation::Full);
+    for _ in 0..400 {
+        model.step();
     }
 }
