@@ -124,8 +124,8 @@ pub(crate) struct Family {
     pub(crate) rotated_dims: Option<&'static str>,
     /// Q and K are stored in interleaved rotary order, in safetensors.
     pub(crate) interleaved: bool,
-    /// Key of the number of layers past the others that guess further tokens; they are left out.
-    pub(crate) guessing_layers: Option<&'static str>,
+    /// Weights for multi-token prediction, which are skipped.
+    pub(crate) further_tokens: FurtherTokens,
     /// Layers with a window have a rotary embedding of their own.
     pub(crate) two_ropes: bool,
     /// LongRoPE's factors of queries and keys have keys of their own.
@@ -170,6 +170,28 @@ pub(crate) struct Arch {
     pub(crate) widest: Option<u32>,
     /// Further keys that are read for it, after the architecture.
     pub(crate) reads: &'static [&'static str],
+}
+
+/// Where a family's releases have the weights for multi-token prediction.
+#[derive(Clone, Copy)]
+pub(crate) enum FurtherTokens {
+    /// There are none.
+    Absent,
+    /// Layers after the last one of the decoder.
+    PastLast,
+    /// Tensors with this in their names.
+    Named(&'static str),
+}
+
+impl FurtherTokens {
+    /// Whether a tensor is one of them: `layer` is the one in its name, of a decoder of `layers`.
+    pub(crate) fn have(self, name: &str, layer: Option<u32>, layers: u32) -> bool {
+        match self {
+            Self::Absent => false,
+            Self::PastLast => layer.is_some_and(|layer| layer >= layers),
+            Self::Named(part) => name.contains(part),
+        }
+    }
 }
 
 /// The value of a key that is left out.
@@ -359,7 +381,7 @@ pub(crate) const PLAIN: Family = Family {
     rotated: None,
     rotated_dims: None,
     interleaved: false,
-    guessing_layers: None,
+    further_tokens: FurtherTokens::Absent,
     two_ropes: false,
     named_factors: false,
     always_scaled: false,

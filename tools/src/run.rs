@@ -49,7 +49,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     let Prompt { text, ids: prompt } = reader.prompt(args)?;
     if prompt.is_empty() {
-        return Err(Failure::usage("the prompt is empty"));
+        return Err(Failure::usage(
+            "the prompt is empty: pass text with -p or -f",
+        ));
     }
     // The context length decides the memory plan: use what is needed, not the model's maximum.
     let needed = prompt

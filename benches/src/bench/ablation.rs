@@ -93,7 +93,7 @@ pub fn command(args: &AblationArgs) -> Result<(), Failure> {
     );
     let (title, how) = (
         format!("{model}: {what}"),
-        format!("{what}, {tokens} tokens, {rounds} rounds in turns"),
+        format!("{what}, {tokens} tokens, {rounds} interleaved rounds"),
     );
     Results {
         bench: "ablation",

@@ -66,7 +66,7 @@ pub fn command(args: &BatchArgs) -> Result<(), Failure> {
         notes.push("peak memory: ABOVE the budget at some points".into());
     }
     let how = format!(
-        "texts drawn together, {tokens} tokens each, {rounds} rounds in turns, --io {}",
+        "texts decoded together, {tokens} tokens each, {rounds} interleaved rounds, --io {}",
         args.io
     );
     Results {

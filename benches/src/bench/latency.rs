@@ -86,7 +86,7 @@ pub fn command(args: &LatencyArgs) -> Result<(), Failure> {
     };
     let svg = histogram(&labels, &lists);
     let how = format!(
-        "times of single tokens, {tokens} tokens, {rounds} rounds in turns, --io {}",
+        "latency of single tokens, {tokens} tokens, {rounds} interleaved rounds, --io {}",
         args.io
     );
     Results {

@@ -154,7 +154,7 @@ pub fn command(args: &PrefillArgs) -> Result<(), Failure> {
          half of the FFN on flash (0.58 or less)"
             .into(),
     ];
-    let how = format!("prompts, {rounds} rounds in turns, --io {}", args.io);
+    let how = format!("prompts, {rounds} interleaved rounds, --io {}", args.io);
     Results {
         bench: "prefill",
         svg: chart(&title, &facts.line(), &rows),

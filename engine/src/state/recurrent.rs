@@ -13,7 +13,8 @@ use arrayvec::ArrayVec;
 use super::page::Page;
 use super::pool::Pool;
 
-/// Snapshots of a sequence beside its present state: one token before the ends of its last prompts.
+/// Snapshots of a sequence beside its present state: one token before the ends of the last
+/// prompts that went through it.
 /// Two, because a conversation is asked again from its last turn, or from the one before.
 const SNAPSHOTS: usize = 2;
 
@@ -59,10 +60,10 @@ impl Recurrent {
     /// The state of an empty sequence of up to `positions` positions.
     ///
     /// # Errors
-    /// The number of free blocks, if they do not suffice.
-    pub fn new(pool: &Arc<Pool>, positions: usize) -> Result<Self, usize> {
+    /// The numbers of free blocks and of all, if the free ones do not suffice.
+    pub fn new(pool: &Arc<Pool>, positions: usize) -> Result<Self, [usize; 2]> {
         let charged = if positions == 0 { 0 } else { BLOCKS };
-        pool.reserve(charged)?;
+        (pool.reserve(charged)).map_err(|free| [free, pool.total()])?;
         Ok(Self {
             pool: Arc::clone(pool),
             charged,
@@ -79,7 +80,7 @@ impl Recurrent {
     ///
     /// # Errors
     /// As [`Recurrent::new`].
-    pub fn fork(&self, len: usize, positions: usize) -> Result<Self, usize> {
+    pub fn fork(&self, len: usize, positions: usize) -> Result<Self, [usize; 2]> {
         let mut fork = Self::new(&self.pool, positions)?;
         fork.mark = self.mark;
         fork.adopt(self, len);

@@ -49,18 +49,18 @@ impl StatePool {
         let recurrent = blocks.map(|blocks| Recurrent::new(blocks, positions));
         Ok(Sequence {
             pages: self.pages.sequence(positions)?,
-            recurrent: (recurrent.transpose()).map_err(|free| full(positions, free))?,
+            recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens: Vec::with_capacity(positions),
         })
     }
 }
 
-/// There are `free` blocks left, and a sequence of `positions` positions needs more.
-fn full(positions: usize, free: usize) -> Error {
+/// There are `free` of `all` blocks left, and a sequence of `positions` positions needs more.
+fn full(positions: usize, free: usize, all: usize) -> Error {
     Error::KvFull {
         positions,
         free: free / BLOCKS * positions,
-        total: free / BLOCKS * positions,
+        total: all / BLOCKS * positions,
     }
 }
 
@@ -143,7 +143,7 @@ impl Sequence {
         tokens.extend_from_slice(&self.tokens[..len]);
         Ok(Self {
             pages: self.pages.fork(len, positions)?,
-            recurrent: (recurrent.transpose()).map_err(|free| full(positions, free))?,
+            recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens,
         })
     }
@@ -216,6 +216,7 @@ impl Sequence {
         self.clear();
         self.pages.pretend(count);
         if let Some(recurrent) = &mut self.recurrent {
+            recurrent.mark(0);
             recurrent.prepare(count);
             recurrent.commit(count);
         }

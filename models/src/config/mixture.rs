@@ -50,12 +50,12 @@ pub struct Mixture {
     pub jitter: f32,
 }
 
-/// ExpertGroups of consecutive experts. A group is as good as the sum of the two best of its experts.
+/// Groups of consecutive experts. A group is as good as the sum of the two best of its experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertGroups {
-    /// ExpertGroups in all.
+    /// Groups in all.
     pub count: u32,
-    /// ExpertGroups that experts are chosen from.
+    /// Groups that experts are chosen from.
     pub chosen: u32,
 }
 

@@ -18,6 +18,7 @@ const COHERE2: Family = Family {
             first: 3,
             windowed: true,
         }),
+        reads: &["attention.sliding_window_pattern"],
         ..PLAIN_ARCH
     }),
     layer_norm: true,

@@ -121,6 +121,8 @@ pub(super) const SIGMOID: Experts = Experts {
     gguf_renormalise: true,
     scoring: ScoringBy::Always(Scoring::Sigmoid),
     choice_bias: true,
+    // so that shares that are all 0 stay 0
+    epsilon: 1e-20,
     grouped: true,
     scale: Some(("routed_scaling_factor", 1.0)),
     shared: Some(Shared::Experts("n_shared_experts", 1)),
@@ -134,5 +136,4 @@ pub(super) const SIGMOID_KEYS: &[&str] = &[
     "expert_shared_count",
     "expert_group_count",
     "expert_group_used_count",
-    "nextn_predict_layers",
 ];

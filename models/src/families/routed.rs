@@ -2,7 +2,10 @@
 //! and Exaone 4.
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, SIGMOID_KEYS, Shared};
-use super::{Arch, Bias, Check, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk};
+use super::{
+    Arch, Bias, Check, EveryNth, Family, FurtherTokens, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm,
+    Quirk,
+};
 use super::{Windows, gguf_names, hf_names};
 
 const ROUTED_ARCH: Arch = Arch {
@@ -39,7 +42,7 @@ const DOTS1: Family = Family {
 };
 
 /// `modeling_glm4_moe.py` (GLM-4.5, 4.6, 4.7, Air): half of each head rotated. Layers past the last
-/// one guess further tokens.
+/// one predict further tokens.
 const GLM4_MOE: Family = Family {
     name: "glm4_moe",
     class: Some("Glm4MoeForCausalLM"),
@@ -47,12 +50,19 @@ const GLM4_MOE: Family = Family {
     gguf: Some(Arch {
         name: "glm4moe",
         names: &gguf_names::ROUTED_AFTER_ATTENTION,
+        reads: &[
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_group_count",
+            "expert_group_used_count",
+            "nextn_predict_layers",
+        ],
         ..ROUTED_ARCH
     }),
     bias: Bias::QkvBy("attention_bias", false),
     qk_norm: QkNorm::HeadBy("use_qk_norm"),
     rotated: Some(0.5),
-    guessing_layers: Some("num_nextn_predict_layers"),
+    further_tokens: FurtherTokens::PastLast,
     experts: Some(SIGMOID),
     checks: &[Check::NotNull("partial_rotary_factor")],
     ..PLAIN
@@ -92,6 +102,7 @@ const MINIMAX_M2: Family = Family {
         count: "num_local_experts",
         ffn: "intermediate_size",
         renormalise: Renormalise::Always,
+        epsilon: 0.0,
         grouped: false,
         scale: None,
         shared: None,
@@ -114,6 +125,7 @@ const ERNIE4_5_MOE: Family = Family {
         ..ROUTED_ARCH
     }),
     interleaved: true,
+    further_tokens: FurtherTokens::Named("mtp"),
     tied: true,
     theta: 500_000.0,
     experts: Some(Experts {
@@ -140,6 +152,7 @@ const HY_V3: Family = Family {
     name: "hy_v3",
     class: Some("HYV3ForCausalLM"),
     names: &hf_names::HY_V3,
+    further_tokens: FurtherTokens::PastLast,
     bias: OPTIONAL_BIAS,
     qk_norm: QkNorm::Head,
     head_dim_default: false,
@@ -169,6 +182,7 @@ const EXAONE4: Family = Family {
             first: 3,
             windowed: true,
         }),
+        reads: &["attention.sliding_window_pattern"],
         ..PLAIN_ARCH
     }),
     pre_norm: false,
@@ -185,6 +199,7 @@ const EXAONE_MOE: Family = Family {
     name: "exaone_moe",
     class: Some("ExaoneMoeForCausalLM"),
     names: &hf_names::EXAONE_MOE,
+    further_tokens: FurtherTokens::Named("mtp"),
     qk_norm: QkNorm::Head,
     windows: Windows::PatternOf(4, 4096),
     experts: Some(Experts {

@@ -109,12 +109,12 @@ pub(super) fn model_config(
             .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
     refuse_unknown(metadata, family, arch)?;
-    let layers = layer_count(metadata, family, arch, need("block_count")?)?;
+    let layers = layer_count(metadata, arch, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
     let head_dim = head_dim(metadata, arch, d_model, heads)?;
     let experts = experts::read(metadata, family, arch, layers)?;
-    let window = Window::read(metadata, arch)?;
+    let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let shape = Shape {
         d_model,
@@ -208,18 +208,10 @@ fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
     }
 }
 
-/// The number of layers without those that guess further tokens, if it is one that can be.
-fn layer_count(
-    metadata: &Metadata,
-    family: &Family,
-    arch: &Arch,
-    blocks: u32,
-) -> Result<u32, Error> {
-    let guessing = match family.guessing_layers {
-        Some(_) => metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?,
-        None => None,
-    };
-    let layers = blocks.saturating_sub(guessing.unwrap_or(0));
+/// The number of layers without those for multi-token prediction, if it is one that can be.
+fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Error> {
+    let further = metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?;
+    let layers = blocks.saturating_sub(further.unwrap_or(0));
     if layers > MAX_COUNT {
         let key = format!("{}.block_count", arch.name);
         return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
@@ -367,9 +359,31 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-/// Every how many layers one has no window.
-fn pattern(metadata: &Metadata, arch: &Arch, usual: u32) -> Result<u32, Error> {
+/// Every how many layers one has no window: a number, or a list that says for each layer whether it has one,
+/// as llama.cpp's converter writes it for Gemma 3n and Exaone 4.
+fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<u32, Error> {
     let key = format!("{}.{PATTERN}", arch.name);
+    if let Some(windowed) = metadata.flags(&key)? {
+        if windowed.len() != layers as usize {
+            return Err(metadata.bad(&key, &format!("a flag for each of {layers} layers")));
+        }
+        let fits = |&nth: &u32| {
+            (1..)
+                .zip(&windowed)
+                .all(|(at, has)| *has == (at % nth != 0))
+        };
+        // past the last layer, all have a window; other layers without rotary positions are not known
+        let mut all = [usual].into_iter().chain(1..=layers + 1);
+        let found = all
+            .find(fits)
+            .filter(|&nth| nth == usual || arch.unrotated.is_none());
+        return found.ok_or_else(|| {
+            let why = format!(
+                "only layers without a window at equal distances ({usual}) are implemented"
+            );
+            metadata.unsupported(&key, &why)
+        });
+    }
     match metadata.u32(&key)? {
         Some(0) => Err(metadata.bad(&key, "1 and more")),
         pattern => Ok(pattern.unwrap_or(usual)),
@@ -385,7 +399,7 @@ struct Window {
 }
 
 impl Window {
-    fn read(metadata: &Metadata, arch: &Arch) -> Result<Self, Error> {
+    fn read(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Self, Error> {
         let key = format!("{}.attention.sliding_window", arch.name);
         match metadata.u32(&key)? {
             Some(size) if size > 0 && arch.windows == Windows::Never => {
@@ -395,7 +409,9 @@ impl Window {
             size => Ok(Self {
                 size: size.unwrap_or(0),
                 layers: match arch.windows {
-                    Windows::Pattern(usual) => Windows::Pattern(pattern(metadata, arch, usual)?),
+                    Windows::Pattern(usual) => {
+                        Windows::Pattern(pattern(metadata, arch, usual, layers)?)
+                    }
                     layers => layers,
                 },
             }),
@@ -410,5 +426,37 @@ impl Window {
             Windows::Pattern(pattern) if (layer + 1).is_multiple_of(pattern) => 0,
             _ => self.size,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::value::Value;
+
+    /// `attention.sliding_window_pattern` as converters write it: a number, or a flag for each layer.
+    #[test]
+    fn windows_are_told_by_a_number_or_by_flags() {
+        let found = |name: &str, value: Value, layers| {
+            let (_, arch) = families::find_arch(name).unwrap();
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            metadata.insert(format!("{name}.{PATTERN}"), value).unwrap();
+            pattern(&metadata, arch, 5, layers)
+        };
+        let flags = |nth: usize, layers: usize| {
+            let flags = (1..=layers).map(|at| Value::Bool(at % nth != 0));
+            Value::List(flags.collect())
+        };
+        assert_eq!(found("gemma3n", Value::Uint(6), 35).unwrap(), 6);
+        assert_eq!(found("gemma3n", flags(5, 35), 35).unwrap(), 5);
+        assert_eq!(found("gemma3n", flags(3, 8), 8).unwrap(), 3);
+        // fewer layers than the pattern is long
+        assert_eq!(found("gemma3n", flags(5, 4), 4).unwrap(), 5);
+        assert_eq!(found("gemma3n", flags(9, 8), 8).unwrap(), 9);
+        assert!(found("gemma3n", flags(5, 34), 35).is_err());
+        let uneven = Value::List([true, false, false].map(Value::Bool).to_vec());
+        assert!(found("gemma3n", uneven, 3).is_err());
+        // its layers without rotary positions are every fourth one
+        assert!(found("exaone4", flags(3, 8), 8).is_err());
     }
 }

@@ -96,7 +96,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             long_factors[long] = Some(read_factors(&config, file, &raw)?);
         } else if is_of_other_inputs(&raw.name) {
             left_out += 1;
-        } else if !is_ignorable(&raw.name) && !guesses(&raw.name, family, &config) {
+        } else if !is_ignorable(&raw.name) && !is_for_further_tokens(&raw.name, family, &config) {
             found.append(&mut identify(raw, file, arch, names, &config)?);
         }
     }
@@ -157,10 +157,11 @@ fn is_ignorable(name: &str) -> bool {
     name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
 }
 
-/// Whether a tensor is one of a layer that guesses further tokens.
-fn guesses(name: &str, family: &Family, config: &ModelConfig) -> bool {
+/// Whether a tensor is for multi-token prediction.
+fn is_for_further_tokens(name: &str, family: &Family, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("blk.").and_then(split_index);
-    family.guessing_layers.is_some() && layer.is_some_and(|(layer, _)| layer >= config.layers)
+    let layer = layer.map(|(layer, _)| layer);
+    (family.further_tokens).have(name, layer, config.layers)
 }
 
 /// Adds the file's name to a vocabulary error.

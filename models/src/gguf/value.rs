@@ -221,6 +221,18 @@ impl Metadata {
         })
     }
 
+    /// A list of flags; `None` if the key is absent or no list.
+    pub(super) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
+        if !matches!(self.values.get(key), Some(Value::List(_))) {
+            return Ok(None);
+        }
+        let flag = |value: &Value| match value {
+            Value::Bool(flag) => Some(*flag),
+            other => other.as_u32().map(|number| number != 0),
+        };
+        self.list(key, "a list of flags", flag).map(Some)
+    }
+
     fn list<T>(
         &self,
         key: &str,

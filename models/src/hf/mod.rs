@@ -282,22 +282,17 @@ fn is_ignorable(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }
 
-/// Keys and values of layers that read those of others, which releases store all the same, and layers
-/// that guess further tokens.
+/// Keys and values of layers that read those of others, which releases store all the same, and weights
+/// for multi-token prediction.
 fn is_unused(name: &str, config: &ModelConfig) -> bool {
     use Role::*;
     let family = families::of(&config.family);
     let inside = name.strip_prefix(family.names.layer_prefix);
-    if let Some((layer, _)) = inside.and_then(split_index)
-        && family.guessing_layers.is_some()
-        && layer >= config.layers
-    {
+    let layer = inside.and_then(split_index).map(|(layer, _)| layer);
+    if (family.further_tokens).have(name, layer, config.layers) {
         return true;
     }
-    let Some(Named::One(id)) = families::of(&config.family)
-        .names
-        .parse(name, config.experts)
-    else {
+    let Some(Named::One(id)) = family.names.parse(name, config.experts) else {
         return false;
     };
     matches!(id.role, K | V | KBias | VBias | KNorm)

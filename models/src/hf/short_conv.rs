@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// The layers that are no attention: by their kinds or, in older files, all but those of a list.
 pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
-    let convs = match (by_kind(keys, layers)?, attention(keys)?) {
+    let convs = match (by_kind(keys, layers)?, attention(keys, layers)?) {
         (Some(convs), _) => convs,
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
@@ -41,9 +41,13 @@ fn by_kind(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
 }
 
 /// The layers that `full_attn_idxs` names.
-fn attention(keys: &Keys) -> Result<Option<Vec<u32>>, Error> {
-    let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
-    keys.read("full_attn_idxs", "a list of layers", |value| {
+fn attention(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+    let number = |value: &Value| {
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        number.filter(|&layer| layer < layers)
+    };
+    let expected = format!("a list of some of {layers} layers");
+    keys.read("full_attn_idxs", &expected, |value| {
         value.as_array()?.iter().map(number).collect()
     })
 }
@@ -62,12 +66,22 @@ pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>,
         value.as_f64().filter(|factor| *factor > 0.0)
     })?;
     let two_thirds = u64::from(ffn) * 2 / 3;
-    let scaled = (factor.unwrap_or(1.0) * two_thirds as f64) as u64;
     const UNIT: &str = "block_multiple_of";
-    match keys.u32(UNIT)?.unwrap_or(256) {
-        0 => Err(keys.bad(UNIT, "1 or more")),
-        unit => Ok(u32::try_from(scaled.next_multiple_of(u64::from(unit))).ok()),
-    }
+    let unit = match keys.u32(UNIT)?.unwrap_or(256) {
+        0 => return Err(keys.bad(UNIT, "1 or more")),
+        unit => u64::from(unit),
+    };
+    // null means that nothing is rounded
+    let is_null = keys.map().get(FACTOR).is_some_and(Value::is_null);
+    let size = match is_null {
+        true => Some(two_thirds),
+        false => {
+            ((factor.unwrap_or(1.0) * two_thirds as f64) as u64).checked_next_multiple_of(unit)
+        }
+    };
+    let size = size.and_then(|size| u32::try_from(size).ok());
+    let expected = "a factor with a size below 2^32";
+    size.map(Some).ok_or_else(|| keys.bad(FACTOR, expected))
 }
 
 #[cfg(test)]
@@ -92,6 +106,9 @@ mod tests {
         assert_eq!(ffn(off), Some(10752));
         let odd = json!({"block_ffn_dim_multiplier": 0.7, "block_multiple_of": 7});
         assert_eq!(ffn(odd), Some(70));
+        assert_eq!(ffn(json!({"block_ffn_dim_multiplier": null})), Some(100));
+        let too_large = json!({"block_ffn_dim_multiplier": 1e300});
+        assert!(with(too_large, |keys| adjusted_ffn(keys, Some(150))).is_err());
     }
 
     #[test]
@@ -107,6 +124,7 @@ mod tests {
         assert_eq!(layers(numbers).unwrap(), Some((vec![1, 2], 5)));
         assert_eq!(layers(json!({})).unwrap(), None);
         assert!(layers(json!({"layer_types": ["conv"]})).is_err());
+        assert!(layers(json!({"full_attn_idxs": [3]})).is_err());
         assert!(layers(json!({"layer_types": ["conv", "sliding_attention", "conv"]})).is_err());
     }
 }

@@ -216,7 +216,7 @@ impl Child {
             Some(1) if why.contains("is too small for this model") => {
                 return Ok(Outcome::Refused(why));
             }
-            Some(2) if why.contains("more than the") => {
+            Some(2) if why.contains(" needs ") && why.contains(", more than the ") => {
                 return Ok(Outcome::Refused(why));
             }
             Some(2) => return Err(Failure::Usage(why)),

@@ -64,9 +64,8 @@ pub struct PackArgs {
     /// Container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for Q4_0, Q4_K
-    /// and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all (of the
-    /// 4-bit formats, GPUs support only q4). auto:SIZE: a container of about this size, with more bits
+    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for formats of up
+    /// to 4.5 bits and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all. auto:SIZE: a container of about this size, with more bits
     /// where they reduce the error most. auto, q4 and q4k leave MXFP4 experts unchanged.
     #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,

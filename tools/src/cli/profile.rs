@@ -18,7 +18,7 @@ Examples:
   emberflow profile show stats.bin --svg stats.svg
   emberflow pack checkpoint -o model.ember --stats stats.bin
 
-To resume an interrupted run, run the same command again. Statistics of different texts, even from
+To resume an interrupted run, run the same command again (mixtures of experts start over). Statistics of different texts, even from
 several machines, can be merged if --window is the same."
 )]
 pub struct ProfileArgs {

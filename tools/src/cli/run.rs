@@ -82,8 +82,8 @@ pub struct RunArgs {
     /// Allow a --memory that this machine does not have.
     #[arg(long)]
     pub force: bool,
-    /// Print one JSON object instead of text. `stop` is `eos` (end-of-text token), `length` (-n),
-    /// `context` (context full) or `caller` (Ctrl-C).
+    /// Print one JSON object instead of text. `stop` is `eos` (end-of-text token), `complete` (stop
+    /// string), `length` (-n), `context` (context full) or `caller` (Ctrl-C).
     #[arg(long)]
     pub json: bool,
     /// What to record besides the text.

@@ -132,7 +132,7 @@ pub(super) fn huge_pages(enabled: &str, defrag: &str) -> Check {
         (None, _) => Check::unknown(NAME, "not supported by this kernel"),
         (Some("never"), _) => Check::ok(NAME, "never").advise(
             "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`: random access to \
-             weights in memory and large reads from disk become up to 1.5 times faster",
+             weights in memory and large reads from disk are up to 1.5 times as fast",
         ),
         (Some(setting), Some(late @ ("never" | "defer"))) => Check::ok(
             NAME,

@@ -64,7 +64,9 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
     let mut arena = Arena::new(1, sets[sets.len() - 1] as usize, 1, options)
         .map_err(emberflow_storage::Error::from)?;
     let Some(mut memory) = arena.take() else {
-        return Err(Failure::usage("not enough memory to measure"));
+        return Err(Failure::usage(
+            "not enough memory to measure: close other programs or raise the memory limit of this process",
+        ));
     };
     let pools: Vec<Compute> = counts(machine.cores)
         .into_iter()

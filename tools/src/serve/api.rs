@@ -282,7 +282,9 @@ impl Common {
         if top <= MAX_TOP {
             Ok(Some(top))
         } else {
-            let message = format!("`top_logprobs` or `logprobs` may be at most {MAX_TOP}");
+            let message = format!(
+                "{top} log-probabilities per token are requested; at most {MAX_TOP} are allowed"
+            );
             Err(ApiError::param("logprobs", message))
         }
     }

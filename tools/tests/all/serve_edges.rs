@@ -142,18 +142,16 @@ fn refusals_reach_clients_that_are_still_sending() {
 fn bodies_of_many_small_values_stay_within_the_budget() {
     let budget = 96u64 << 20;
     let server = Server::start(&["--memory", "96MiB"]);
-    let many = vec![json!([]); 200_000];
+    // as many as the limit of a body lets through
+    let many = vec![json!([]); 29_000];
     let body =
         json!({"messages": [{"role": "user", "content": "Q"}], "max_tokens": 1, "metadata": many});
     std::thread::scope(|scope| {
         for _ in 0..12 {
             scope.spawn(|| {
                 let reply = server.post(CHAT, &body);
-                assert!(
-                    [200, 400, 413, 429, 503].contains(&reply.status),
-                    "{}",
-                    reply.body
-                );
+                // read, and not refused for its length
+                assert!([200, 429, 503].contains(&reply.status), "{}", reply.body);
             });
         }
     });

@@ -124,7 +124,7 @@ fn model_keys(
 
 /// Those of a mixture of experts.
 fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, GgufValue)) {
-    use GgufValue::{Bool, U32};
+    use GgufValue::{Bool, F32, U32};
     own("expert_count", U32(c.experts));
     own("expert_used_count", U32(mixture.chosen));
     own("expert_feed_forward_length", U32(c.ffn));
@@ -132,11 +132,21 @@ fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, Gg
     if mixture.shared > 0 {
         own("expert_shared_feed_forward_length", U32(mixture.shared));
     }
-    if mixture.early_router {
+    if mixture.early_router || mixture.scoring == Scoring::Sigmoid {
         let function = match mixture.scoring {
             Scoring::Sigmoid => SIGMOID,
             Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
         };
         own("expert_gating_func", U32(function));
+    }
+    if mixture.scale != 1.0 {
+        own("expert_weights_scale", F32(mixture.scale));
+    }
+    if let Some(groups) = mixture.groups {
+        own("expert_group_count", U32(groups.count));
+        own("expert_group_used_count", U32(groups.chosen));
+    }
+    if mixture.shared_is_plain {
+        own("expert_shared_count", U32(mixture.shared / c.ffn.max(1)));
     }
 }
