@@ -312,7 +312,7 @@ fn hidden_means_do_not_depend_on_budget_or_neighbours() {
 fn texts_that_do_not_fit_together_take_turns() {
     const TEXTS: u32 = 8;
     // Simulated, so that passes wait for it however busy this machine is.
-    let device = IoChoice::Sim(SimOptions::new(Profile::Ufs4, 3));
+    let device = IoChoice::Sim(SimOptions::new(Profile::Emmc, 3));
     let engine = |batch: usize, share| {
         let mut options = options(batch, share, false);
         options.lab.io = device;
