@@ -143,7 +143,7 @@ fn bodies_of_many_small_values_stay_within_the_budget() {
     let budget = 96u64 << 20;
     let server = Server::start(&["--memory", "96MiB"]);
     // as many as the limit of a body lets through
-    let many = vec![json!([]); 29_000];
+    let many = vec![json!([]); 27_000];
     let body =
         json!({"messages": [{"role": "user", "content": "Q"}], "max_tokens": 1, "metadata": many});
     std::thread::scope(|scope| {
