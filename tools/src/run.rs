@@ -88,19 +88,19 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if !args.json {
         print_now(&text)?;
     }
-    if args.best_of.is_some() {
-        best_of(&mut engine, sequence, &prompt, asked, &stop)?;
-        write_trace(&engine, args)?;
-        return if stop.load(Ordering::Relaxed) {
-            Err(Failure::Interrupted)
-        } else {
-            Ok(())
-        };
-    }
-    let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args, &stop)?;
-    finish(&mut engine, &generation, text, asked)?;
+    let ended_early = match args.best_of {
+        Some(_) => {
+            best_of(&mut engine, sequence, &prompt, asked, &stop)?;
+            true
+        }
+        None => {
+            let (generation, text) = generate(&mut engine, &mut sequence, &prompt, args, &stop)?;
+            finish(&mut engine, &generation, text, asked)?;
+            generation.stop == Stop::Caller
+        }
+    };
     write_trace(&engine, args)?;
-    if generation.stop == Stop::Caller && stop.load(Ordering::Relaxed) {
+    if ended_early && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
     }
     Ok(())

@@ -9,7 +9,6 @@ use emberflow_engine::{
     Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
     RequestId, Sampling, Stepped, Stepper, Stop,
 };
-use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits};
 use fastrand::Rng;
@@ -311,14 +310,9 @@ fn hidden_means_do_not_depend_on_budget_or_neighbours() {
 #[test]
 fn texts_that_do_not_fit_together_take_turns() {
     const TEXTS: u32 = 8;
-    // Simulated, so that passes wait for it however busy this machine is.
-    let device = IoChoice::Sim(SimOptions::new(Profile::Emmc, 3));
-    let engine = |batch: usize, share| {
-        let mut options = options(batch, share, false);
-        options.lab.io = device;
-        Engine::open(Kind::Attention.model(), options).unwrap()
-    };
-    let mut one = engine(1, 0.2);
+    // So little memory that the neurons of eight texts do not fit: no time decides.
+    let engine = |batch: usize, share| engine_of(Kind::Attention, batch, share, false);
+    let mut one = engine(1, 0.08);
     let asked = |n: u32| (prompt(n, 12), request(40, n.into()));
     let expected: Vec<Text> = (0..TEXTS)
         .map(asked)
@@ -326,7 +320,7 @@ fn texts_that_do_not_fit_together_take_turns() {
         .collect();
     drop(one);
     let mut narrow = Vec::new();
-    for share in [0.2, 1.0] {
+    for share in [0.08, 1.0] {
         let mut engine = engine(TEXTS as usize, share);
         let mut stepper = Stepper::new(&mut engine);
         let ids: Vec<_> = (0..TEXTS)
