@@ -1,7 +1,7 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::{ModelConfig, Parallel};
+use emberflow_models::config::{DeltaNetShape, ModelConfig, Parallel};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
@@ -41,9 +41,11 @@ pub(crate) fn product_room(
     batch: usize,
     gates: usize,
 ) -> ProductRoom {
-    let [d, q, kv, vocab] = widths(c);
-    let projected = projected(c).max(q + 2 * kv);
-    let token = Activations::bytes(d.max(q), 1).max(4 * d.max(q));
+    let [d, .., vocab] = widths(c);
+    // those of one input
+    let projected = projected(c) + output_gates(c) + 2 * beside(c);
+    let widest = widest_input(c);
+    let token = Activations::bytes(widest, 1).max(4 * widest);
     ProductRoom {
         input: rows.max(batch) * token,
         results: (rows * projected.max(d).max(gates)).max(batch * vocab),
@@ -66,6 +68,8 @@ pub(crate) struct Scratch {
     pub k: Vec<f32>,
     /// Values, `[rows × kv_heads·head_dim]`.
     pub v: Vec<f32>,
+    /// Gates of a mixer's output; empty where no mixer has some.
+    pub gate: Vec<f32>,
     /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
@@ -84,7 +88,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Allocates the buffers for a model.
     pub fn new(c: &ModelConfig, room: ScratchRoom) -> Self {
-        let [d, q, _, vocab] = widths(c);
+        let [.., vocab] = widths(c);
         let empty = Vec::new;
         let mut new = Self {
             normed: empty(),
@@ -93,9 +97,10 @@ impl Scratch {
             q: empty(),
             k: empty(),
             v: empty(),
+            gate: empty(),
             attended: empty(),
             partials: vec![0.0; partials_len(c, room.context)],
-            rows: vec![vec![0.0; Matrix::scratch_len(d.max(q))]; room.threads],
+            rows: vec![vec![0.0; Matrix::scratch_len(widest_input(c))]; room.threads],
             input: Activations::default(),
             routes: Routes::new(c, 0),
             logits: vec![0.0; room.batch * vocab],
@@ -106,14 +111,15 @@ impl Scratch {
 
     /// Resizes the buffers for another number of rows, except the logits.
     pub fn set_rows(&mut self, c: &ModelConfig, rows: usize) {
-        let [d, q, kv, _] = widths(c);
+        let [d, ..] = widths(c);
         let all = [
             (&mut self.normed, d),
             (&mut self.out, d),
             (&mut self.parallel, parallel(c)),
             (&mut self.q, projected(c)),
-            (&mut self.k, kv),
-            (&mut self.v, kv),
+            (&mut self.k, beside(c)),
+            (&mut self.v, beside(c)),
+            (&mut self.gate, output_gates(c)),
             (&mut self.attended, mixed(c)),
         ];
         for (buffer, width) in all {
@@ -121,18 +127,19 @@ impl Scratch {
         }
         // The old buffer is freed first, so that both never exist at once.
         self.input = Activations::default();
-        self.input = Activations::with_capacity(d.max(q), rows);
+        self.input = Activations::with_capacity(widest_input(c), rows);
         self.routes = Routes::new(c, rows);
     }
 
     /// Bytes allocated by [`Scratch::new`].
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
-        let [d, q, kv, vocab] = widths(c);
+        let [d, .., vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
-        let rows = chunk * (2 * d + parallel(c) + projected(c) + mixed(c) + 2 * kv);
+        let mixer = projected(c) + mixed(c) + 2 * beside(c) + output_gates(c);
+        let rows = chunk * (2 * d + parallel(c) + mixer);
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
-        let per_thread = Matrix::scratch_len(d.max(q));
-        let input = Activations::bytes(d.max(q), chunk);
+        let per_thread = Matrix::scratch_len(widest_input(c));
+        let input = Activations::bytes(widest_input(c), chunk);
         let routes = Routes::bytes_for(c, chunk);
         (4 * (shared + threads * per_thread) + input + routes) as u64
     }
@@ -160,19 +167,40 @@ fn parallel(c: &ModelConfig) -> usize {
 /// Width of [`Scratch::q`]: of the widest first projection of any mixer but keys and values.
 fn projected(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
-    match c.form.short_conv {
-        None => q,
-        Some(_) => q.max(3 * d),
-    }
+    let conv = c.form.short_conv.as_ref().map_or(0, |_| 3 * d);
+    q.max(conv)
+        .max(delta_net(c).map_or(0, DeltaNetShape::channels))
 }
 
 /// Width of [`Scratch::attended`].
 fn mixed(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
-    match c.form.short_conv {
-        None => q,
-        Some(_) => q.max(d),
-    }
+    let conv = c.form.short_conv.as_ref().map_or(0, |_| d);
+    q.max(conv)
+        .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+}
+
+/// Width of [`Scratch::k`] and [`Scratch::v`].
+fn beside(c: &ModelConfig) -> usize {
+    let [_, _, kv, _] = widths(c);
+    kv.max(delta_net(c).map_or(0, |net| net.value_heads as usize))
+}
+
+/// Width of [`Scratch::gate`].
+fn output_gates(c: &ModelConfig) -> usize {
+    let [_, q, ..] = widths(c);
+    let of_attention = q * usize::from(c.form.output_gate);
+    of_attention.max(delta_net(c).map_or(0, DeltaNetShape::values))
+}
+
+/// Columns of the widest matrix outside the FFN.
+fn widest_input(c: &ModelConfig) -> usize {
+    let [d, q, ..] = widths(c);
+    d.max(q).max(delta_net(c).map_or(0, DeltaNetShape::values))
+}
+
+fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {
+    c.form.delta_net.as_ref().map(|nets| nets.shape)
 }
 
 fn widths(c: &ModelConfig) -> [usize; 4] {

@@ -9,7 +9,7 @@ mod form;
 mod mixture;
 mod rope;
 
-pub use form::{Form, MixerKind, Parallel, ShortConvs, Streams};
+pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, ShortConvs, Streams};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -213,9 +213,13 @@ impl ModelConfig {
     /// What mixes the tokens of layer `layer`.
     pub fn mixer_of(&self, layer: u32) -> MixerKind {
         let convs = self.form.short_conv.as_ref();
-        match convs.filter(|convs| convs.layers.binary_search(&layer).is_ok()) {
-            Some(convs) => MixerKind::ShortConv { taps: convs.taps },
-            None => MixerKind::Attention,
+        let nets = self.form.delta_net.as_ref();
+        let conv = convs.filter(|convs| convs.layers.binary_search(&layer).is_ok());
+        let net = nets.filter(|nets| nets.layers.binary_search(&layer).is_ok());
+        match (conv, net) {
+            (Some(conv), _) => MixerKind::ShortConv { taps: conv.taps },
+            (None, Some(net)) => MixerKind::DeltaNet(net.shape),
+            (None, None) => MixerKind::Attention,
         }
     }
 
@@ -432,7 +436,8 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
-        if let Some(bad) = bad.or_else(|| self.bad_short_conv()) {
+        let bad = bad.or_else(|| self.bad_short_conv());
+        if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {
@@ -478,6 +483,40 @@ impl ModelConfig {
         if self.form.shared_kv > 0 {
             let expected = "absent, as layers share keys";
             return BadField::some("short_conv", convs, expected);
+        }
+        None
+    }
+
+    /// Gated DeltaNets that cannot be.
+    fn bad_delta_net(&self) -> Option<BadField> {
+        let nets = self.form.delta_net.as_ref()?;
+        let net = nets.shape;
+        for (key, value, least, most) in [
+            ("taps", net.taps, 2, MAX_TAPS),
+            ("key heads", net.key_heads, 1, MAX_COUNT),
+            ("value heads", net.value_heads, 1, MAX_COUNT),
+            ("key width", net.key_dim, 1, MAX_HEAD_DIM),
+            ("value width", net.value_dim, 1, MAX_HEAD_DIM),
+        ] {
+            if !(least..=most).contains(&value) {
+                return BadField::some(key, &value, format!("{least} to {most}"));
+            }
+        }
+        let heads = [net.key_heads, net.value_heads];
+        if !net.value_heads.is_multiple_of(net.key_heads) {
+            let expected = "key heads and a multiple of them of value heads";
+            return BadField::some("heads", &heads, expected);
+        }
+        if net.channels() > MAX_WIDTH as usize {
+            return BadField::some("heads", &heads, format!("at most {MAX_WIDTH} channels"));
+        }
+        if nets.layers.is_empty() || !self.are_layers(&nets.layers) {
+            let expected = format!("layers below {}, ascending", self.layers);
+            return BadField::some("layers with DeltaNets", &nets.layers, expected);
+        }
+        if self.form.shared_kv > 0 || self.form.short_conv.is_some() {
+            let expected = "absent, with shared keys or short convolutions";
+            return BadField::some("delta_net", nets, expected);
         }
         None
     }

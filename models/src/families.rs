@@ -311,6 +311,15 @@ pub(crate) enum Check {
     NotNull(&'static str),
 }
 
+/// How llama.cpp's converter orders the value heads of a DeltaNet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ValueHeads {
+    /// As transformers: those of a key head are consecutive.
+    Grouped,
+    /// Those of a key head are as many apart as there are key heads.
+    Tiled,
+}
+
 /// What no other field can say.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quirk {
@@ -327,6 +336,8 @@ pub(crate) enum Quirk {
     /// Some layers have a short convolution in place of attention; the head's tie has a second key
     /// (LFM2).
     ShortConv,
+    /// Some layers have a gated DeltaNet in place of attention, whose output has gates (Qwen3-Next).
+    DeltaNet(ValueHeads),
     /// The FFN's size is computed from the key's (LFM2).
     AdjustedFfn,
     /// transformers' own padding token may lie past the vocabulary.

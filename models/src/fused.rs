@@ -4,7 +4,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Fused, Role, TensorId};
-use crate::store::{Found, Layout, shape_text};
+use crate::store::{Found, Layout, RowGroups, shape_text};
 
 /// The parts of `whole`, a matrix of `layer`; the fields of `whole` that say what it is do not
 /// matter.
@@ -18,15 +18,9 @@ pub(crate) fn split(
     config: &ModelConfig,
     file: &DataFile,
 ) -> Result<Vec<Found>, Error> {
-    let [d, ffn] = [config.d_model, config.ffn].map(|n| n as usize);
-    let [heads, kv_heads, head_dim] =
-        [config.heads, config.kv_heads, config.head_dim].map(|n| n as usize);
-    let [q, kv] = [heads, kv_heads].map(|n| n * head_dim);
-    let parts: &[(Role, usize)] = match fused {
-        Fused::Qkv | Fused::QkvByGroup => &[(Role::Q, q), (Role::K, kv), (Role::V, kv)],
-        Fused::GateUp => &[(Role::Gate, ffn), (Role::Up, ffn)],
-    };
-    let stored = [parts.iter().map(|part| part.1).sum(), d];
+    let d = config.d_model as usize;
+    let parts = parts(fused, config);
+    let stored = [parts.iter().map(|part| part.rows).sum(), d];
     let row_bytes = whole.dtype.row_bytes(d);
     let (true, Some(row_bytes)) = (whole.shape == stored, row_bytes) else {
         return Err(Error::WrongShape {
@@ -36,31 +30,24 @@ pub(crate) fn split(
             expected: shape_text(&stored),
         });
     };
-    let per = heads / kv_heads.max(1);
-    let grouped = |role| Layout::Grouped {
-        head_dim,
-        stored: per + 2,
-        first: match role {
-            Role::Q => 0,
-            Role::K => per,
-            _ => per + 1,
-        },
-        heads: if role == Role::Q { per } else { 1 },
-    };
+    let stored: usize = parts.iter().map(|part| part.rows).sum();
     let mut rows_before = 0;
-    let part = |&(role, rows): &(Role, usize)| {
+    let part = |part: &FusedPart| {
         let before = rows_before;
-        rows_before += rows;
-        let id = TensorId::layer(role, layer);
-        match fused {
-            Fused::QkvByGroup => Found {
+        rows_before += part.rows;
+        let id = TensorId::layer(part.role, layer);
+        match part.of_group {
+            Some(parts) => Found {
                 id,
-                layout: grouped(role),
+                layout: Layout::Grouped(RowGroups {
+                    stored: stored / groups(fused, config).max(1),
+                    parts,
+                }),
                 ..whole.clone()
             },
-            Fused::Qkv | Fused::GateUp => Found {
+            None => Found {
                 id,
-                shape: vec![rows, d],
+                shape: vec![part.rows, d],
                 layout: Layout::AsIs,
                 // past the end of the file, if it overflows
                 offset: whole.offset.saturating_add((before * row_bytes) as u64),
@@ -69,4 +56,89 @@ pub(crate) fn split(
         }
     };
     Ok(parts.iter().map(part).collect())
+}
+
+/// A matrix of those that are stored together.
+struct FusedPart {
+    role: Role,
+    rows: usize,
+    /// Its rows of each group, where they are stored group by group.
+    of_group: Option<[[usize; 2]; 3]>,
+}
+
+impl FusedPart {
+    fn whole(role: Role, rows: usize) -> Self {
+        Self {
+            role,
+            rows,
+            of_group: None,
+        }
+    }
+}
+
+/// The groups of rows in which matrices are stored.
+fn groups(fused: Fused, config: &ModelConfig) -> usize {
+    let delta = config
+        .form
+        .delta_net
+        .as_ref()
+        .map_or(1, |nets| nets.shape.key_heads);
+    let groups = match fused {
+        Fused::QkvByGroup => config.kv_heads,
+        Fused::GatedQ => config.heads,
+        Fused::DeltaQkvz | Fused::DeltaBa => delta,
+        Fused::Qkv | Fused::GateUp => 1,
+    };
+    groups as usize
+}
+
+/// The matrices that are stored together.
+fn parts(fused: Fused, config: &ModelConfig) -> Vec<FusedPart> {
+    const NONE: [usize; 2] = [0; 2];
+    let [heads, kv_heads, head_dim, ffn] =
+        [config.heads, config.kv_heads, config.head_dim, config.ffn].map(|n| n as usize);
+    let [q, kv] = [heads, kv_heads].map(|n| n * head_dim);
+    let groups = groups(fused, config);
+    let grouped = |role, of_group: [[usize; 2]; 3]| FusedPart {
+        role,
+        rows: groups * of_group.iter().map(|part| part[1]).sum::<usize>(),
+        of_group: Some(of_group),
+    };
+    let delta = config.form.delta_net.as_ref().map(|nets| nets.shape);
+    // of a key head: width, and width and number of its values
+    let [dim, values, per] = delta.map_or([0; 3], |net| {
+        let per = net.value_heads as usize / groups.max(1);
+        [net.key_dim as usize, per * net.value_dim as usize, per]
+    });
+    match fused {
+        Fused::Qkv => vec![
+            FusedPart::whole(Role::Q, q),
+            FusedPart::whole(Role::K, kv),
+            FusedPart::whole(Role::V, kv),
+        ],
+        Fused::GateUp => vec![
+            FusedPart::whole(Role::Gate, ffn),
+            FusedPart::whole(Role::Up, ffn),
+        ],
+        Fused::QkvByGroup => {
+            let q = heads / kv_heads.max(1) * head_dim;
+            vec![
+                grouped(Role::Q, [[0, q], NONE, NONE]),
+                grouped(Role::K, [[q, head_dim], NONE, NONE]),
+                grouped(Role::V, [[q + head_dim, head_dim], NONE, NONE]),
+            ]
+        }
+        Fused::GatedQ => vec![
+            grouped(Role::Q, [[0, head_dim], NONE, NONE]),
+            grouped(Role::QGate, [[head_dim, head_dim], NONE, NONE]),
+        ],
+        Fused::DeltaQkvz => vec![
+            grouped(Role::DeltaIn, [[0, dim], [dim, dim], [2 * dim, values]]),
+            grouped(Role::DeltaGate, [[2 * dim + values, values], NONE, NONE]),
+        ],
+        Fused::DeltaBa => vec![
+            grouped(Role::DeltaBeta, [[0, per], NONE, NONE]),
+            grouped(Role::DeltaDecay, [[per, per], NONE, NONE]),
+        ],
+    }
 }

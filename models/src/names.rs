@@ -33,6 +33,12 @@ pub(crate) enum Fused {
     QkvByGroup,
     /// Gate and Up.
     GateUp,
+    /// Q and the gates of attention's output, head by head.
+    GatedQ,
+    /// A DeltaNet's queries, keys, values and gates, key head by key head.
+    DeltaQkvz,
+    /// Its β and decay, key head by key head.
+    DeltaBa,
 }
 
 impl Fused {
@@ -41,6 +47,9 @@ impl Fused {
         match self {
             Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
             Self::GateUp => matches!(role, Role::Gate | Role::Up),
+            Self::GatedQ => matches!(role, Role::Q | Role::QGate),
+            Self::DeltaQkvz => matches!(role, Role::DeltaIn | Role::DeltaGate),
+            Self::DeltaBa => matches!(role, Role::DeltaBeta | Role::DeltaDecay),
         }
     }
 }
@@ -281,11 +290,7 @@ fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec
         (Role::InputProj, d, each),
         (Role::InputNorm, 1, d),
     ];
-    list.extend(all.map(|(role, rows, cols)| Required {
-        id: TensorId::layer(role, layer),
-        rows,
-        cols,
-    }));
+    push_all(list, layer, &all);
 }
 
 /// The tensors of a layer's mixer, with the norms around it.
@@ -304,22 +309,43 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
     match config.mixer_of(layer) {
         MixerKind::Attention => of_attention(config, layer, list),
-        MixerKind::ShortConv { taps } => {
-            let all = [
+        MixerKind::ShortConv { taps } => push_all(
+            list,
+            layer,
+            &[
                 (Role::ConvIn, 3 * d, d),
                 (Role::Conv, d, taps as usize),
                 (Role::ConvOut, d, d),
+            ],
+        ),
+        MixerKind::DeltaNet(net) => {
+            let [heads, dim, taps] = [net.value_heads, net.value_dim, net.taps].map(|n| n as usize);
+            let all = [
+                (Role::DeltaIn, net.channels(), d),
+                (Role::DeltaGate, net.values(), d),
+                (Role::DeltaBeta, heads, d),
+                (Role::DeltaDecay, heads, d),
+                (Role::DeltaStep, 1, heads),
+                (Role::DeltaRate, 1, heads),
+                (Role::DeltaConv, net.channels(), taps),
+                (Role::DeltaNorm, 1, dim),
+                (Role::DeltaOut, d, net.values()),
             ];
-            list.extend(all.map(|(role, rows, cols)| Required {
-                id: TensorId::layer(role, layer),
-                rows,
-                cols,
-            }));
+            push_all(list, layer, &all);
         }
     }
     if form.post_norm {
         list.push(norm(Role::AttnPostNorm));
     }
+}
+
+/// Tensors of a layer, each with its rows and columns.
+fn push_all(list: &mut Vec<Required>, layer: u32, all: &[(Role, usize, usize)]) {
+    list.extend(all.iter().map(|&(role, rows, cols)| Required {
+        id: TensorId::layer(role, layer),
+        rows,
+        cols,
+    }));
 }
 
 /// The tensors of a layer's attention.
@@ -353,6 +379,9 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if own {
             push(Role::KNorm, 1, of_k);
         }
+    }
+    if form.output_gate {
+        push(Role::QGate, q, d);
     }
     push(Role::O, d, q);
     if config.o_bias {

@@ -39,23 +39,45 @@ pub(crate) enum Layout {
     TransposedEvery(usize),
     /// Stored less one (norms whose factor is `1 + weight`).
     PlusOne,
-    /// Heads of queries, keys and values stored together, group by group (Falcon 40B).
-    Grouped {
-        /// Rows per head.
-        head_dim: usize,
-        /// Heads of a group that are stored.
-        stored: usize,
-        /// Those of them that this tensor consists of.
-        first: usize,
-        /// Their number.
-        heads: usize,
-    },
+    /// Rows of several matrices stored together, group by group (Falcon 40B, Qwen3-Next).
+    Grouped(RowGroups),
+    /// Of a vector, the logarithms of what is presented with a minus sign.
+    NegativeLog,
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
         /// Rows per head (columns per head, for a bias).
         head_dim: usize,
     },
+}
+
+/// Rows of which a matrix takes some from each group of the stored ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowGroups {
+    /// Stored rows per group.
+    pub(crate) stored: usize,
+    /// First row in a group, and number: those of the first part of all groups come first, then those
+    /// of the second one.
+    pub(crate) parts: [[usize; 2]; 3],
+}
+
+impl RowGroups {
+    /// Rows of a group that the matrix takes.
+    pub(crate) fn taken(&self) -> usize {
+        self.parts.iter().map(|part| part[1]).sum()
+    }
+
+    /// The stored row of row `row` of `rows`.
+    pub(crate) fn stored_row(&self, mut row: usize, rows: usize) -> usize {
+        let groups = rows / self.taken().max(1);
+        for [first, count] in self.parts {
+            if row < count * groups {
+                return row / count * self.stored + first + row % count;
+            }
+            row -= count * groups;
+        }
+        row
+    }
 }
 
 /// A tensor found in a file, under its canonical id.
@@ -193,12 +215,10 @@ impl Store {
             Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
             Layout::EveryRow(_) => stored = vec![2 * rows, cols],
             Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
-            Layout::Grouped {
-                stored: each,
-                heads,
-                ..
-            } => stored = vec![rows / heads * each, cols],
-            Layout::AsIs | Layout::PlusOne | Layout::Interleaved { .. } => {}
+            Layout::Grouped(groups) => {
+                stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
+            }
+            Layout::AsIs | Layout::PlusOne | Layout::NegativeLog | Layout::Interleaved { .. } => {}
         }
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
@@ -455,7 +475,12 @@ impl Checkpoint for Store {
                 self.read_stored(at, first, out)?;
                 out.iter_mut().for_each(|value| *value += 1.0);
             }
-            Layout::Grouped { .. } => self.read_grouped(at, first, out)?,
+            Layout::Grouped(groups) => self.read_grouped(at, first, out, groups)?,
+            Layout::NegativeLog => {
+                self.read_stored(at, first, out)?;
+                out.iter_mut()
+                    .for_each(|value| *value = -libm::expf(*value));
+            }
             Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
             Layout::Transposed | Layout::TransposedEvery(_) => {
                 self.read_transposed(at, first, out)?;

@@ -88,6 +88,26 @@ pub enum Role {
     Conv,
     /// Its output projection, `[d_model × d_model]`.
     ConvOut,
+    /// Gates of attention's output, `[heads·head_dim × d_model]`.
+    QGate,
+    /// Projection of a DeltaNet to queries, keys and values, `[channels × d_model]`.
+    DeltaIn,
+    /// To the gates of its output, `[values × d_model]`.
+    DeltaGate,
+    /// To the share of a token that is written, `[value_heads × d_model]`.
+    DeltaBeta,
+    /// To the decay of its state, `[value_heads × d_model]`.
+    DeltaDecay,
+    /// What is added to that, `[1 × value_heads]`.
+    DeltaStep,
+    /// Factor of the decay, below 0, `[1 × value_heads]`.
+    DeltaRate,
+    /// Weights of its convolution, `[channels × taps]`, that of the token itself last.
+    DeltaConv,
+    /// RMSNorm weight shared by the heads of its output, `[1 × value_dim]`.
+    DeltaNorm,
+    /// Its output projection, `[d_model × values]`.
+    DeltaOut,
     /// Weight of the norm before the FFN, `[1 × d_model]`.
     FfnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -132,7 +152,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 54] = [
+const ROLES: [(Role, Place, &str); 64] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -172,6 +192,16 @@ const ROLES: [(Role, Place, &str); 54] = [
     (Role::ConvIn, Place::Layer, "conv.in"),
     (Role::Conv, Place::Layer, "conv.weight"),
     (Role::ConvOut, Place::Layer, "conv.out"),
+    (Role::QGate, Place::Layer, "attn.q_gate"),
+    (Role::DeltaIn, Place::Layer, "delta.in"),
+    (Role::DeltaGate, Place::Layer, "delta.gate"),
+    (Role::DeltaBeta, Place::Layer, "delta.beta"),
+    (Role::DeltaDecay, Place::Layer, "delta.decay"),
+    (Role::DeltaStep, Place::Layer, "delta.step"),
+    (Role::DeltaRate, Place::Layer, "delta.rate"),
+    (Role::DeltaConv, Place::Layer, "delta.conv"),
+    (Role::DeltaNorm, Place::Layer, "delta.norm"),
+    (Role::DeltaOut, Place::Layer, "delta.out"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
     (Role::FfnNormBias, Place::Layer, "ffn.norm_bias"),
     (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
@@ -220,12 +250,13 @@ impl Role {
             Embed | Head | Positions | Q | K | V | O | Router | Gate | Up | Down | PredictorFc1
             | PredictorFc2 | StreamIn | StreamOut | LayerInputs | LayerInputsProj
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
-            | InputGate | InputProj | ConvIn | Conv | ConvOut => false,
+            | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
+            | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
-            | DownBias => true,
+            | DownBias | DeltaStep | DeltaRate | DeltaNorm => true,
         }
     }
 }

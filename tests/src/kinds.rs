@@ -7,29 +7,27 @@ use emberflow_kernels::DType;
 
 use crate::{case, packed};
 
-/// A model to try: of attention alone, or with short convolutions beside it.
+/// A model to try: of attention alone, or with a mixer of recurrent state beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Of attention alone: the demo model.
     Attention,
     /// With short convolutions: a fixture.
-    Hybrid,
+    ShortConv,
+    /// With gated DeltaNets: a fixture.
+    DeltaNet,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 2] = [Kind::Attention, Kind::Hybrid];
+pub const KINDS: [Kind; 3] = [Kind::Attention, Kind::ShortConv, Kind::DeltaNet];
 
 impl Kind {
     /// The model.
     pub fn model(self) -> Model {
         match self {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
-            Self::Hybrid => {
-                let dir = tempfile::tempdir().expect("a folder");
-                let container = packed(&case("lfm2"), dir.path(), DType::Q8);
-                // it is read though its name goes
-                Model::load(container).expect("model")
-            }
+            Self::ShortConv => fixture("lfm2"),
+            Self::DeltaNet => fixture("qwen3_5"),
         }
     }
 
@@ -37,7 +35,7 @@ impl Kind {
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
-            Self::Hybrid => 260,
+            Self::ShortConv | Self::DeltaNet => 260,
         };
         (0..len as u32)
             .map(|i| 40 + (i * 31 + n * 17) % texts)
@@ -49,8 +47,15 @@ impl Kind {
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention => len,
-            Self::Hybrid if len >= prompt - 1 => prompt - 1,
-            Self::Hybrid => 0,
+            Self::ShortConv | Self::DeltaNet if len >= prompt - 1 => prompt - 1,
+            Self::ShortConv | Self::DeltaNet => 0,
         }
     }
+}
+
+/// A fixture, packed. It is read though its name goes.
+fn fixture(name: &str) -> Model {
+    let dir = tempfile::tempdir().expect("a folder");
+    let container = packed(&case(name), dir.path(), DType::Q8);
+    Model::load(container).expect("model")
 }

@@ -55,14 +55,18 @@ fn a_token_allocates_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     // Its embedding is not its head, so rows of it are read.
     let untied = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8);
-    let recurrent = packed(&fixtures().join("models/lfm2"), dir.path(), DType::Q8);
+    let recurrent = ["lfm2", "qwen3_5"].map(|name| {
+        let case = fixtures().join("models").join(name);
+        packed(&case, dir.path(), DType::Q8)
+    });
     for (model, io, sparsity, share) in [
         (None, IoChoice::Auto, Sparsity::Exact, 0.45),
         (None, IoChoice::Pread, Sparsity::Exact, 0.45),
         (None, IoChoice::Auto, Sparsity::Predicted, 0.45),
         (None, IoChoice::Auto, Sparsity::Predicted, 0.8),
         (Some(&untied), IoChoice::Auto, Sparsity::Exact, 0.45),
-        (Some(&recurrent), IoChoice::Auto, Sparsity::Auto, 0.45),
+        (Some(&recurrent[0]), IoChoice::Auto, Sparsity::Auto, 0.45),
+        (Some(&recurrent[1]), IoChoice::Auto, Sparsity::Auto, 0.45),
     ] {
         let model = model.cloned();
         let model = open_model(&ModelArg { model }).expect("a model");

@@ -67,12 +67,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let asked = RunContext { args, context, max };
     let sampling = checked_sampling(args, model.text())?;
-    let batch = args.best_of.map_or(1, usize::from);
-    if batch > 1 && sampling.temperature == 0.0 {
-        return Err(Failure::usage(
-            "--best-of needs a temperature above 0: use --temp",
-        ));
-    }
+    let batch = continuations(args, &sampling)?;
     let spans = args.record.trace.as_ref().map_or(0, |_| chrome::ROOM);
     let wanted = Use {
         context,
@@ -104,6 +99,16 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::Interrupted);
     }
     Ok(())
+}
+
+/// The number of continuations that are drawn together.
+fn continuations(args: &RunArgs, sampling: &Sampling) -> Result<usize, Failure> {
+    match args.best_of.map_or(1, usize::from) {
+        2.. if sampling.temperature == 0.0 => Err(Failure::usage(
+            "--best-of needs a temperature above 0: use --temp",
+        )),
+        batch => Ok(batch),
+    }
 }
 
 fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {

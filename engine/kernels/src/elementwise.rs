@@ -123,6 +123,13 @@ pub(crate) fn blend(a: f32, y: &mut [f32], b: f32, x: &[f32]) {
 }
 
 #[inline(always)]
+pub(crate) fn scale_by_sigmoid(x: &mut [f32], gate: &[f32]) {
+    for (x, &gate) in x.iter_mut().zip(gate) {
+        *x /= 1.0 + math::exp(-gate);
+    }
+}
+
+#[inline(always)]
 pub(crate) fn silu(x: &mut [f32]) {
     for value in x {
         *value = math::silu(*value);

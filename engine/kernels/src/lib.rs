@@ -69,6 +69,7 @@
 //! | `simd/int/` | integer products of q4, q4k, q8 and mxfp4 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
+//! | `delta.rs` | the gated delta rule |
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
@@ -92,6 +93,7 @@ mod compute;
 mod copy;
 mod cpu;
 mod cut;
+mod delta;
 mod dtype;
 mod elementwise;
 mod gate;
@@ -115,10 +117,11 @@ pub use columns::Columns;
 pub use compute::Compute;
 pub use copy::PastCaches;
 pub use cpu::{Cpu, Isa};
+pub use delta::DeltaToken;
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
 pub use narrow::{NARROW_GROUP, Narrow};
-pub use ops::matmul_scratch;
+pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid};
 pub use ops_int::matmul_scratch_q;
 pub use q4k::{SIX_BITS, SuperBlock, best_super_block, nibble, store_q4k_row, super_blocks};
 pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};

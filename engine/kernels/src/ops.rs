@@ -6,6 +6,7 @@
 use crate::{
     columns::Columns,
     cpu::Cpu,
+    delta::DeltaToken,
     dtype::DType,
     matrix::Matrix,
     narrow::Narrow,
@@ -388,4 +389,36 @@ impl Cpu {
 /// instruction set.
 pub const fn matmul_scratch(n: usize) -> usize {
     n.saturating_mul(4)
+}
+
+/// One token of the gated delta rule (Yang et al., 2024), for a state of `key.len()` rows and
+/// `value.len()` columns:
+///
+/// ```text
+/// S ← decay·S        w = beta·(value − keyᵀ·S)        S ← S + key ⊗ w        out = queryᵀ·S
+/// ```
+///
+/// The sums run over the rows in order. The state is read from `before`, if there is one, and
+/// written to `state`.
+///
+/// # Panics
+/// If the lengths do not match as described.
+#[inline]
+pub fn delta_rule(
+    cpu: Cpu,
+    before: Option<&[f32]>,
+    state: &mut [f32],
+    token: DeltaToken<'_>,
+    out: &mut [f32],
+) {
+    simd::delta_rule(cpu, before, state, token, out);
+}
+
+/// `x[i] = x[i] / (1 + e^−gate[i])`.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn scale_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
+    simd::scale_by_sigmoid(cpu, x, gate);
 }

@@ -299,6 +299,30 @@ impl Workers {
         });
     }
 
+    /// Calls `f(thread, index, chunks)` once for every chunk of both slices, which have as many: as
+    /// [`for_each_chunk_mut`](Workers::for_each_chunk_mut) for each.
+    ///
+    /// # Panics
+    /// As [`for_each_chunk_mut`](Workers::for_each_chunk_mut), and if one has more chunks.
+    pub fn for_each_chunk_pair_mut<T: Send>(
+        &self,
+        data: [&mut [T]; 2],
+        chunk_len: [usize; 2],
+        f: &(dyn Fn(usize, usize, [&mut [T]; 2]) + Sync),
+    ) {
+        let chunks = [0, 1].map(|k| data[k].len().div_ceil(chunk_len[k]));
+        assert_eq!(chunks[0], chunks[1], "chunks of the two slices");
+        let data = data.map(Cut::new);
+        self.for_each_chunk(chunks[0], &|thread, index| {
+            let both = [0, 1].map(|k| {
+                let start = index * chunk_len[k];
+                // SAFETY: each index is handed out once, so no two chunks of a slice overlap.
+                unsafe { data[k].get_mut(start..start + chunk_len[k]) }
+            });
+            f(thread, index, both);
+        });
+    }
+
     /// Calls `f(thread, first, part)` for consecutive parts of `data`; `first` is the number of a
     /// part's first unit of `unit` elements. Parts are long at first, so that a thread works on
     /// contiguous memory, and one unit at the end, so that all threads finish together.

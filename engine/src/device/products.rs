@@ -29,7 +29,7 @@ use crate::thread_buffer::renew;
 use crate::trace;
 
 /// Most matrices that are multiplied by the same input.
-pub(crate) const TOGETHER: usize = 3;
+pub(crate) const TOGETHER: usize = 4;
 
 /// A matrix that the host holds too: rows of `cols` elements, each with its scales behind it.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ mod pass;
 mod tests;
 
 use arrayvec::ArrayVec;
-use emberflow_kernels::Compute;
+use emberflow_kernels::{Compute, scale_by_sigmoid};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
@@ -30,6 +30,8 @@ pub(crate) struct Attention {
     pub k: Option<Matrix>,
     /// Value projection, the same.
     pub v: Option<Matrix>,
+    /// Gates of its output, whose sigmoids are factors, `[heads·head_dim × d_model]`.
+    pub gate: Option<Matrix>,
     /// Output projection, `[d_model × heads·head_dim]`.
     pub o: Matrix,
     /// Biases of Q, K, V.
@@ -76,6 +78,9 @@ impl Attention {
             q: from.matrix(Role::Q, l, q_dim, d)?,
             k: (own.then(|| from.matrix(Role::K, l, kv_dim, d))).transpose()?,
             v: (own.then(|| from.matrix(Role::V, l, kv_dim, d))).transpose()?,
+            gate: (c.form.output_gate)
+                .then(|| from.matrix(Role::QGate, l, q_dim, d))
+                .transpose()?,
             o: from.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: c.qkv_bias.then(biases).transpose()?,
             o_bias: o_bias.transpose()?,
@@ -97,6 +102,7 @@ impl Attention {
             (Some(&self.q), &mut s.q),
             (self.k.as_ref(), &mut s.k),
             (self.v.as_ref(), &mut s.v),
+            (self.gate.as_ref(), &mut s.gate),
         ];
         let there = all
             .into_iter()
@@ -113,6 +119,12 @@ impl Attention {
         self.rotate_and_store(on, at, spans, s);
         self.attend(on, at, spans, s);
         let width = c.heads as usize * c.head_dim as usize;
+        if self.gate.is_some() {
+            let (mixed, gates) = (&mut s.attended[..rows * width], &s.gate);
+            (on.workers).for_each_chunk_mut(mixed, width, &|_, row, mixed| {
+                scale_by_sigmoid(on.cpu, mixed, &gates[row * width..][..width]);
+            });
+        }
         let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
         self.o.matmul(on, input, &mut s.rows, &mut s.out);
         if let Some(bias) = &self.o_bias {

@@ -6,6 +6,8 @@
 //! Recurrences run token by token in one order, so that text does not depend on chunks.
 
 mod attention;
+mod conv;
+mod delta_net;
 mod layer_pass;
 mod short_conv;
 
@@ -21,17 +23,24 @@ use crate::state::{KvShape, Span, StateShape};
 
 use attention::Attention;
 pub(crate) use attention::thread_floats;
+use delta_net::DeltaNet;
 pub(crate) use layer_pass::LayerPass;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 6] = [
+pub(crate) const PROJECTIONS: [Role; 12] = [
     Role::Q,
+    Role::QGate,
     Role::K,
     Role::V,
     Role::O,
     Role::ConvIn,
     Role::ConvOut,
+    Role::DeltaIn,
+    Role::DeltaGate,
+    Role::DeltaBeta,
+    Role::DeltaDecay,
+    Role::DeltaOut,
 ];
 
 /// A layer's mixer: its weights.
@@ -43,6 +52,7 @@ pub(crate) const PROJECTIONS: [Role; 6] = [
 pub(crate) enum Mixer {
     Attention(Attention),
     ShortConv(ShortConv),
+    DeltaNet(DeltaNet),
 }
 
 /// What a mixer has read and stored, for an observer.
@@ -62,6 +72,10 @@ impl Mixer {
                 let at = recurrent_floats(c, layer);
                 Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, at)?)
             }
+            MixerKind::DeltaNet(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::DeltaNet(DeltaNet::load(from, c, layer, shape, at)?)
+            }
         })
     }
 
@@ -71,6 +85,7 @@ impl Mixer {
         match self {
             Self::Attention(attention) => attention.run(on, at, spans, s),
             Self::ShortConv(conv) => conv.run(on, spans, s),
+            Self::DeltaNet(net) => net.run(on, at, spans, s),
         }
     }
 
@@ -78,7 +93,7 @@ impl Mixer {
     pub fn seen<'a>(&self, c: &ModelConfig, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(_) => rows * c.kv_heads as usize * c.head_dim as usize,
-            Self::ShortConv(_) => 0,
+            Self::ShortConv(_) | Self::DeltaNet(_) => 0,
         };
         Mixed {
             mixed: &s.attended[..rows * self.output().cols()],
@@ -89,8 +104,9 @@ impl Mixer {
     /// The matrices that multiply its input.
     pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
         let all = match self {
-            Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref()],
-            Self::ShortConv(of) => [Some(&of.input), None, None],
+            Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref(), of.gate.as_ref()],
+            Self::ShortConv(of) => [Some(&of.input), None, None, None],
+            Self::DeltaNet(of) => [&of.input, &of.gate, &of.beta, &of.decay].map(Some),
         };
         all.into_iter().flatten()
     }
@@ -100,6 +116,7 @@ impl Mixer {
         match self {
             Self::Attention(of) => &of.o,
             Self::ShortConv(of) => &of.output,
+            Self::DeltaNet(of) => &of.output,
         }
     }
 
@@ -110,9 +127,18 @@ impl Mixer {
                 Some(&mut of.q),
                 of.k.as_mut(),
                 of.v.as_mut(),
+                of.gate.as_mut(),
                 Some(&mut of.o),
             ],
-            Self::ShortConv(of) => [Some(&mut of.input), None, None, Some(&mut of.output)],
+            Self::ShortConv(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
+            Self::DeltaNet(of) => [
+                &mut of.input,
+                &mut of.gate,
+                &mut of.beta,
+                &mut of.decay,
+                &mut of.output,
+            ]
+            .map(Some),
         };
         all.into_iter().flatten()
     }
@@ -122,8 +148,16 @@ impl Mixer {
 pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
     let [d, hd, heads, kv] = [c.d_model, c.head_dim, c.heads, c.kv_heads].map(|n| n as usize);
     match c.mixer_of(layer) {
-        MixerKind::Attention => [[(heads + 2 * kv) * hd, d], [d, heads * hd]],
+        MixerKind::Attention => {
+            let gated = 1 + usize::from(c.form.output_gate);
+            [[(gated * heads + 2 * kv) * hd, d], [d, heads * hd]]
+        }
         MixerKind::ShortConv { .. } => [[3 * d, d], [d, d]],
+        MixerKind::DeltaNet(shape) => {
+            let (channels, values) = (shape.channels(), shape.values());
+            let rows = channels + values + 2 * shape.value_heads as usize;
+            [[rows, d], [d, values]]
+        }
     }
 }
 
@@ -139,9 +173,8 @@ pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> Stat
 fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {
         MixerKind::Attention => 0,
-        MixerKind::ShortConv { taps } => {
-            short_conv::state_floats(c.d_model as usize, taps as usize)
-        }
+        MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
+        MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
     };
     (0..layer).map(floats).sum()
 }

@@ -19,6 +19,7 @@ mod shape;
 pub(crate) use layer::LayerKv;
 #[cfg(test)]
 pub(crate) use pages::{KvPages, KvPool};
+pub(crate) use recurrent::RecurrentPart;
 pub(crate) use sequence::StatePool;
 pub use sequence::{Sequence, Span};
 pub(crate) use shape::{BLOCK, KvShape, StateShape};

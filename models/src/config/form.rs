@@ -75,6 +75,12 @@ pub struct Form {
     /// Layers with a short convolution in place of attention (LFM2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_conv: Option<ShortConvs>,
+    /// Layers with a gated DeltaNet in place of attention (Qwen3-Next, Qwen3.5).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta_net: Option<DeltaNets>,
+    /// Attention's output is multiplied by sigmoids of gates, which its input gives.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub output_gate: bool,
     /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
@@ -90,6 +96,61 @@ pub enum MixerKind {
         /// Tokens, its own included.
         taps: u32,
     },
+    /// A gated DeltaNet.
+    DeltaNet(DeltaNetShape),
+}
+
+/// Gated DeltaNets in place of attention.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeltaNets {
+    /// The layers that have one, ascending.
+    pub layers: Vec<u32>,
+    /// Its sizes.
+    pub shape: DeltaNetShape,
+}
+
+/// Sizes of a gated DeltaNet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeltaNetShape {
+    /// Tokens that its convolution reaches over, its own included.
+    pub taps: u32,
+    /// Heads of queries and keys.
+    pub key_heads: u32,
+    /// Heads of values, a multiple of them.
+    pub value_heads: u32,
+    /// Width of a query or a key.
+    pub key_dim: u32,
+    /// Width of a value.
+    pub value_dim: u32,
+    /// Value head `j` belongs to key head `j mod key_heads`, as in GGUF; otherwise, consecutive ones
+    /// belong to the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tiled: bool,
+}
+
+impl DeltaNetShape {
+    /// Width of all keys, and of all queries.
+    pub fn keys(self) -> usize {
+        self.key_heads as usize * self.key_dim as usize
+    }
+
+    /// Width of all values.
+    pub fn values(self) -> usize {
+        self.value_heads as usize * self.value_dim as usize
+    }
+
+    /// Channels of the convolution: queries, keys, values.
+    pub fn channels(self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// The key head of a value head.
+    pub fn key_head(self, value_head: u32) -> u32 {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
+    }
 }
 
 /// Short convolutions in place of attention.
@@ -144,6 +205,8 @@ impl Default for Form {
             shared_kv: 0,
             gate_top: Vec::new(),
             short_conv: None,
+            delta_net: None,
+            output_gate: false,
             streams: None,
         }
     }

@@ -290,3 +290,51 @@ pub(super) const LFM2: NameTable = NameTable {
     },
     ..PLAIN
 };
+
+/// Attention without Q, which is stored with the gates of its output.
+const GATED_ATTENTION: Spellings = &[
+    (Role::K, "attn_k.weight"),
+    (Role::V, "attn_v.weight"),
+    (Role::O, "attn_output.weight"),
+    (Role::QNorm, "attn_q_norm.weight"),
+    (Role::KNorm, "attn_k_norm.weight"),
+];
+
+const DELTA_NET: Spellings = &[
+    (Role::AttnNorm, "attn_norm.weight"),
+    (Role::FfnNorm, "post_attention_norm.weight"),
+    (Role::DeltaIn, "attn_qkv.weight"),
+    (Role::DeltaGate, "attn_gate.weight"),
+    (Role::DeltaConv, "ssm_conv1d.weight"),
+    (Role::DeltaStep, "ssm_dt.bias"),
+    (Role::DeltaRate, "ssm_a"),
+    (Role::DeltaNorm, "ssm_norm.weight"),
+    (Role::DeltaOut, "ssm_out.weight"),
+    (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
+];
+
+/// β and the decay lie together, key head by key head.
+pub(super) const QWEN3_NEXT: NameTable = NameTable {
+    layers: &[GATED_ATTENTION, DELTA_NET, FFN, ROUTER],
+    fused: &[
+        (Fused::GatedQ, "attn_q.weight"),
+        (Fused::DeltaBa, "ssm_ba.weight"),
+    ],
+    ..PLAIN
+};
+
+/// They are apart.
+pub(super) const QWEN3_5: NameTable = NameTable {
+    layers: &[
+        GATED_ATTENTION,
+        DELTA_NET,
+        FFN,
+        ROUTER,
+        &[
+            (Role::DeltaBeta, "ssm_beta.weight"),
+            (Role::DeltaDecay, "ssm_alpha.weight"),
+        ],
+    ],
+    fused: &[(Fused::GatedQ, "attn_q.weight")],
+    ..PLAIN
+};

@@ -69,16 +69,7 @@ pub(super) const PLAIN: NameTable = NameTable {
     layer_prefix: "model.layers.",
     globals: OUTSIDE,
     numbered: &[],
-    layers: &[
-        ATTENTION,
-        NORMS,
-        FFN,
-        PREDICTORS,
-        &[
-            (Role::Router, "mlp.gate.weight"),
-            (Role::SharedGate, "mlp.shared_expert_gate.weight"),
-        ],
-    ],
+    layers: &[ATTENTION, NORMS, FFN, PREDICTORS, ROUTER],
     experts: ExpertNames {
         one: (
             "mlp.experts.",
@@ -477,5 +468,57 @@ pub(super) const LFM2: NameTable = NameTable {
             (Stack::One(Role::Down), "feed_forward.experts.down_proj"),
         ],
     },
+    ..PLAIN
+};
+
+/// Attention without Q, which is stored with the gates of its output.
+const GATED_ATTENTION: Spellings = &[
+    (Role::K, "self_attn.k_proj.weight"),
+    (Role::V, "self_attn.v_proj.weight"),
+    (Role::O, "self_attn.o_proj.weight"),
+    (Role::QNorm, "self_attn.q_norm.weight"),
+    (Role::KNorm, "self_attn.k_norm.weight"),
+];
+
+const DELTA_NET: Spellings = &[
+    (Role::DeltaConv, "linear_attn.conv1d.weight"),
+    (Role::DeltaStep, "linear_attn.dt_bias"),
+    (Role::DeltaRate, "linear_attn.A_log"),
+    (Role::DeltaNorm, "linear_attn.norm.weight"),
+    (Role::DeltaOut, "linear_attn.out_proj.weight"),
+];
+
+const ROUTER: Spellings = &[
+    (Role::Router, "mlp.gate.weight"),
+    (Role::SharedGate, "mlp.shared_expert_gate.weight"),
+];
+
+/// A DeltaNet's projections lie together, key head by key head.
+pub(super) const QWEN3_NEXT: NameTable = NameTable {
+    layers: &[GATED_ATTENTION, NORMS, FFN, DELTA_NET, ROUTER],
+    fused: &[
+        (Fused::GatedQ, "self_attn.q_proj.weight"),
+        (Fused::DeltaQkvz, "linear_attn.in_proj_qkvz.weight"),
+        (Fused::DeltaBa, "linear_attn.in_proj_ba.weight"),
+    ],
+    ..PLAIN
+};
+
+/// A DeltaNet's projections are apart.
+pub(super) const QWEN3_5: NameTable = NameTable {
+    layers: &[
+        GATED_ATTENTION,
+        NORMS,
+        FFN,
+        DELTA_NET,
+        ROUTER,
+        &[
+            (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),
+            (Role::DeltaGate, "linear_attn.in_proj_z.weight"),
+            (Role::DeltaBeta, "linear_attn.in_proj_b.weight"),
+            (Role::DeltaDecay, "linear_attn.in_proj_a.weight"),
+        ],
+    ],
+    fused: &[(Fused::GatedQ, "self_attn.q_proj.weight")],
     ..PLAIN
 };

@@ -1,5 +1,6 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
+use super::delta_net::delta_nets;
 use super::streams;
 use super::value::Metadata;
 use crate::config::{Form, Parallel};
@@ -81,6 +82,12 @@ pub(super) fn form(
             true => Parallel::TwoNorms,
             false => Parallel::OneNorm,
         };
+    }
+    for quirk in family.quirks {
+        if let Quirk::DeltaNet(order) = *quirk {
+            form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
+            form.output_gate = true;
+        }
     }
     if family.has(Quirk::Streams) {
         streams::form(metadata, arch.name, shape.layers, shape.streams, &mut form)?;

@@ -5,6 +5,7 @@
 //! one architecture more, OPT.
 
 mod config;
+mod delta_net;
 mod experts;
 mod form;
 mod header;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::json::Keys;
 use super::short_conv::short_convs;
@@ -56,6 +57,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::Falcon => form.parallel = falcon(keys)?,
             Quirk::Streams => streams(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
+            Quirk::DeltaNet(_) => {
+                form.delta_net = delta_nets(keys, sizes.layers)?;
+                form.output_gate = true;
+            }
             _ => {}
         }
     }

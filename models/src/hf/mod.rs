@@ -3,6 +3,7 @@
 
 mod added;
 mod config;
+mod delta_net;
 mod experts;
 mod foreign;
 mod form;
@@ -248,7 +249,7 @@ fn identify(
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
         // one kernel for each channel
-        (Role::Conv, &[channels, 1, taps]) => vec![channels, taps],
+        (Role::Conv | Role::DeltaConv, &[channels, 1, taps]) => vec![channels, taps],
         _ => raw.shape,
     };
     let whole = Found {
@@ -258,6 +259,7 @@ fn identify(
         dtype,
         layout: match id.role {
             Role::Down => Layout::Transposed,
+            Role::DeltaRate => Layout::NegativeLog,
             Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
                 Layout::Interleaved {
                     head_dim: config.head_dim as usize,

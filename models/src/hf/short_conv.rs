@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// The layers that are no attention: by their kinds or, in older files, all but those of a list.
 pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
-    let convs = match (by_kind(keys, layers)?, attention(keys, layers)?) {
+    let convs = match (layers_of(keys, "conv", layers)?, attention(keys, layers)?) {
         (Some(convs), _) => convs,
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
@@ -22,22 +22,22 @@ pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>
     })
 }
 
-/// The layers that are `conv` by `layer_types`.
-fn by_kind(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+/// The layers that are `wanted` by `layer_types`; the others have to be `full_attention`.
+pub(super) fn layers_of(keys: &Keys, wanted: &str, layers: u32) -> Result<Option<Vec<u32>>, Error> {
     const KEY: &str = "layer_types";
-    let expected = format!("conv or full_attention for each of {layers} layers");
-    let is_conv = |kind: &Value| match kind.as_str() {
-        Some("conv") => Some(true),
+    let expected = format!("{wanted} or full_attention for each of {layers} layers");
+    let is_wanted = |kind: &Value| match kind.as_str() {
         Some("full_attention") => Some(false),
+        Some(kind) if kind == wanted => Some(true),
         _ => None,
     };
     let kinds = keys.read(KEY, &expected, |value| {
-        let kinds = value.as_array()?.iter().map(is_conv);
+        let kinds = value.as_array()?.iter().map(is_wanted);
         let kinds = kinds.collect::<Option<Vec<bool>>>()?;
         (kinds.len() == layers as usize).then_some(kinds)
     })?;
-    let convs = |kinds: Vec<bool>| (0..).zip(kinds).filter(|(_, conv)| *conv);
-    Ok(kinds.map(|kinds| convs(kinds).map(|(layer, _)| layer).collect()))
+    let chosen = |kinds: Vec<bool>| (0..).zip(kinds).filter(|(_, wanted)| *wanted);
+    Ok(kinds.map(|kinds| chosen(kinds).map(|(layer, _)| layer).collect()))
 }
 
 /// The layers that `full_attn_idxs` names.

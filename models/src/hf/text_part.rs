@@ -63,7 +63,8 @@ pub(super) fn text_part<'a>(
 
 /// The name of a tensor as the text model alone has it; `None` for a tensor of another part.
 pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>> {
-    const OTHERS: [&str; 5] = [
+    const OTHERS: [&str; 6] = [
+        "visual.",
         "vision_tower.",
         "multi_modal_projector.",
         "audio_tower.",

@@ -1,6 +1,6 @@
 //! Rows of every layout, as they are presented.
 
-use super::{Layout, READ_BYTES, Scales, Store};
+use super::{Layout, READ_BYTES, RowGroups, Scales, Store};
 use crate::dequant;
 use crate::error::Error;
 
@@ -93,22 +93,11 @@ impl Store {
         at: usize,
         first: usize,
         out: &mut [f32],
+        groups: RowGroups,
     ) -> Result<(), Error> {
-        let Layout::Grouped {
-            head_dim,
-            stored,
-            first: head,
-            heads,
-        } = self.places[at].layout
-        else {
-            return self.read_stored(at, first, out);
-        };
+        let rows = self.infos[at].rows;
         for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
-            let (group, inside) = (
-                (first + k) / (heads * head_dim),
-                (first + k) % (heads * head_dim),
-            );
-            self.read_stored(at, (group * stored + head) * head_dim + inside, row)?;
+            self.read_stored(at, groups.stored_row(first + k, rows), row)?;
         }
         Ok(())
     }

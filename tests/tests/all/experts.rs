@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 /// The families with experts.
-const CASES: [&str; 15] = [
+const CASES: [&str; 18] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -28,6 +28,9 @@ const CASES: [&str; 15] = [
     "phimoe_long",
     "lfm2_moe",
     "lfm2_moe_plain",
+    "qwen3_next",
+    "qwen3_next_plain",
+    "qwen3_5_moe",
 ];
 
 /// Those whose experts have exact zeros.

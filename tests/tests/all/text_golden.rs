@@ -376,6 +376,8 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("gpt_oss_odd", "chatml"),
     ("lfm2", "chatml"),
     ("lfm2_moe", "chatml"),
+    ("qwen3_next", "chatml"),
+    ("qwen3_5", "chatml"),
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),

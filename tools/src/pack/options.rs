@@ -145,6 +145,10 @@ impl PackOptions {
             Role::Q | Role::K | Role::V | Role::O => self.attention,
             Role::ConvIn
             | Role::ConvOut
+            | Role::QGate
+            | Role::DeltaIn
+            | Role::DeltaGate
+            | Role::DeltaOut
             | Role::StreamIn
             | Role::StreamOut
             | Role::LayerInputsProj

@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 10] = [
+const NO_FOLDER: [&str; 15] = [
     "cohere2",
     "ernie4_5_moe",
     "gpt_oss",
@@ -43,6 +43,11 @@ const NO_FOLDER: [&str; 10] = [
     "lfm2_moe_plain",
     "phimoe",
     "phimoe_long",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_whole",
+    "qwen3_next",
+    "qwen3_next_plain",
 ];
 
 #[test]

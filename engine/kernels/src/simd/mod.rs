@@ -114,6 +114,21 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn scale_by_sigmoid(x: &mut [f32], gate: &[f32]) {
+            $crate::elementwise::scale_by_sigmoid(x, gate);
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(super) fn delta_rule(
+            before: Option<&[f32]>,
+            state: &mut [f32],
+            token: $crate::DeltaToken<'_>,
+            out: &mut [f32],
+        ) {
+            $crate::delta::delta_rule(before, state, token, out);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn silu(x: &mut [f32]) {
             $crate::elementwise::silu(x);
         }
@@ -155,6 +170,7 @@ pub(crate) use stored::{LINE, prefetch};
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},
+    delta::DeltaToken,
     dtype::DType,
     matrix::Matrix,
     narrow::Narrow,
@@ -435,6 +451,28 @@ pub(crate) fn exp_block(cpu: Cpu, x: &mut [f32]) -> (f32, f32) {
 pub(crate) fn blend(cpu: Cpu, a: f32, y: &mut [f32], b: f32, x: &[f32]) {
     check_len("x", x.len(), y.len());
     dispatch!(cpu, blend(a, y, b, x))
+}
+
+pub(crate) fn scale_by_sigmoid(cpu: Cpu, x: &mut [f32], gate: &[f32]) {
+    check_len("gate", gate.len(), x.len());
+    dispatch!(cpu, scale_by_sigmoid(x, gate))
+}
+
+pub(crate) fn delta_rule(
+    cpu: Cpu,
+    before: Option<&[f32]>,
+    state: &mut [f32],
+    token: DeltaToken<'_>,
+    out: &mut [f32],
+) {
+    let (rows, columns) = (token.key.len(), out.len());
+    check_len("query", token.query.len(), rows);
+    check_len("value", token.value.len(), columns);
+    check_len("state", state.len(), rows * columns);
+    if let Some(before) = before {
+        check_len("before", before.len(), rows * columns);
+    }
+    dispatch!(cpu, delta_rule(before, state, token, out))
 }
 
 pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {

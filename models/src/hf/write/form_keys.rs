@@ -49,6 +49,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::FullUnrotated
                 | Quirk::OriginalContextBeside
                 | Quirk::ShortConv
+                | Quirk::DeltaNet(_)
                 | Quirk::AdjustedFfn,
                 _,
             ) => {}

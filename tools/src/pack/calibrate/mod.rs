@@ -226,9 +226,17 @@ impl Calibrator<'_> {
         let groups = [
             (
                 seen.attention,
-                &[Role::Q, Role::K, Role::V, Role::ConvIn][..],
+                &[
+                    Role::Q,
+                    Role::K,
+                    Role::V,
+                    Role::QGate,
+                    Role::ConvIn,
+                    Role::DeltaIn,
+                    Role::DeltaGate,
+                ][..],
             ),
-            (seen.mixed, &[Role::O, Role::ConvOut]),
+            (seen.mixed, &[Role::O, Role::ConvOut, Role::DeltaOut]),
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
-use emberflow_models::config::{Form, MixerKind, Mixture, ModelConfig, ShortConvs, Streams};
+use emberflow_models::config::{
+    DeltaNets, Form, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
+};
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
 
@@ -171,11 +173,18 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
         shared_kv: 0,
         gate_top: top.into_iter().copied().collect(),
         short_conv: match c.mixer_of(layer) {
-            MixerKind::Attention => None,
             MixerKind::ShortConv { taps } => Some(ShortConvs {
                 layers: vec![0],
                 taps,
             }),
+            _ => None,
+        },
+        delta_net: match c.mixer_of(layer) {
+            MixerKind::DeltaNet(shape) => Some(DeltaNets {
+                layers: vec![0],
+                shape,
+            }),
+            _ => None,
         },
         streams: c.form.streams.map(|streams| Streams {
             per_layer_vocab: vocab,

@@ -79,6 +79,7 @@ impl Gathered {
         let mixed = match c.mixer_of(0) {
             MixerKind::Attention => c.heads as usize * c.head_dim as usize,
             MixerKind::ShortConv { .. } => d,
+            MixerKind::DeltaNet(net) => net.values(),
         };
         let neurons = c.ffn as usize;
         let blocks = (0..neurons).step_by(DOWN_BLOCK);

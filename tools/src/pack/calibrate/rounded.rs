@@ -17,13 +17,17 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 9] = [
+pub const ROLES: [Role; 13] = [
     Role::Q,
     Role::K,
     Role::V,
+    Role::QGate,
     Role::O,
     Role::ConvIn,
     Role::ConvOut,
+    Role::DeltaIn,
+    Role::DeltaGate,
+    Role::DeltaOut,
     Role::Gate,
     Role::Up,
     Role::Down,

@@ -1,0 +1,259 @@
+//! Gated DeltaNet (Qwen3-Next, Qwen3.5): attention with a state of fixed size.
+//!
+//! ```text
+//! [q, k, v] = silu(conv(In · x))        q ← q / (|q|·√key_dim)        k ← k / |k|        per key head
+//! α = exp(rate · softplus(Decay·x + step))        β = σ(Beta·x)                          per value head
+//! S ← α·S        S ← S + k ⊗ β·(v − kᵀ·S)        y = qᵀ·S
+//! out = Out · (rmsnorm(y) ∘ silu(Gate · x))
+//! ```
+//!
+//! Its state is the convolution's, then `S` of each value head, `[key_dim × value_dim]`. Heads are
+//! independent; the tokens of a head follow each other in order, so that no bit depends on chunks.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Compute, Cpu, DeltaToken, delta_rule, math};
+use emberflow_models::config::{DeltaNetShape, ModelConfig};
+use emberflow_models::names::Role;
+
+use super::LayerPass;
+use super::conv::{self, Convolution, by_tap};
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+use crate::state::{RecurrentPart, Span};
+
+/// The weights of one layer.
+#[derive(Debug)]
+pub(crate) struct DeltaNet {
+    shape: DeltaNetShape,
+    /// Projection to queries, keys and values, `[channels × d_model]`.
+    pub input: Matrix,
+    /// Projection to the gates of the output, `[values × d_model]`.
+    pub gate: Matrix,
+    /// Projection to β, `[value_heads × d_model]`.
+    pub beta: Matrix,
+    /// Projection to the decay, `[value_heads × d_model]`.
+    pub decay: Matrix,
+    /// Output projection, `[d_model × values]`.
+    pub output: Matrix,
+    /// The convolution, `[taps × channels]`.
+    weights: Vec<f32>,
+    /// By value head: the factor of the decay, below 0, and what is added to its projection.
+    rate: Vec<f32>,
+    step: Vec<f32>,
+    /// RMSNorm over each head's output.
+    norm: Vec<f32>,
+    /// Weights of RMSNorms that divide a query, and a key, by its length.
+    unit: [Vec<f32>; 2],
+    /// Its part of a sequence's recurrent state.
+    part: Range<usize>,
+}
+
+/// Floats of a layer's state.
+pub(super) fn state_floats(shape: DeltaNetShape) -> usize {
+    conv_floats(shape) + shape.values() * shape.key_dim as usize
+}
+
+fn conv_floats(shape: DeltaNetShape) -> usize {
+    conv::state_floats(shape.channels(), shape.taps as usize)
+}
+
+impl DeltaNet {
+    /// Reads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    pub fn load(
+        from: &Loader<'_>,
+        c: &ModelConfig,
+        l: u32,
+        shape: DeltaNetShape,
+        at: usize,
+    ) -> Result<Self, Error> {
+        let [d, heads, taps, dim] =
+            [c.d_model, shape.value_heads, shape.taps, shape.key_dim].map(|n| n as usize);
+        let (channels, values) = (shape.channels(), shape.values());
+        let root = 1.0 / libm::sqrtf(dim as f32);
+        Ok(Self {
+            shape,
+            input: from.matrix(Role::DeltaIn, l, channels, d)?,
+            gate: from.matrix(Role::DeltaGate, l, values, d)?,
+            beta: from.matrix(Role::DeltaBeta, l, heads, d)?,
+            decay: from.matrix(Role::DeltaDecay, l, heads, d)?,
+            output: from.matrix(Role::DeltaOut, l, d, values)?,
+            weights: by_tap(&from.rows(Role::DeltaConv, l, channels, taps)?, taps),
+            rate: from.vector(Role::DeltaRate, l, heads)?,
+            step: from.vector(Role::DeltaStep, l, heads)?,
+            norm: from.vector(Role::DeltaNorm, l, shape.value_dim as usize)?,
+            unit: [vec![root * root; dim], vec![root; dim]],
+            part: at..at + state_floats(shape),
+        })
+    }
+
+    /// See [`super::Mixer::run`].
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let d = self.output.rows();
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let mut all = [
+            (&self.input, &mut s.q[..]),
+            (&self.gate, &mut s.gate[..]),
+            (&self.beta, &mut s.k[..]),
+            (&self.decay, &mut s.v[..]),
+        ];
+        Matrix::matmul_all(on, &mut all, input, &mut s.rows);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, first, s);
+            first += span.tokens.len();
+        }
+        self.norm_and_gate(on, at.config.rms_eps, spans, s);
+        let mixed = &s.attended[..rows * self.shape.values()];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+    }
+
+    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
+    /// leaves `y` of its rows in their part of `s.q`, head by head.
+    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
+        let (shape, n) = (self.shape, span.tokens.len());
+        let (channels, heads) = (shape.channels(), shape.value_heads as usize);
+        let RecurrentPart {
+            before,
+            after,
+            marked,
+        } = span.sequence.recurrent(self.part.clone());
+        let (conv_before, before) = before.split_at(conv_floats(shape));
+        let (conv_after, after) = after.split_at_mut(conv_floats(shape));
+        let conv = Convolution {
+            channels,
+            weights: &self.weights,
+            before: conv_before,
+            rows: &s.q[first * channels..][..n * channels],
+            stride: channels,
+        };
+        let qkv = &mut s.attended[first * channels..][..n * channels];
+        (on.workers).for_each_chunk_mut(qkv, channels, &|_, row, out| {
+            conv.row(row, out);
+            on.cpu.silu(out);
+            self.normalize(on.cpu, out);
+        });
+        conv.state(n, conv_after);
+        let marked = marked.map(|(rows, to)| {
+            let (conv_to, to) = to.split_at_mut(conv_floats(shape));
+            conv.state(rows, conv_to);
+            (rows, to)
+        });
+        let rows = Rows {
+            net: self,
+            qkv,
+            beta: &s.k[first * heads..][..n * heads],
+            decay: &s.v[first * heads..][..n * heads],
+        };
+        let out = &mut s.q[first * channels..][..n * shape.values()];
+        match marked {
+            None => rows.run(on, before, after, 0..n, out),
+            Some((middle, to)) => {
+                rows.run(on, before, to, 0..middle, out);
+                rows.run(on, to, after, middle..n, out);
+            }
+        }
+    }
+
+    /// Divides the queries and keys of a row by their lengths.
+    fn normalize(&self, cpu: Cpu, row: &mut [f32]) {
+        let dim = self.shape.key_dim as usize;
+        let keys = self.shape.keys();
+        for (part, unit) in row.chunks_exact_mut(keys).zip(&self.unit) {
+            for head in part.chunks_exact_mut(dim) {
+                // `l2norm` adds 1e-6 to the sum of the squares, RMSNorm to their mean
+                cpu.rmsnorm_inplace(head, unit, 1e-6 / dim as f32);
+            }
+        }
+    }
+
+    /// `s.attended[row] = rmsnorm(y) ∘ silu(gate)`, head by head.
+    fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
+        let (values, channels) = (self.shape.values(), self.shape.channels());
+        let dim = self.shape.value_dim as usize;
+        let mut first = 0;
+        for span in spans {
+            let n = span.tokens.len();
+            let y = &s.q[first * channels..][..n * values];
+            let gates = &mut s.gate[first * values..][..n * values];
+            let out = &mut s.attended[first * values..][..n * values];
+            (on.workers).for_each_chunk_pair_mut([out, gates], [values; 2], &|_, row, both| {
+                let [out, gates] = both;
+                on.cpu.silu(gates);
+                for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                    out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
+                    on.cpu.rmsnorm_inplace(out, &self.norm, eps);
+                }
+                out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g);
+            });
+            first += n;
+        }
+    }
+}
+
+/// The inputs of the recurrence for one sequence's rows.
+struct Rows<'a> {
+    net: &'a DeltaNet,
+    /// Queries, keys and values, `[rows × channels]`.
+    qkv: &'a [f32],
+    /// Projections, `[rows × value_heads]` each.
+    beta: &'a [f32],
+    decay: &'a [f32],
+}
+
+impl Rows<'_> {
+    /// Runs all heads over the rows `rows`, from the state `before` to `after`.
+    fn run(
+        &self,
+        on: &Compute,
+        before: &[f32],
+        after: &mut [f32],
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let shape = self.net.shape;
+        let dim = shape.value_dim as usize;
+        let state = dim * shape.key_dim as usize;
+        let of_head = out.len() / shape.value_heads as usize;
+        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], &|_, head, both| {
+            let [after, out] = both;
+            let mut from = Some(&before[head * state..][..state]);
+            for row in rows.clone() {
+                let token = self.token(row, head);
+                let out = &mut out[row * dim..][..dim];
+                delta_rule(on.cpu, from.take(), after, token, out);
+            }
+        });
+    }
+
+    /// Row `row` of value head `head`.
+    fn token(&self, row: usize, head: usize) -> DeltaToken<'_> {
+        let shape = self.net.shape;
+        let [key_dim, dim, heads] =
+            [shape.key_dim, shape.value_dim, shape.value_heads].map(|n| n as usize);
+        let (keys, key_head) = (shape.keys(), shape.key_head(head as u32) as usize);
+        let qkv = &self.qkv[row * shape.channels()..];
+        let [decay, beta] = [self.decay, self.beta].map(|all| all[row * heads + head]);
+        let step = softplus(decay + self.net.step[head]);
+        DeltaToken {
+            query: &qkv[key_head * key_dim..][..key_dim],
+            key: &qkv[keys + key_head * key_dim..][..key_dim],
+            value: &qkv[2 * keys + head * dim..][..dim],
+            decay: math::exp(self.net.rate[head] * step),
+            beta: 1.0 / (1.0 + math::exp(-beta)),
+        }
+    }
+}
+
+/// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
+fn softplus(x: f32) -> f32 {
+    match x > 20.0 {
+        true => x,
+        false => libm::log1pf(math::exp(x)),
+    }
+}
