@@ -181,6 +181,8 @@ pub(crate) enum FurtherTokens {
     PastLast,
     /// Tensors with this in their names.
     Named(&'static str),
+    /// Such tensors in safetensors, and layers after the last one in GGUF.
+    NamedOrPastLast(&'static str),
 }
 
 impl FurtherTokens {
@@ -190,6 +192,9 @@ impl FurtherTokens {
             Self::Absent => false,
             Self::PastLast => layer.is_some_and(|layer| layer >= layers),
             Self::Named(part) => name.contains(part),
+            Self::NamedOrPastLast(part) => {
+                name.contains(part) || layer.is_some_and(|layer| layer >= layers)
+            }
         }
     }
 }

@@ -99,7 +99,7 @@ const QWEN3_NEXT: Family = Family {
     qk_norm: QkNorm::Head,
     rotated: Some(0.25),
     windows: Windows::None,
-    further_tokens: FurtherTokens::Named("mtp."),
+    further_tokens: FurtherTokens::NamedOrPastLast("mtp."),
     experts: Some(Experts {
         shared: Some(Shared::Gated("shared_expert_intermediate_size")),
         renormalise: Renormalise::Key(true),
