@@ -42,7 +42,7 @@ pub(crate) fn product_room(
     gates: usize,
 ) -> ProductRoom {
     let [d, .., vocab] = widths(c);
-    // those of one input
+    // results of all matrices of a mixer that have one input
     let projected = projected(c) + output_gates(c) + 2 * beside(c);
     let widest = widest_input(c);
     let token = Activations::bytes(widest, 1).max(4 * widest);
@@ -62,15 +62,17 @@ pub(crate) struct Scratch {
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
     /// d_model]`; otherwise empty.
     pub parallel: Vec<f32>,
-    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer.
+    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
+    /// DeltaNet, head by head.
     pub q: Vec<f32>,
-    /// Keys, `[rows × kv_heads·head_dim]`.
+    /// Keys, `[rows × kv_heads·head_dim]`, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
-    /// Values, `[rows × kv_heads·head_dim]`.
+    /// Values, `[rows × kv_heads·head_dim]`, or what the decay of a DeltaNet follows from.
     pub v: Vec<f32>,
     /// Gates of a mixer's output; empty where no mixer has some.
     pub gate: Vec<f32>,
-    /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention.
+    /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
+    /// convolved channels of a DeltaNet.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
     /// and query head. Empty if the context is a single block.
@@ -164,7 +166,7 @@ fn parallel(c: &ModelConfig) -> usize {
     }
 }
 
-/// Width of [`Scratch::q`]: of the widest first projection of any mixer but keys and values.
+/// Width of [`Scratch::q`].
 fn projected(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
     let conv = c.form.short_conv.as_ref().map_or(0, |_| 3 * d);

@@ -9,7 +9,9 @@ mod form;
 mod mixture;
 mod rope;
 
-pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, ShortConvs, Streams};
+pub use form::{
+    DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
+};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -163,7 +165,7 @@ const MAX_VOCAB: u32 = 1 << 24;
 pub(crate) const MAX_COUNT: u32 = 1 << 12;
 /// Maximum banks of a model.
 const MAX_BANKS: u64 = 1 << 16;
-/// Maximum taps of a short convolution, far above any release's.
+/// Maximum taps of a convolution, far above any release's.
 const MAX_TAPS: u32 = 64;
 /// Maximum head dimension.
 const MAX_HEAD_DIM: u32 = 1 << 12;
@@ -492,23 +494,23 @@ impl ModelConfig {
         let nets = self.form.delta_net.as_ref()?;
         let net = nets.shape;
         for (key, value, least, most) in [
-            ("taps", net.taps, 2, MAX_TAPS),
-            ("key heads", net.key_heads, 1, MAX_COUNT),
-            ("value heads", net.value_heads, 1, MAX_COUNT),
-            ("key width", net.key_dim, 1, MAX_HEAD_DIM),
-            ("value width", net.value_dim, 1, MAX_HEAD_DIM),
+            ("taps of DeltaNets", net.taps, 2, MAX_TAPS),
+            ("key heads of DeltaNets", net.key_heads, 1, MAX_COUNT),
+            ("value heads of DeltaNets", net.value_heads, 1, MAX_COUNT),
+            ("key width of DeltaNets", net.key_dim, 1, MAX_HEAD_DIM),
+            ("value width of DeltaNets", net.value_dim, 1, MAX_HEAD_DIM),
         ] {
             if !(least..=most).contains(&value) {
                 return BadField::some(key, &value, format!("{least} to {most}"));
             }
         }
-        let heads = [net.key_heads, net.value_heads];
         if !net.value_heads.is_multiple_of(net.key_heads) {
-            let expected = "key heads and a multiple of them of value heads";
-            return BadField::some("heads", &heads, expected);
+            let expected = format!("a multiple of the {} key heads", net.key_heads);
+            return BadField::some("value heads of DeltaNets", &net.value_heads, expected);
         }
         if net.channels() > MAX_WIDTH as usize {
-            return BadField::some("heads", &heads, format!("at most {MAX_WIDTH} channels"));
+            let expected = format!("at most {MAX_WIDTH}");
+            return BadField::some("channels of DeltaNets", &net.channels(), expected);
         }
         if nets.layers.is_empty() || !self.are_layers(&nets.layers) {
             let expected = format!("layers below {}, ascending", self.layers);

@@ -181,8 +181,6 @@ pub(crate) enum FurtherTokens {
     PastLast,
     /// Tensors with this in their names.
     Named(&'static str),
-    /// Such tensors in safetensors, and layers after the last one in GGUF.
-    NamedOrPastLast(&'static str),
 }
 
 impl FurtherTokens {
@@ -192,9 +190,6 @@ impl FurtherTokens {
             Self::Absent => false,
             Self::PastLast => layer.is_some_and(|layer| layer >= layers),
             Self::Named(part) => name.contains(part),
-            Self::NamedOrPastLast(part) => {
-                name.contains(part) || layer.is_some_and(|layer| layer >= layers)
-            }
         }
     }
 }
@@ -343,6 +338,8 @@ pub(crate) enum Quirk {
     ShortConv,
     /// Some layers have a gated DeltaNet in place of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
+    /// Queries grow with their position, as the rotary parameters say (Ministral 3).
+    QueryScale,
     /// The FFN's size is computed from the key's (LFM2).
     AdjustedFfn,
     /// transformers' own padding token may lie past the vocabulary.

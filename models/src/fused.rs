@@ -20,7 +20,8 @@ pub(crate) fn split(
 ) -> Result<Vec<Found>, Error> {
     let d = config.d_model as usize;
     let parts = parts(fused, config);
-    let stored = [parts.iter().map(|part| part.rows).sum(), d];
+    let rows: usize = parts.iter().map(|part| part.rows).sum();
+    let stored = [rows, d];
     let row_bytes = whole.dtype.row_bytes(d);
     let (true, Some(row_bytes)) = (whole.shape == stored, row_bytes) else {
         return Err(Error::WrongShape {
@@ -30,7 +31,6 @@ pub(crate) fn split(
             expected: shape_text(&stored),
         });
     };
-    let stored: usize = parts.iter().map(|part| part.rows).sum();
     let mut rows_before = 0;
     let part = |part: &FusedPart| {
         let before = rows_before;
@@ -40,7 +40,7 @@ pub(crate) fn split(
             Some(parts) => Found {
                 id,
                 layout: Layout::Grouped(RowGroups {
-                    stored: stored / groups(fused, config).max(1),
+                    stored: rows / groups(fused, config).max(1),
                     parts,
                 }),
                 ..whole.clone()

@@ -83,7 +83,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if !args.json {
         print_now(&text)?;
     }
-    let ended_early = match args.best_of {
+    let may_be_interrupted = match args.best_of {
         Some(_) => {
             best_of(&mut engine, sequence, &prompt, asked, &stop)?;
             true
@@ -95,7 +95,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         }
     };
     write_trace(&engine, args)?;
-    if ended_early && stop.load(Ordering::Relaxed) {
+    if may_be_interrupted && stop.load(Ordering::Relaxed) {
         return Err(Failure::Interrupted);
     }
     Ok(())

@@ -154,6 +154,7 @@ impl Attention {
             let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
+                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position));
                 let (cos, sin) = match rotates {
                     true => at.rope.at(row),
                     false => (&[][..], &[][..]),

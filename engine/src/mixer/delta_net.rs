@@ -46,7 +46,7 @@ pub(crate) struct DeltaNet {
     step: Vec<f32>,
     /// RMSNorm over each head's output.
     norm: Vec<f32>,
-    /// Weights of RMSNorms that divide a query, and a key, by its length.
+    /// Weights of RMSNorms that divide a query by its length and `√key_dim`, and a key by its length.
     unit: [Vec<f32>; 2],
     /// Its part of a sequence's recurrent state.
     part: Range<usize>,
@@ -95,13 +95,11 @@ impl DeltaNet {
         let d = self.output.rows();
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        let mut all = [
-            (&self.input, &mut s.q[..]),
-            (&self.gate, &mut s.gate[..]),
-            (&self.beta, &mut s.k[..]),
-            (&self.decay, &mut s.v[..]),
-        ];
-        Matrix::matmul_all(on, &mut all, input, &mut s.rows);
+        // apart, as a device has matrices of one format together
+        let mut wide = [(&self.input, &mut s.q[..]), (&self.gate, &mut s.gate[..])];
+        Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
+        let mut narrow = [(&self.beta, &mut s.k[..]), (&self.decay, &mut s.v[..])];
+        Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
         let mut first = 0;
         for span in spans.iter_mut() {
             self.span(on, span, first, s);

@@ -28,7 +28,7 @@ pub(crate) use layer_pass::LayerPass;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 12] = [
+pub(crate) const PROJECTIONS: [Role; 10] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -38,8 +38,6 @@ pub(crate) const PROJECTIONS: [Role; 12] = [
     Role::ConvOut,
     Role::DeltaIn,
     Role::DeltaGate,
-    Role::DeltaBeta,
-    Role::DeltaDecay,
     Role::DeltaOut,
 ];
 
@@ -106,7 +104,7 @@ impl Mixer {
         let all = match self {
             Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref(), of.gate.as_ref()],
             Self::ShortConv(of) => [Some(&of.input), None, None, None],
-            Self::DeltaNet(of) => [&of.input, &of.gate, &of.beta, &of.decay].map(Some),
+            Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
         };
         all.into_iter().flatten()
     }
@@ -132,13 +130,12 @@ impl Mixer {
             ],
             Self::ShortConv(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
             Self::DeltaNet(of) => [
-                &mut of.input,
-                &mut of.gate,
-                &mut of.beta,
-                &mut of.decay,
-                &mut of.output,
-            ]
-            .map(Some),
+                Some(&mut of.input),
+                Some(&mut of.gate),
+                None,
+                None,
+                Some(&mut of.output),
+            ],
         };
         all.into_iter().flatten()
     }

@@ -56,10 +56,10 @@ impl ShortConv {
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
         self.input.matmul(on, input, &mut s.rows, &mut s.q);
         // x ← b ∘ x
-        for row in s.q[..rows * 3 * d].chunks_exact_mut(3 * d) {
+        (on.workers).for_each_chunk_mut(&mut s.q[..rows * 3 * d], 3 * d, &|_, _, row| {
             let (bc, x) = row.split_at_mut(2 * d);
             x.iter_mut().zip(bc).for_each(|(x, b)| *x *= *b);
-        }
+        });
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();

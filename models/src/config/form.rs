@@ -53,6 +53,9 @@ pub struct Form {
     pub logit_scale: f32,
     /// Factor of the attention scores instead of `1 / sqrt(head_dim)`.
     pub attention_scale: Option<f32>,
+    /// Queries grow with their position (Ministral 3).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query_scale: Option<QueryScale>,
     /// Scores `s` become `cap · tanh(s / cap)`.
     pub attention_cap: Option<f32>,
     /// So do logits, after their factor.
@@ -84,6 +87,23 @@ pub struct Form {
     /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
+}
+
+/// A factor of queries that grows with the logarithm of the position.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct QueryScale {
+    /// Growth for each unit of the logarithm.
+    pub beta: f32,
+    /// Positions before the first growth.
+    pub original_context: u32,
+}
+
+impl QueryScale {
+    /// `1 + beta·ln(1 + ⌊position / original_context⌋)`.
+    pub fn at(self, position: usize) -> f32 {
+        let contexts = position / self.original_context.max(1) as usize;
+        1.0 + self.beta * libm::logf(1.0 + contexts as f32)
+    }
 }
 
 /// What mixes the tokens of a layer.
@@ -198,6 +218,7 @@ impl Default for Form {
             residual_scale: 1.0,
             logit_scale: 1.0,
             attention_scale: None,
+            query_scale: None,
             attention_cap: None,
             logit_cap: None,
             local_rope: None,
@@ -230,6 +251,7 @@ impl Form {
             ("residual scale", Some(self.residual_scale)),
             ("logit scale", Some(self.logit_scale)),
             ("attention scale", self.attention_scale),
+            ("growth of queries", self.query_scale.map(|of| of.beta)),
             ("attention cap", self.attention_cap),
             ("logit cap", self.logit_cap),
         ];

@@ -35,6 +35,25 @@ const MISTRAL: Family = Family {
     ..PLAIN
 };
 
+/// `modeling_ministral3.py`: YaRN, and queries that grow with their position.
+const MINISTRAL3: Family = Family {
+    name: "ministral3",
+    whole: Some("mistral3"),
+    gguf: Some(Arch {
+        name: "mistral3",
+        reads: &[
+            "attention.temperature_scale",
+            "rope.scaling.yarn_log_multiplier",
+        ],
+        ..ARCH
+    }),
+    always_scaled: true,
+    quirks: &[Quirk::QueryScale],
+    class: None,
+    gguf_as: None,
+    ..MISTRAL
+};
+
 /// ReLU on gate and up (Bamboo). PowerInfer's files have an architecture of their own.
 const BAMBOO: Family = Family {
     name: "bamboo",
@@ -181,9 +200,10 @@ const PHI3: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 9] = [
+pub(super) const FAMILIES: [Family; 10] = [
     LLAMA,
     MISTRAL,
+    MINISTRAL3,
     BAMBOO,
     MIXTRAL,
     TURBO_SPARSE_MIXTRAL,

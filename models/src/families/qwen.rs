@@ -99,13 +99,17 @@ const QWEN3_NEXT: Family = Family {
     qk_norm: QkNorm::Head,
     rotated: Some(0.25),
     windows: Windows::None,
-    further_tokens: FurtherTokens::NamedOrPastLast("mtp."),
+    further_tokens: FurtherTokens::Named("mtp."),
     experts: Some(Experts {
         shared: Some(Shared::Gated("shared_expert_intermediate_size")),
         renormalise: Renormalise::Key(true),
         ..QWEN3_EXPERTS
     }),
-    checks: &[Check::NotNull("partial_rotary_factor")],
+    checks: &[
+        Check::NotNull("partial_rotary_factor"),
+        Check::Flag("attn_output_gate", true),
+        Check::Words("output_gate_type", &["swish", "silu"]),
+    ],
     quirks: &[Quirk::DeltaNet(ValueHeads::Grouped)],
     ..PLAIN
 };

@@ -19,11 +19,13 @@ pub(super) fn delta_nets(
     };
     let list = key("attention.recurrent_layers");
     let with: Vec<u32> = match metadata.flags(&list)? {
+        // those for multi-token prediction are counted, too
         Some(flags) if flags.len() >= layers as usize => {
             let all = (0..layers).zip(flags);
             all.filter(|(_, linear)| *linear).map(|all| all.0).collect()
         }
         Some(_) => return Err(metadata.bad(&list, &format!("a flag for each of {layers} layers"))),
+        None if metadata.has(&list) => return Err(metadata.bad(&list, "a list of flags")),
         None => {
             let interval = metadata.u32(&key("full_attention_interval"))?.unwrap_or(4);
             if interval == 0 {
@@ -53,4 +55,52 @@ pub(super) fn delta_nets(
             tiled: order == ValueHeads::Tiled,
         },
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::families;
+    use crate::gguf::value::Value;
+
+    #[test]
+    fn layers_are_told_by_flags_or_by_an_interval() {
+        let (_, arch) = families::find_arch("qwen35").unwrap();
+        let found = |more: &[(&str, Value)]| {
+            let sizes = [
+                ("ssm.conv_kernel", 4),
+                ("ssm.state_size", 6),
+                ("ssm.group_count", 2),
+                ("ssm.time_step_rank", 6),
+                ("ssm.inner_size", 30),
+            ];
+            let sizes = sizes.map(|(key, size)| (key, Value::Uint(size)));
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            for (key, value) in sizes.iter().chain(more) {
+                metadata
+                    .insert(format!("qwen35.{key}"), value.clone())
+                    .unwrap();
+            }
+            delta_nets(&metadata, arch, 5, ValueHeads::Tiled)
+        };
+        let layers = |more: &[(&str, Value)]| found(more).unwrap().map(|nets| nets.layers);
+        let flags = |flags: &[bool]| {
+            let flags = flags.iter().copied().map(Value::Bool).collect();
+            [("attention.recurrent_layers", Value::List(flags))]
+        };
+        assert_eq!(layers(&[]), Some(vec![0, 1, 2, 4]));
+        let second = [("full_attention_interval", Value::Uint(2))];
+        assert_eq!(layers(&second), Some(vec![0, 2, 4]));
+        // one layer more, for multi-token prediction
+        let some = flags(&[true, false, false, true, false, false]);
+        assert_eq!(layers(&some), Some(vec![0, 3]));
+        assert_eq!(layers(&flags(&[false; 5])), None);
+        let shape = found(&[]).unwrap().unwrap().shape;
+        assert_eq!((shape.value_dim, shape.channels()), (5, 54));
+        assert!(found(&flags(&[true; 4])).is_err());
+        assert!(found(&[("attention.recurrent_layers", Value::Bool(true))]).is_err());
+        assert!(found(&[("full_attention_interval", Value::Uint(0))]).is_err());
+    }
 }

@@ -3,7 +3,7 @@
 use super::delta_net::delta_nets;
 use super::streams;
 use super::value::Metadata;
-use crate::config::{Form, Parallel};
+use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, Quirk};
 
@@ -32,6 +32,22 @@ impl Shape {
             false => self.head_dim,
         }
     }
+}
+
+/// How queries grow with their position.
+fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, Error> {
+    let key = |rest: &str| format!("{}.{rest}", arch.name);
+    let beta = metadata.f32(&key("attention.temperature_scale"))?;
+    let Some(beta) = beta.filter(|beta| *beta != 0.0) else {
+        return Ok(None);
+    };
+    let original = key("rope.scaling.original_context_length");
+    let original_context = metadata.u32(&original)?;
+    Ok(Some(QueryScale {
+        beta,
+        original_context: original_context
+            .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+    }))
 }
 
 /// The form of a file.
@@ -82,6 +98,9 @@ pub(super) fn form(
             true => Parallel::TwoNorms,
             false => Parallel::OneNorm,
         };
+    }
+    if family.has(Quirk::QueryScale) {
+        form.query_scale = query_scale(metadata, arch)?;
     }
     for quirk in family.quirks {
         if let Quirk::DeltaNet(order) = *quirk {

@@ -162,7 +162,10 @@ fn is_ignorable(name: &str) -> bool {
 fn is_for_further_tokens(name: &str, family: &Family, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("blk.").and_then(split_index);
     let layer = layer.map(|(layer, _)| layer);
-    (family.further_tokens).have(name, layer, config.layers)
+    let counted = |arch: &Arch| arch.reads.contains(&"nextn_predict_layers");
+    let past_last = layer.is_some_and(|layer| layer >= config.layers);
+    past_last && family.gguf.as_ref().is_some_and(counted)
+        || (family.further_tokens).have(name, layer, config.layers)
 }
 
 /// Adds the file's name to a vocabulary error.

@@ -19,6 +19,8 @@ const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
 /// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+/// What the logarithm of YaRN's factor is multiplied by in the divisor of its factor of queries and keys.
+const YARN_ALL: &str = "scaling.yarn_log_multiplier";
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_BASE: &str = "rope.freq_base_swa";
 
@@ -61,7 +63,8 @@ pub(super) fn rope(
                 original_context: metadata
                     .u32(&original)?
                     .ok_or_else(|| metadata.missing(&original, "an integer"))?,
-                attention_factor: yarn_attention(factor, 1.0),
+                attention_factor: yarn_attention(factor, 1.0)
+                    / given(YARN_ALL)?.map_or(1.0, |all| yarn_attention(factor, all)),
                 truncate: arch.yarn_truncate,
             }
         }

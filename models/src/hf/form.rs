@@ -8,7 +8,7 @@ use super::json::Keys;
 use super::short_conv::short_convs;
 use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
-use crate::config::{Form, Parallel};
+use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{self, Absent, Check, Family, Key, Quirk, Unrotated};
 use crate::names::Role;
@@ -57,6 +57,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::Falcon => form.parallel = falcon(keys)?,
             Quirk::Streams => streams(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
+            Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
@@ -65,6 +66,17 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         }
     }
     Ok(form)
+}
+
+/// How queries grow, from the rotary parameters.
+fn query_scale(keys: &Keys) -> Result<QueryScale, Error> {
+    const KEY: &str = "rope_parameters";
+    let rope = keys.object(KEY, "rope_parameters.")?;
+    let rope = rope.ok_or_else(|| keys.missing(KEY, "an object"))?;
+    Ok(QueryScale {
+        beta: rope.need_f32("llama_4_scaling_beta")?,
+        original_context: rope.need_u32("original_max_position_embeddings")?,
+    })
 }
 
 /// Puts the value of a key into the form.

@@ -82,12 +82,16 @@ fn every_family_agrees_with_transformers() {
             if other.exists() {
                 let logits = compare(&other, &case, "golden.json", &sub);
                 let difference = largest_difference(&from_safetensors, &logits);
-                // In GGUF, value heads of DeltaNets lie in another order, and so do sums over them. The
-                // reference itself is this far from its results in f64.
-                let delta_net = sub.to_string_lossy().contains("qwen3_5")
-                    || sub.to_string_lossy().contains("qwen3_next");
+                // In GGUF, value heads of DeltaNets lie in another order, and so do sums over them; their
+                // decay is the exp of another library. The reference itself differs as much from its
+                // results in f64.
+                let most = match case.file_name().and_then(|name| name.to_str()) {
+                    Some("qwen3_5" | "qwen3_5_moe") => 1e-4,
+                    Some("qwen3_5_whole" | "qwen3_next_plain") => 3e-5,
+                    _ => 1e-5,
+                };
                 assert!(
-                    difference <= if delta_net { 1e-4 } else { 1e-5 },
+                    difference <= most,
                     "{other:?}: differs from model.safetensors by {difference}"
                 );
             }

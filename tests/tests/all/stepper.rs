@@ -308,7 +308,7 @@ fn hidden_means_do_not_depend_on_budget_or_neighbours() {
 /// A pass that stopped between two layers goes on without computing anything again, also when others
 /// ran in between.
 #[test]
-fn texts_that_do_not_fit_together_take_turns() {
+fn eight_texts_with_little_memory_are_what_they_are_alone() {
     const TEXTS: u32 = 8;
     let engine = |batch: usize, share| engine_of(Kind::Attention, batch, share, false);
     let mut one = engine(1, 0.08);

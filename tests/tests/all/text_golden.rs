@@ -378,6 +378,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("lfm2_moe", "chatml"),
     ("qwen3_next", "chatml"),
     ("qwen3_5", "chatml"),
+    ("ministral3", "chatml"),
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),

@@ -142,8 +142,11 @@ impl PackOptions {
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
             Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
-            Role::Q | Role::K | Role::V | Role::O => self.attention,
-            Role::ConvIn
+            Role::Q
+            | Role::K
+            | Role::V
+            | Role::O
+            | Role::ConvIn
             | Role::ConvOut
             | Role::QGate
             | Role::DeltaIn

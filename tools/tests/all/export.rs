@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 15] = [
+const NO_FOLDER: [&str; 16] = [
     "cohere2",
     "ernie4_5_moe",
     "gpt_oss",
@@ -41,6 +41,7 @@ const NO_FOLDER: [&str; 15] = [
     "lfm2_idxs",
     "lfm2_moe",
     "lfm2_moe_plain",
+    "ministral3",
     "phimoe",
     "phimoe_long",
     "qwen3_5",
