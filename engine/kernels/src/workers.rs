@@ -299,7 +299,7 @@ impl Workers {
         });
     }
 
-    /// Calls `f(thread, index, chunks)` once for every chunk of both slices, which have as many: as
+    /// Calls `f(index, chunk, other)` once for every chunk of both slices, which have as many: as
     /// [`for_each_chunk_mut`](Workers::for_each_chunk_mut) for each.
     ///
     /// # Panics
@@ -308,18 +308,18 @@ impl Workers {
         &self,
         data: [&mut [T]; 2],
         chunk_len: [usize; 2],
-        f: &(dyn Fn(usize, usize, [&mut [T]; 2]) + Sync),
+        f: impl Fn(usize, &mut [T], &mut [T]) + Sync,
     ) {
         let chunks = [0, 1].map(|k| data[k].len().div_ceil(chunk_len[k]));
         assert_eq!(chunks[0], chunks[1], "chunks of the two slices");
         let data = data.map(Cut::new);
-        self.for_each_chunk(chunks[0], &|thread, index| {
-            let both = [0, 1].map(|k| {
+        self.for_each_chunk(chunks[0], &|_, index| {
+            let [one, other] = [0, 1].map(|k| {
                 let start = index * chunk_len[k];
                 // SAFETY: each index is handed out once, so no two chunks of a slice overlap.
                 unsafe { data[k].get_mut(start..start + chunk_len[k]) }
             });
-            f(thread, index, both);
+            f(index, one, other);
         });
     }
 

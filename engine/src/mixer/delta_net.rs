@@ -180,8 +180,7 @@ impl DeltaNet {
             let y = &s.q[first * channels..][..n * values];
             let gates = &mut s.gate[first * values..][..n * values];
             let out = &mut s.attended[first * values..][..n * values];
-            (on.workers).for_each_chunk_pair_mut([out, gates], [values; 2], &|_, row, both| {
-                let [out, gates] = both;
+            (on.workers).for_each_chunk_pair_mut([out, gates], [values; 2], |row, out, gates| {
                 on.cpu.silu(gates);
                 for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                     out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
@@ -218,8 +217,7 @@ impl Rows<'_> {
         let dim = shape.value_dim as usize;
         let state = dim * shape.key_dim as usize;
         let of_head = out.len() / shape.value_heads as usize;
-        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], &|_, head, both| {
-            let [after, out] = both;
+        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
             let mut from = Some(&before[head * state..][..state]);
             for row in rows.clone() {
                 let token = self.token(row, head);

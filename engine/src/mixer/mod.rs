@@ -43,10 +43,6 @@ pub(crate) const PROJECTIONS: [Role; 10] = [
 
 /// A layer's mixer: its weights.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each layer, and most are attention"
-)]
 pub(crate) enum Mixer {
     Attention(Attention),
     ShortConv(ShortConv),

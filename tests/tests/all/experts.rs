@@ -101,7 +101,7 @@ fn resident_experts_are_hits() {
             ..*engine.needs()
         };
         let [least, most] = [needs.smallest_budget(), needs.full_budget()];
-        engine.set_budget(least + (most - least) * 7 / 10).unwrap();
+        engine.set_budget(least + (most - least) * 8 / 10).unwrap();
         assert!(engine.memory().hot_clusters < needs.clusters, "{name}");
         let mut again = |token: u32| {
             let mut sequence = engine.new_sequence().unwrap();

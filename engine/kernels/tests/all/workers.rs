@@ -391,3 +391,15 @@ fn threads_are_pinned_where_that_is_possible() {
         workers.run(&|_| {});
     }
 }
+
+#[test]
+fn pairs_of_chunks_go_together() {
+    let workers = Workers::new(3, None);
+    let (mut one, mut other) = (vec![0; 7 * 3], vec![0; 7 * 2]);
+    workers.for_each_chunk_pair_mut([&mut one, &mut other], [3, 2], |index, a, b| {
+        a.fill(index);
+        b.fill(index + 10);
+    });
+    assert_eq!(one, (0..21).map(|i| i / 3).collect::<Vec<_>>());
+    assert_eq!(other, (0..14).map(|i| i / 2 + 10).collect::<Vec<_>>());
+}
