@@ -7,6 +7,9 @@ use emberflow_models::tokenizer::Tokenizer;
 pub enum CallFormat {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`, anywhere in a text: Hermes, Qwen.
     Tagged,
+    /// `<tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>`: Qwen3-Coder,
+    /// Qwen3.5.
+    Elements,
     /// `{"name": …, "parameters": …}` instead of a text: Llama 3.
     Bare,
     /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` after a text: Mistral.
@@ -34,6 +37,7 @@ impl CallFormat {
             return Self::Harmony;
         }
         match (has("<tool_call>"), has("[TOOL_CALLS]")) {
+            (true, _) if has("<function=") => Self::Elements,
             (true, _) => Self::Tagged,
             (false, true) if has("[ARGS]") => Self::Named,
             (false, true) => Self::Listed,
@@ -45,7 +49,7 @@ impl CallFormat {
     /// Text before a call, or before a list of calls.
     pub fn open(self) -> &'static str {
         match self {
-            Self::Tagged => "<tool_call>",
+            Self::Tagged | Self::Elements => "<tool_call>",
             Self::Bare => "",
             Self::Harmony => "<|channel|>",
             Self::Listed | Self::Named => "[TOOL_CALLS]",
@@ -55,7 +59,7 @@ impl CallFormat {
     /// Text after a call.
     pub fn close(self) -> &'static str {
         match self {
-            Self::Tagged => "</tool_call>",
+            Self::Tagged | Self::Elements => "</tool_call>",
             Self::Bare | Self::Named | Self::Harmony => "",
             Self::Listed => "]",
         }
@@ -65,6 +69,7 @@ impl CallFormat {
     pub fn arguments(self) -> &'static str {
         match self {
             Self::Tagged | Self::Listed => "arguments",
+            Self::Elements => "",
             Self::Bare => "parameters",
             Self::Named => "[ARGS]",
             Self::Harmony => "<|message|>",
@@ -74,7 +79,7 @@ impl CallFormat {
     /// Markers that are special tokens.
     pub fn signs(self, tokenizer: &Tokenizer) -> Vec<u32> {
         let all: &[&str] = match self {
-            Self::Tagged => &["<tool_call>", "</tool_call>"],
+            Self::Tagged | Self::Elements => &["<tool_call>", "</tool_call>"],
             Self::Bare => &[],
             Self::Harmony => &HARMONY,
             Self::Listed => &["[TOOL_CALLS]"],

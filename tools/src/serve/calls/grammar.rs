@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::{Rules, bounded};
+use super::elements;
 use super::form::{CallFormat, HARMONY, special};
 
 /// Maximum calls in a text if they are forced.
@@ -47,6 +48,12 @@ pub fn grammar(
         let name = json!(tool.name).to_string();
         rules += &match form {
             CallFormat::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
+            CallFormat::Elements => {
+                let (arguments, of_them) =
+                    elements::arguments(at, &schema).map_err(|e| ApiError::param("tools", e))?;
+                let begin = quoted(&elements::begin(tool.name));
+                format!("f{at}: {begin} {arguments} \"</function>\"\n{of_them}")
+            }
             CallFormat::Harmony => {
                 let begin = format!("commentary to=functions.{} ", tool.name);
                 format!("f{at}: {} arguments a{at}\n", quoted(&begin))
@@ -56,7 +63,9 @@ pub fn grammar(
                 format!("f{at}: {} a{at} \"}}\"\n", quoted(&begin))
             }
         };
-        rules += &format!("a{at}: %json {schema}\n");
+        if form != CallFormat::Elements {
+            rules += &format!("a{at}: %json {schema}\n");
+        }
     }
     let one = names.join(" | ");
     // Special tokens need another notation, but do not change the grammar's size.
@@ -67,6 +76,7 @@ pub fn grammar(
                 let [_, _, constrain, message, _] = HARMONY.map(sign);
                 format!("arguments: {constrain} \"json\" {message}\n")
             }
+            CallFormat::Elements => elements::VALUE.to_owned(),
             _ => String::new(),
         };
         format!("{}one: {one}\n{arguments}{rules}", begin(form, calls, sign))
@@ -97,10 +107,10 @@ fn begin(form: CallFormat, calls: Calls, sign: &dyn Fn(&str) -> String) -> Strin
     };
     let text = "TEXT: /(?s:.)*/\n";
     match (form, calls) {
-        (CallFormat::Tagged, Calls::Any) => format!(
+        (CallFormat::Tagged | CallFormat::Elements, Calls::Any) => format!(
             "start: (before \"\\n\"? one \"\\n\"? {close})* rest\n{before}rest: TEXT\n{text}"
         ),
-        (CallFormat::Tagged, _) => {
+        (CallFormat::Tagged | CallFormat::Elements, _) => {
             let again = match calls {
                 Calls::Some => format!(" (\"\\n\" call){more}"),
                 _ => String::new(),

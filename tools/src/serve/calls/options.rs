@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::Rules;
+use super::elements::is_text;
 use super::form::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
 use super::reader::CallReader;
@@ -30,6 +31,8 @@ pub struct ToolOptions {
 pub struct Plan {
     form: CallFormat,
     names: Arc<[String]>,
+    /// The parameters of each whose values are texts.
+    texts: Arc<[Vec<String>]>,
     /// Tools for the chat template.
     pub tools: Vec<Value>,
     /// Grammar of the text, if calls are constrained.
@@ -43,7 +46,7 @@ pub struct Plan {
 impl Plan {
     /// A parser of calls.
     pub fn reader(&self) -> CallReader {
-        CallReader::new(self.form, self.names.clone())
+        CallReader::new(self.form, self.names.clone(), self.texts.clone())
     }
 }
 
@@ -117,6 +120,7 @@ impl ToolOptions {
         Ok(Some(Plan {
             form,
             names: tools.iter().map(|tool| tool.name.clone()).collect(),
+            texts: tools.iter().map(Tool::texts).collect(),
             rules: rules.transpose()?,
             forced: is_forced,
             signs: form.signs(tokenizer).into(),
@@ -211,6 +215,15 @@ impl Tool {
             nested: json!({"type": "function", "function": function}),
         })
     }
+
+    /// The parameters whose values are texts.
+    fn texts(&self) -> Vec<String> {
+        let properties = self.parameters["properties"].as_object();
+        let all = properties.into_iter().flatten();
+        let texts = all.filter(|(_, schema)| is_text(schema));
+        texts.map(|(key, _)| key.clone()).collect()
+    }
+
     fn callable(&self, forced: bool) -> Callable<'_> {
         Callable {
             name: &self.name,

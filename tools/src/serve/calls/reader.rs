@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::elements::{self, Element};
 use super::form::CallFormat;
 
 /// Maximum bytes of a call before its arguments.
@@ -30,6 +31,8 @@ enum CallState {
     /// Before the arguments of a call.
     Header,
     Arguments(Scan),
+    /// Among the elements of the arguments, so many of which were read.
+    Elements(usize),
     /// After the arguments.
     After,
 }
@@ -70,6 +73,10 @@ impl Scan {
 pub struct CallReader {
     form: CallFormat,
     names: Arc<[String]>,
+    /// The parameters of each tool whose values are texts.
+    texts: Arc<[Vec<String>]>,
+    /// Place of the tool that is called in `names`.
+    tool: usize,
     state: CallState,
     /// Text that cannot be classified yet.
     held: String,
@@ -77,11 +84,13 @@ pub struct CallReader {
 }
 
 impl CallReader {
-    /// A parser for calls of the tools `names`.
-    pub fn new(form: CallFormat, names: Arc<[String]>) -> Self {
+    /// A parser for calls of the tools `names`, with the parameters of each whose values are texts.
+    pub fn new(form: CallFormat, names: Arc<[String]>, texts: Arc<[Vec<String>]>) -> Self {
         Self {
             form,
             names,
+            texts,
+            tool: 0,
             state: CallState::Text,
             held: String::new(),
             calls: 0,
@@ -121,7 +130,11 @@ impl CallReader {
                 text.into_iter().collect()
             }
             CallState::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
-            CallState::Arguments(_) | CallState::After => Vec::new(),
+            CallState::Elements(count) if !cut => {
+                let end = if count == 0 { "{}" } else { "}" };
+                vec![Part::Arguments(end.to_owned())]
+            }
+            CallState::Arguments(_) | CallState::Elements(_) | CallState::After => Vec::new(),
         }
     }
 
@@ -144,8 +157,39 @@ impl CallReader {
                 };
                 true
             }
+            CallState::Elements(count) => self.element(count, parts),
             CallState::After => self.after(),
         }
+    }
+
+    /// One argument among elements, or their end.
+    fn element(&mut self, count: usize, parts: &mut Vec<Part>) -> bool {
+        let begin = if count == 0 { "{" } else { ", " };
+        let (text, read) = match elements::argument(&self.held) {
+            Element::Argument(key, value, length) => {
+                let texts = self.texts.get(self.tool);
+                let is_text = texts.is_some_and(|texts| texts.contains(&key));
+                self.state = CallState::Elements(count + 1);
+                (
+                    begin.to_owned() + &elements::member(&key, &value, is_text),
+                    length,
+                )
+            }
+            Element::Unclear => return false,
+            // a call that goes on otherwise ends here
+            found => {
+                self.state = CallState::After;
+                let length = match found {
+                    Element::End(length) => length,
+                    _ => 0,
+                };
+                let end = if count == 0 { "{}" } else { "}" };
+                (end.to_owned(), length)
+            }
+        };
+        self.held.drain(..read);
+        parts.push(Part::Arguments(text));
+        true
     }
 
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
@@ -183,6 +227,11 @@ impl CallReader {
     fn header(&mut self, parts: &mut Vec<Part>) -> bool {
         let found = match self.form {
             CallFormat::Tagged | CallFormat::Bare => header(&self.held),
+            CallFormat::Elements => match elements::function(&self.held) {
+                Element::Function(name, at) => Header::Call { name, at },
+                Element::Unclear => Header::Unclear,
+                _ => Header::Other,
+            },
             CallFormat::Listed => listed_header(&self.held),
             CallFormat::Named | CallFormat::Harmony => named_header(&self.held),
         };
@@ -190,9 +239,13 @@ impl CallReader {
             Header::Unclear if self.held.len() <= MAX_HEADER => false,
             Header::Call { name, at } if self.names.contains(&name) => {
                 self.held.drain(..at);
+                self.tool = (self.names.iter().position(|other| *other == name)).unwrap_or(0);
                 parts.push(Part::Call(name));
                 self.calls += 1;
-                self.state = CallState::Arguments(Scan::default());
+                self.state = match self.form {
+                    CallFormat::Elements => CallState::Elements(0),
+                    _ => CallState::Arguments(Scan::default()),
+                };
                 true
             }
             // Only looks like a call.
@@ -233,7 +286,7 @@ impl CallReader {
 
     fn after(&mut self) -> bool {
         let close = match self.form {
-            CallFormat::Tagged => self.form.close(),
+            CallFormat::Tagged | CallFormat::Elements => self.form.close(),
             CallFormat::Bare => "}",
             CallFormat::Listed => return self.after_listed(),
             CallFormat::Named | CallFormat::Harmony => {

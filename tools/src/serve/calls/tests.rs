@@ -13,7 +13,9 @@ use super::reader::{CallReader, Part};
 
 /// Parses a text in pieces of `length` characters, and joins parts of the same kind.
 fn read(form: CallFormat, text: &str, length: usize) -> Vec<Part> {
-    let mut reader = CallReader::new(form, ["get".to_owned(), "put".to_owned()].into());
+    let texts = [vec!["a".to_owned()], vec![]];
+    let names = ["get".to_owned(), "put".to_owned()];
+    let mut reader = CallReader::new(form, names.into(), texts.into());
     let chars: Vec<char> = text.chars().collect();
     let mut parts = Vec::new();
     for piece in chars.chunks(length) {
@@ -106,6 +108,69 @@ fn pieces_of_any_length_give_the_same_calls() {
     }
 }
 
+/// Values of parameters that are texts stay as they are; others are JSON.
+#[test]
+fn arguments_may_be_elements() {
+    let two = "I ask.\n<tool_call>\n<function=get>\n<parameter=a>\n12 < \"3\"\n\n</parameter>\n\
+               <parameter=b>\n[1, {\"c\": 2}]\n</parameter>\n<parameter=d>\nno JSON\n</parameter>\n\
+               </function>\n</tool_call>\n<tool_call>\n<function=put>\n</function>\n</tool_call>\n";
+    let arguments = r#"{"a": "12 < \"3\"\n", "b": [1,{"c":2}], "d": "no JSON"}"#;
+    let wanted = [
+        &[text("I ask.\n")][..],
+        &call("get", arguments),
+        &call("put", "{}"),
+    ]
+    .concat();
+    for length in [1, 2, 3, 7, 1000] {
+        assert_eq!(read(CallFormat::Elements, two, length), wanted, "{length}");
+        let open = "<tool_call>\n<function=get>\n<parameter=b>\n1\n</parameter>";
+        assert_eq!(
+            read(CallFormat::Elements, open, length),
+            call("get", "{\"b\": 1}")
+        );
+        for wrong in [
+            "<tool_call>\n<function=rm>\n</function>\n</tool_call>",
+            "<tool_call>{\"name\": \"get\"}</tool_call>",
+            "a <tool_cal",
+        ] {
+            assert_eq!(
+                read(CallFormat::Elements, wrong, length),
+                [text(wrong)],
+                "{length}"
+            );
+        }
+    }
+}
+
+/// Definitions that every parameter could refer to are not repeated without end.
+#[test]
+fn schemas_of_elements_are_bounded() {
+    let many: serde_json::Map<String, Value> = (0..300)
+        .map(|i| (format!("d{i}"), json!({"type": "integer"})))
+        .collect();
+    let some: serde_json::Map<String, Value> = (0..300)
+        .map(|i| (format!("p{i}"), json!({"$ref": "#/$defs/d1"})))
+        .collect();
+    let tool = |properties: Value, defs: Value| {
+        let parameters = json!({"type": "object", "properties": properties, "$defs": defs});
+        let function = json!({"name": "a", "parameters": parameters});
+        let body = json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required"});
+        let asked: ToolOptions = serde_json::from_value(body).unwrap();
+        asked.plan("<tool_call><function=", demo().0.tokenizer())
+    };
+    let small = json!({"d1": {"type": "integer"}});
+    assert!(tool(json!({"p": {"$ref": "#/$defs/d1"}}), small).is_ok());
+    let refused = tool(some.into(), many.into()).unwrap_err();
+    let message = refused.body()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        message.contains("KiB") || message.contains("at most"),
+        "{message}"
+    );
+}
+
 fn plan(body: Value) -> Result<bool, String> {
     let asked: ToolOptions = serde_json::from_value(body).map_err(|e| e.to_string())?;
     match asked.plan("", demo().0.tokenizer()) {
@@ -164,7 +229,7 @@ fn the_beginning_of_a_call_that_was_cut_off_is_no_text() {
             vec![Part::Call("get".into()), Part::Arguments("{\"a".into())],
         ),
     ] {
-        let mut reader = CallReader::new(CallFormat::Tagged, ["get".to_owned()].into());
+        let mut reader = CallReader::new(CallFormat::Tagged, ["get".to_owned()].into(), [].into());
         let mut parts = reader.push(text);
         parts.extend(reader.finish(true));
         assert_eq!(parts, left, "{text}");
@@ -172,11 +237,12 @@ fn the_beginning_of_a_call_that_was_cut_off_is_no_text() {
 }
 
 /// A template of each form.
-const TEMPLATES: [&str; 4] = [
+const TEMPLATES: [&str; 5] = [
     "<tool_call>",
     "<|python_tag|>",
     "[TOOL_CALLS]",
     "[TOOL_CALLS][ARGS]",
+    "<tool_call><function=",
 ];
 
 /// Two tools, one of them with strict arguments.

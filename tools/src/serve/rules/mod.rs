@@ -42,4 +42,4 @@ pub fn bounded(schemas: Vec<Value>) -> Result<Vec<Value>, String> {
 pub const COMPILE_BYTES: u64 = 8 << 20;
 
 /// Maximum bytes of a schema without descriptions, of a grammar, a regular expression or a choice.
-const MAX_SOURCE: usize = 32 << 10;
+pub const MAX_SOURCE: usize = 32 << 10;
