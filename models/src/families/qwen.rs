@@ -69,7 +69,8 @@ const QWEN3_MOE: Family = Family {
     ..QWEN3
 };
 
-/// Keys of the layers with DeltaNets in GGUF, and of positions in pictures.
+/// GGUF keys of layers with DeltaNets, of M-RoPE (plain RoPE in texts) and of layers for multi-token
+/// prediction.
 const DELTA_KEYS: &[&str] = &[
     "ssm.conv_kernel",
     "ssm.state_size",

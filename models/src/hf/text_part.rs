@@ -35,6 +35,12 @@ pub(super) fn text_part<'a>(
         Some(text) => {
             let inner = keys.object(KEY, "text_config.")?;
             let inner = inner.ok_or_else(|| keys.missing(KEY, "an object"))?;
+            // Mistral Small 3 has the text model of Mistral, whose names are not those of a whole
+            let kind = inner.str("model_type")?.unwrap_or(text.name);
+            if families::find(kind).is_some_and(|of| of.whole.is_none()) {
+                let why = format!("implemented in a {family}: {}", text.name);
+                return Err(inner.unsupported("model_type", &why));
+            }
             let mut part = inner.map().clone();
             for key in SHARED {
                 if let (None, Some(value)) = (inner.get(key), keys.get(key)) {
@@ -83,4 +89,27 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
     }
     let alone = name.strip_prefix("language_model.").unwrap_or(name);
     Some(Cow::Borrowed(alone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_with_another_text_model_is_refused_by_name() {
+        let part = |kind: &str| {
+            let value = json!({"model_type": "mistral3", "text_config": {"model_type": kind}});
+            let part = text_part(Path::new("config.json"), &value);
+            part.map(|(part, prefix)| (part["model_type"].clone(), prefix))
+        };
+        assert_eq!(
+            part("ministral3").unwrap(),
+            (json!("ministral3"), "text_config.")
+        );
+        let refused = part("mistral").unwrap_err().to_string();
+        assert!(
+            refused.contains("text_config.model_type") && refused.contains("ministral3"),
+            "{refused}"
+        );
+    }
 }

@@ -305,8 +305,7 @@ fn hidden_means_do_not_depend_on_budget_or_neighbours() {
     assert!(means(0.5, 6) == wanted, "neighbours");
 }
 
-/// A pass that stopped between two layers goes on without computing anything again, also when others
-/// ran in between.
+/// With little memory, groups of them may alternate.
 #[test]
 fn eight_texts_with_little_memory_are_what_they_are_alone() {
     const TEXTS: u32 = 8;
@@ -346,6 +345,8 @@ fn eight_texts_with_little_memory_are_what_they_are_alone() {
     }
 }
 
+/// A pass that stopped between two layers goes on without computing anything again, also when others
+/// ran in between.
 #[test]
 fn a_pass_that_was_set_aside_computes_nothing_twice() {
     KINDS

@@ -109,8 +109,9 @@ pub fn arguments(at: usize, schema: &Value) -> Result<(String, String), String> 
         let name = format!("p{at}_{number}");
         let tag = json!(format!("{PARAMETER}{key}>\n"));
         let one = match (&of["enum"], is_text(of)) {
-            (Value::Array(values), true) => {
-                let words: Vec<String> = values.iter().map(Value::to_string).collect();
+            (Value::Array(values), true) if values.iter().any(Value::is_string) => {
+                let words = values.iter().filter(|value| value.is_string());
+                let words: Vec<String> = words.map(Value::to_string).collect();
                 format!("({}) \"\\n{END_OF_PARAMETER}\\n\"", words.join(" | "))
             }
             (_, true) => "value".to_owned(),
