@@ -58,6 +58,7 @@ fn weights(len: usize) -> Vec<u8> {
 struct Seconds {
     dot: f64,
     axpy: f64,
+    sum: f64,
     dequantize: f64,
     matmul: f64,
     int_dot: Option<f64>,
@@ -86,6 +87,10 @@ fn measure(cpu: Cpu, dtype: DType, bytes: &[u8], inputs: &Inputs) -> Seconds {
         dot: seconds(|| cpu.matvec(dtype, bytes, row, N, black_box(x), black_box(&mut y))),
         axpy: seconds(|| {
             (0..CACHED_ROWS).for_each(|r| cpu.axpy(0.5, rows(r), black_box(&mut out)))
+        }),
+        sum: seconds(|| {
+            let all: Vec<Row<'_>> = (0..CACHED_ROWS).map(rows).collect();
+            cpu.sum_rows(&[0.5; CACHED_ROWS], &all, black_box(&mut out));
         }),
         dequantize: seconds(|| {
             (0..CACHED_ROWS).for_each(|r| cpu.dequantize(rows(r), black_box(&mut out)))
@@ -119,11 +124,12 @@ fn measure(cpu: Cpu, dtype: DType, bytes: &[u8], inputs: &Inputs) -> Seconds {
 fn print_cached(inputs: &Inputs) {
     println!("{N} columns, {CACHED_ROWS} rows in cache; matmul with {TOKENS} tokens; 1 thread\n");
     println!(
-        "{:14}{:6}{:>12}{:>12}{:>12}{:>14}{:>12}{:>14}",
+        "{:14}{:6}{:>12}{:>12}{:>12}{:>12}{:>14}{:>12}{:>14}",
         "isa",
         "dtype",
         "dot GB/s",
         "axpy GB/s",
+        "sum GB/s",
         "dequ GB/s",
         "matmul GF/s",
         "int dot",
@@ -136,11 +142,12 @@ fn print_cached(inputs: &Inputs) {
             let gb = bytes.len() as f64 / 1e9;
             let s = measure(cpu, dtype, &bytes, inputs);
             print!(
-                "{:14}{:6}{:12.1}{:12.1}{:12.1}{:14.1}",
+                "{:14}{:6}{:12.1}{:12.1}{:12.1}{:12.1}{:14.1}",
                 cpu.name(),
                 dtype.name(),
                 gb / s.dot,
                 gb / s.axpy,
+                gb / s.sum,
                 gb / s.dequantize,
                 flops / s.matmul / 1e9
             );

@@ -90,10 +90,13 @@ impl Lanes for Avx2 {
                 high,
                 _mm_unpackhi_epi64(high, high),
             ];
-            Avx2(parts.map(|nibbles| {
+            // A closure would not be compiled for the instruction set.
+            let mut values = [_mm256_setzero_ps(); 4];
+            for (value, nibbles) in values.iter_mut().zip(parts) {
                 let nibbles = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(nibbles));
-                _mm256_fmsub_ps(nibbles, scale, min)
-            }))
+                *value = _mm256_fmsub_ps(nibbles, scale, min);
+            }
+            Avx2(values)
         }
     }
 
@@ -114,6 +117,12 @@ impl Lanes for Avx2 {
                 scale_i32(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(high, high)), scale),
             ])
         }
+    }
+
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: passed on from the caller.
+        unsafe { super::int::avx2::super_blocks(scales) }
     }
 
     #[inline(always)]

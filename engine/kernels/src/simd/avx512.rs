@@ -161,6 +161,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: passed on from the caller.
+        unsafe { super::int::avx512::super_blocks(scales) }
+    }
+
+    #[inline(always)]
     unsafe fn load_scales(from: *const u8) -> [f32; 16] {
         let mut scales = [0.0; 16];
         // SAFETY: the caller guarantees AVX-512 and 32 readable bytes; the store fills

@@ -1,7 +1,7 @@
 //! Vector operations for the float kernels: 32 f32 lanes, one quantisation group wide, and the
 //! single registers they consist of.
 
-use crate::dtype::E2M1_DOUBLED;
+use crate::{dtype::E2M1_DOUBLED, q4k};
 
 /// 32 f32 lanes, held in as many registers as the instruction set needs.
 ///
@@ -137,6 +137,18 @@ pub(crate) trait Lanes: Copy {
             let quants = Self::load_q8(quants.as_ptr().cast(), 1.0);
             quants.mul_add(Self::splat(scale), Self::splat(-min))
         }
+    }
+
+    /// The scales and the minimums of two whole super-blocks of q4k: reads 32 bytes.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `scales` is valid for reads of 32 bytes.
+    #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: the caller guarantees 32 readable bytes.
+        let bytes = unsafe { scales.cast::<[u8; 32]>().read_unaligned() };
+        let (scales, mins) = q4k::factors(&bytes, 16, 0, 16);
+        [scales, mins]
     }
 
     /// 16 f16 scales as f32: reads 32 bytes.

@@ -89,6 +89,12 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    unsafe fn super_blocks(scales: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: passed on from the caller.
+        unsafe { super::int::neon::super_blocks(scales) }
+    }
+
+    #[inline(always)]
     unsafe fn load_scales(from: *const u8) -> [f32; 16] {
         let mut scales = [0.0; 16];
         for k in 0..4 {

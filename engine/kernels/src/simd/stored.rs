@@ -4,7 +4,6 @@
 use super::lanes::Lanes;
 use crate::{
     dtype::{DType, GROUP, mxfp4_scale},
-    q4k,
     row::Row,
 };
 
@@ -125,9 +124,23 @@ pub(super) unsafe fn factors_of<L: Lanes>(
     first: usize,
     count: usize,
 ) -> ([f32; GROUPS], [f32; GROUPS]) {
-    let groups = row.len().div_ceil(GROUP);
     match row.dtype() {
-        DType::Q4k => q4k::factors(row.scales(), groups, first, count),
+        DType::Q4k => {
+            let bytes = &row.scales()[2 * first..];
+            let mut padded = [0; 2 * GROUPS];
+            let from = match bytes.get(..2 * GROUPS) {
+                Some(whole) => whole.as_ptr(),
+                None => {
+                    padded[..bytes.len()].copy_from_slice(bytes);
+                    padded.as_ptr()
+                }
+            };
+            // SAFETY: `from` has 32 bytes; the caller guarantees the instruction set.
+            let [mut scales, mut mins] = unsafe { L::super_blocks(from) };
+            scales[count..].fill(0.0);
+            mins[count..].fill(0.0);
+            (scales, mins)
+        }
         dtype if dtype.is_grouped() => {
             // SAFETY: passed on from the caller.
             (unsafe { scales::<L>(row, first, count) }, [0.0; GROUPS])

@@ -408,3 +408,23 @@ unsafe fn short_sums_of_groups(parts: [__m256i; 4]) -> __m256i {
         _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
     }
 }
+
+/// Scales and minimums of two whole super-blocks, for the kernels of floats.
+///
+/// # Safety
+/// The CPU has AVX2, and `scales` is valid for reads of 32 bytes.
+#[inline(always)]
+pub(in crate::simd) unsafe fn super_blocks(scales: *const u8) -> [[f32; CHUNK_GROUPS]; 2] {
+    let mut out = [[0.0; CHUNK_GROUPS]; 2];
+    // SAFETY: the caller guarantees the instruction set and 32 bytes; a store fills 8 floats.
+    unsafe {
+        for (out, factors) in out
+            .iter_mut()
+            .zip(<Avx2<false> as Unit>::super_blocks(scales))
+        {
+            _mm256_storeu_ps(out.as_mut_ptr(), factors[0]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(8), factors[1]);
+        }
+    }
+    out
+}

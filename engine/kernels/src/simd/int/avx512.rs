@@ -264,3 +264,19 @@ unsafe fn sums_of_groups(parts: [__m512i; 4]) -> __m512i {
         _mm512_permutexvar_epi32(order, sums)
     }
 }
+
+/// Scales and minimums of two whole super-blocks, for the kernels of floats.
+///
+/// # Safety
+/// The CPU has AVX-512, and `scales` is valid for reads of 32 bytes.
+#[inline(always)]
+pub(in crate::simd) unsafe fn super_blocks(scales: *const u8) -> [[f32; CHUNK_GROUPS]; 2] {
+    let mut out = [[0.0; CHUNK_GROUPS]; 2];
+    // SAFETY: the caller guarantees the instruction set and 32 bytes; a store fills 16 floats.
+    unsafe {
+        for (out, factors) in out.iter_mut().zip(<Avx512 as Unit>::super_blocks(scales)) {
+            _mm512_storeu_ps(out.as_mut_ptr(), factors);
+        }
+    }
+    out
+}

@@ -111,11 +111,11 @@ macro_rules! chains_of_floats {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(in crate::simd) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_gemm;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(in crate::simd) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_few;
 #[cfg(target_arch = "x86_64")]
@@ -124,7 +124,7 @@ mod dot;
 mod form;
 mod gemm;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(in crate::simd) mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_gemm;
 mod portable;

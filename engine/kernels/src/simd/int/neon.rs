@@ -279,3 +279,21 @@ pub(super) unsafe fn sums_of_groups(parts: [int32x4_t; 4]) -> int32x4_t {
         vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
     }
 }
+
+/// Scales and minimums of two whole super-blocks, for the kernels of floats.
+///
+/// # Safety
+/// The CPU has NEON, and `scales` is valid for reads of 32 bytes.
+#[inline(always)]
+pub(in crate::simd) unsafe fn super_blocks(scales: *const u8) -> [[f32; CHUNK_GROUPS]; 2] {
+    let mut out = [[0.0; CHUNK_GROUPS]; 2];
+    // SAFETY: the caller guarantees the instruction set and 32 bytes; a store fills 4 floats.
+    unsafe {
+        for (out, factors) in out.iter_mut().zip(<Neon<0> as Unit>::super_blocks(scales)) {
+            for (out, factors) in out.chunks_exact_mut(4).zip(factors) {
+                vst1q_f32(out.as_mut_ptr(), factors);
+            }
+        }
+    }
+    out
+}
