@@ -216,6 +216,38 @@ impl Matrix {
         });
     }
 
+    /// Products of blocks of rows, each with an input of its own: `y[t]` is
+    /// `self[b] · x[b·tokens + t]`, block `b` after block `b - 1`, `[tokens × rows]`. `input` has the
+    /// tokens of block 0, then those of block 1.
+    pub(crate) fn matmul_blocks(
+        &self,
+        on: &Compute,
+        blocks: usize,
+        input: Input<'_>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
+        let (cpu, cols, stride) = (on.cpu, self.cols, self.stride());
+        let (tokens, rows) = (input.tokens() / blocks, self.rows / blocks);
+        let quantized = self.reads_8_bits();
+        let y = Columns::new(y, tokens, self.rows, self.rows);
+        let bytes = self.bytes.as_slice();
+        (on.workers).for_each_column_block(y, rows, scratch, &|scratch, first, mut y| {
+            let bytes = &bytes[first * stride..(first + rows) * stride];
+            let input = input.range(first / rows * tokens, tokens);
+            match (quantized, tokens) {
+                (true, 1) => cpu.matvec_q(self.dtype, bytes, stride, input.quantized, y.row_mut(0)),
+                (false, 1) => cpu.matvec(self.dtype, bytes, stride, cols, input.x, y.row_mut(0)),
+                (true, _) => {
+                    cpu.matmul_q(self.dtype, bytes, stride, input.quantized, &mut y, scratch);
+                }
+                (false, _) => {
+                    cpu.matmul_columns(self.dtype, bytes, stride, cols, input.x, &mut y, scratch);
+                }
+            }
+        });
+    }
+
     /// Elements of a row.
     pub(crate) fn cols(&self) -> usize {
         self.cols

@@ -7,8 +7,7 @@ use crate::{ffn, mixer};
 
 /// Floats of scratch per thread for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
-    let group = c.heads as usize / c.kv_heads.max(1) as usize;
-    let attention = mixer::thread_floats(c.head_dim as usize, group, rows);
+    let attention = mixer::thread_floats(c, rows);
     attention.max(ffn::thread_floats(c.d_model as usize, rows))
 }
 

@@ -269,15 +269,17 @@ fn choose_by(
     }
 }
 
-/// Takes the experts of all but the best groups out of `by`. A group is as good as the sum of its two
-/// best experts; of equal groups the lower one is better.
+/// Takes the experts of all but the best groups out of `by`; of equal groups the lower one is better.
 fn keep_groups(by: &mut [f32], groups: ExpertGroups) {
     let (count, size) = (groups.count as usize, by.len() / groups.count as usize);
     let value = |group: &[f32]| {
         let two = group.iter().fold([f32::NEG_INFINITY; 2], |[a, b], &x| {
             if x > a { [x, a] } else { [a, b.max(x)] }
         });
-        two[0] + two[1]
+        match groups.by_best {
+            true => two[0],
+            false => two[0] + two[1],
+        }
     };
     // those taken out before have fewer groups to lose to, so the worst goes first
     for _ in groups.chosen..groups.count {
@@ -419,7 +421,13 @@ mod tests {
                 );
             }
         };
-        let groups = |count, chosen| Some(ExpertGroups { count, chosen });
+        let groups = |count, chosen| {
+            Some(ExpertGroups {
+                count,
+                chosen,
+                by_best: false,
+            })
+        };
         let free = [(1, 0.874_388_6), (4, 1.625_611_5)];
         close(chosen(Scoring::Sigmoid, None), free);
         // the third group is the best, the first one the next

@@ -5,6 +5,7 @@ use emberflow_models::config::{DeltaNetShape, ModelConfig, Parallel};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
+use crate::mixer::{self, LatentSizes};
 use crate::options::Options;
 use crate::router::Routes;
 use crate::state::BLOCK;
@@ -65,11 +66,13 @@ pub(crate) struct Scratch {
     /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
     /// DeltaNet, head by head.
     pub q: Vec<f32>,
-    /// Keys, `[rows × kv_heads·head_dim]`, or β of a DeltaNet, `[rows × value_heads]`.
+    /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
-    /// Values, `[rows × kv_heads·head_dim]`, or what the decay of a DeltaNet follows from.
+    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
+    /// follows from.
     pub v: Vec<f32>,
-    /// Gates of a mixer's output; empty where no mixer has some.
+    /// Gates of a mixer's output, or what latent attention computes between its steps; empty where no
+    /// mixer needs it.
     pub gate: Vec<f32>,
     /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
     /// convolved channels of a DeltaNet.
@@ -149,7 +152,7 @@ impl Scratch {
 
 /// Length of [`Scratch::partials`].
 fn partials_len(c: &ModelConfig, context: usize) -> usize {
-    let width = (c.head_dim as usize).next_multiple_of(GROUP);
+    let width = mixer::key_width(c).next_multiple_of(GROUP);
     match context.div_ceil(BLOCK) {
         0 | 1 => 0,
         blocks => blocks
@@ -170,7 +173,9 @@ fn parallel(c: &ModelConfig) -> usize {
 fn projected(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
     let conv = c.form.short_conv.as_ref().map_or(0, |_| 3 * d);
+    let latent = latent(c).map_or(0, |of| of.heads * of.stored());
     q.max(conv)
+        .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
 }
 
@@ -178,27 +183,44 @@ fn projected(c: &ModelConfig) -> usize {
 fn mixed(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
     let conv = c.form.short_conv.as_ref().map_or(0, |_| d);
+    let latent = latent(c).map_or(0, |of| of.heads * of.rank.max(of.plain()).max(of.value));
     q.max(conv)
+        .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
 }
 
 /// Width of [`Scratch::k`] and [`Scratch::v`].
 fn beside(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
-    kv.max(delta_net(c).map_or(0, |net| net.value_heads as usize))
+    let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank));
+    kv.max(latent)
+        .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
 }
 
 /// Width of [`Scratch::gate`].
 fn output_gates(c: &ModelConfig) -> usize {
     let [_, q, ..] = widths(c);
     let of_attention = q * usize::from(c.form.output_gate);
-    of_attention.max(delta_net(c).map_or(0, DeltaNetShape::values))
+    let latent = latent(c).map_or(0, |of| of.heads * of.query.max(of.rank));
+    of_attention
+        .max(latent)
+        .max(delta_net(c).map_or(0, DeltaNetShape::values))
 }
 
 /// Columns of the widest matrix outside the FFN.
 fn widest_input(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
-    d.max(q).max(delta_net(c).map_or(0, DeltaNetShape::values))
+    let latent = latent(c).map_or(0, |of| {
+        let parts = [of.plain(), of.rank].map(|n| of.heads * Activations::padded(n));
+        let whole = of.query_rank.max(of.heads * of.value);
+        parts.into_iter().fold(whole, usize::max)
+    });
+    let delta = delta_net(c).map_or(0, DeltaNetShape::values);
+    d.max(q).max(latent).max(delta)
+}
+
+fn latent(c: &ModelConfig) -> Option<LatentSizes> {
+    c.form.latent.map(|shape| LatentSizes::new(c, shape))
 }
 
 fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {

@@ -6,12 +6,14 @@
 //! this point: a family is only a set of field values.
 
 mod form;
+mod latent;
 mod mixture;
 mod rope;
 
 pub use form::{
     DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
 };
+pub use latent::LatentShape;
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -218,10 +220,11 @@ impl ModelConfig {
         let nets = self.form.delta_net.as_ref();
         let conv = convs.filter(|convs| convs.layers.binary_search(&layer).is_ok());
         let net = nets.filter(|nets| nets.layers.binary_search(&layer).is_ok());
-        match (conv, net) {
-            (Some(conv), _) => MixerKind::ShortConv { taps: conv.taps },
-            (None, Some(net)) => MixerKind::DeltaNet(net.shape),
-            (None, None) => MixerKind::Attention,
+        match (conv, net, self.form.latent) {
+            (Some(conv), ..) => MixerKind::ShortConv { taps: conv.taps },
+            (None, Some(net), _) => MixerKind::DeltaNet(net.shape),
+            (None, None, Some(latent)) => MixerKind::Latent(latent),
+            (None, None, None) => MixerKind::Attention,
         }
     }
 
@@ -237,7 +240,10 @@ impl ModelConfig {
 
     /// Number of layers before layer `layer` that have keys and values of their own.
     fn kv_before(&self, layer: u32) -> u32 {
-        let has_keys = |&l: &u32| matches!(self.mixer_of(l), MixerKind::Attention);
+        let has_keys = |&l: &u32| match self.mixer_of(l) {
+            MixerKind::Attention | MixerKind::Latent(_) => true,
+            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) => false,
+        };
         (0..layer).filter(has_keys).count() as u32
     }
 
@@ -438,7 +444,7 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
-        let bad = bad.or_else(|| self.bad_short_conv());
+        let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
             return Some(bad);
         }

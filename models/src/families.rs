@@ -5,6 +5,7 @@
 //! nothing else knows a family by its name.
 
 mod cohere;
+mod deepseek;
 mod experts;
 mod gemma;
 mod gguf_names;
@@ -26,11 +27,12 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 9] = [
+const GROUPS: [&[Family]; 10] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
+    &deepseek::FAMILIES,
     &granite::FAMILIES,
     &cohere::FAMILIES,
     &layer_norm::FAMILIES,
@@ -168,6 +170,8 @@ pub(crate) struct Arch {
     pub(crate) yarn_truncate: bool,
     /// Scores are scaled by the width of a head; by `d_model / heads` in the model of so many layers.
     pub(crate) widest: Option<u32>,
+    /// The family of files whose experts are not chosen by sigmoids.
+    pub(crate) without_sigmoids: Option<&'static Family>,
     /// Further keys that are read for it, after the architecture.
     pub(crate) reads: &'static [&'static str],
 }
@@ -338,6 +342,8 @@ pub(crate) enum Quirk {
     ShortConv,
     /// Some layers have a gated DeltaNet in place of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
+    /// Every layer has latent attention (DeepSeek-V2).
+    Latent,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).
     QueryScale,
     /// The FFN's size is computed from the key's (LFM2).
@@ -419,6 +425,7 @@ const PLAIN_ARCH: Arch = Arch {
     unrotated: None,
     yarn_truncate: true,
     widest: None,
+    without_sigmoids: None,
     reads: &[],
 };
 

@@ -18,7 +18,11 @@ pub(crate) fn split(
     config: &ModelConfig,
     file: &DataFile,
 ) -> Result<Vec<Found>, Error> {
-    let d = config.d_model as usize;
+    let latent = config.form.latent.map_or(0, |latent| latent.rank as usize);
+    let d = match fused {
+        Fused::LatentKeysValues => latent,
+        _ => config.d_model as usize,
+    };
     let parts = parts(fused, config);
     let rows: usize = parts.iter().map(|part| part.rows).sum();
     let stored = [rows, d];
@@ -36,13 +40,16 @@ pub(crate) fn split(
         let before = rows_before;
         rows_before += part.rows;
         let id = TensorId::layer(part.role, layer);
+        let stored = rows / groups(fused, config).max(1);
         match part.of_group {
+            Some(_) if part.role == Role::LatentKeys => Found {
+                id,
+                layout: Layout::TransposedHeads { stored, cols: d },
+                ..whole.clone()
+            },
             Some(parts) => Found {
                 id,
-                layout: Layout::Grouped(RowGroups {
-                    stored: rows / groups(fused, config).max(1),
-                    parts,
-                }),
+                layout: Layout::Grouped(RowGroups { stored, parts }),
                 ..whole.clone()
             },
             None => Found {
@@ -85,7 +92,7 @@ fn groups(fused: Fused, config: &ModelConfig) -> usize {
         .map_or(1, |nets| nets.shape.key_heads);
     let groups = match fused {
         Fused::QkvByGroup => config.kv_heads,
-        Fused::GatedQ => config.heads,
+        Fused::GatedQ | Fused::LatentKeysValues => config.heads,
         Fused::DeltaQkvz | Fused::DeltaBa => delta,
         Fused::Qkv | Fused::GateUp => 1,
     };
@@ -132,6 +139,14 @@ fn parts(fused: Fused, config: &ModelConfig) -> Vec<FusedPart> {
             grouped(Role::Q, [[0, head_dim], NONE, NONE]),
             grouped(Role::QGate, [[head_dim, head_dim], NONE, NONE]),
         ],
+        Fused::LatentKeysValues => {
+            let keys = (head_dim).saturating_sub(config.rope.dims as usize);
+            let values = (config.form.latent).map_or(0, |latent| latent.value_dim as usize);
+            vec![
+                grouped(Role::LatentKeys, [[0, keys], NONE, NONE]),
+                grouped(Role::LatentValues, [[keys, values], NONE, NONE]),
+            ]
+        }
         Fused::DeltaQkvz => vec![
             grouped(Role::DeltaIn, [[0, dim], [dim, dim], [2 * dim, values]]),
             grouped(Role::DeltaGate, [[2 * dim + values, values], NONE, NONE]),

@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, MixerKind, ModelConfig, Parallel, Streams};
+use crate::config::{Bank, LatentShape, MixerKind, ModelConfig, Parallel, Streams};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -39,6 +39,9 @@ pub(crate) enum Fused {
     DeltaQkvz,
     /// Its β and decay, key head by key head.
     DeltaBa,
+    /// The matrices of keys and of values of latent attention, head by head; that of keys is stored
+    /// transposed.
+    LatentKeysValues,
 }
 
 impl Fused {
@@ -50,6 +53,7 @@ impl Fused {
             Self::GatedQ => matches!(role, Role::Q | Role::QGate),
             Self::DeltaQkvz => matches!(role, Role::DeltaIn | Role::DeltaGate),
             Self::DeltaBa => matches!(role, Role::DeltaBeta | Role::DeltaDecay),
+            Self::LatentKeysValues => matches!(role, Role::LatentKeys | Role::LatentValues),
         }
     }
 }
@@ -309,6 +313,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
     match config.mixer_of(layer) {
         MixerKind::Attention => of_attention(config, layer, list),
+        MixerKind::Latent(latent) => of_latent(config, latent, layer, list),
         MixerKind::ShortConv { taps } => push_all(
             list,
             layer,
@@ -346,6 +351,33 @@ fn push_all(list: &mut Vec<Required>, layer: u32, all: &[(Role, usize, usize)]) 
         rows,
         cols,
     }));
+}
+
+/// The tensors of a layer's latent attention.
+fn of_latent(config: &ModelConfig, latent: LatentShape, layer: u32, list: &mut Vec<Required>) {
+    let [d, heads, query, rotated, rank, value] = [
+        config.d_model,
+        config.heads,
+        config.head_dim,
+        config.rope.dims,
+        latent.rank,
+        latent.value_dim,
+    ]
+    .map(|n| n as usize);
+    let input = latent.query_rank.map_or(d, |rank| rank as usize);
+    if latent.query_rank.is_some() {
+        let all = [(Role::LatentQ, input, d), (Role::LatentQNorm, 1, input)];
+        push_all(list, layer, &all);
+    }
+    let all = [
+        (Role::Q, heads * query, input),
+        (Role::LatentKv, rank + rotated, d),
+        (Role::LatentKvNorm, 1, rank),
+        (Role::LatentKeys, heads * rank, query - rotated),
+        (Role::LatentValues, heads * value, rank),
+        (Role::O, d, heads * value),
+    ];
+    push_all(list, layer, &all);
 }
 
 /// The tensors of a layer's attention.

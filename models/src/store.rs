@@ -3,6 +3,7 @@
 //! A reader parses its format's headers into [`Found`] tensors; [`Store::new`] checks them against
 //! the configuration; rows are then read by position.
 
+mod identity;
 mod read;
 
 use std::cell::RefCell;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
-use crate::config::{Form, ModelConfig};
+use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -48,6 +49,15 @@ pub(crate) enum Layout {
     Interleaved {
         /// Rows per head (columns per head, for a bias).
         head_dim: usize,
+        /// The last rows of a head, which are rotated; others lie as they are.
+        rotated: usize,
+    },
+    /// Of each head, the first of the stored rows, transposed.
+    TransposedHeads {
+        /// Stored rows per head.
+        stored: usize,
+        /// Columns of a stored row.
+        cols: usize,
     },
 }
 
@@ -128,8 +138,8 @@ pub(crate) struct Store {
     places: Vec<Place>,
     index: HashMap<TensorId, usize>,
     fingerprint: u64,
-    /// The last transposed matrix, by its index in `infos`.
-    transposed: RefCell<Option<(usize, Vec<f32>)>>,
+    /// The last transposed matrix, by its index in `infos` and its head.
+    transposed: RefCell<Option<([usize; 2], Vec<f32>)>>,
     raw: RefCell<Vec<u8>>,
 }
 
@@ -217,6 +227,12 @@ impl Store {
             Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
             Layout::Grouped(groups) => {
                 stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
+            }
+            Layout::TransposedHeads {
+                stored: of_head,
+                cols,
+            } => {
+                stored = vec![rows / cols.max(1) * of_head, cols];
             }
             Layout::AsIs | Layout::PlusOne | Layout::NegativeLog | Layout::Interleaved { .. } => {}
         }
@@ -390,7 +406,7 @@ impl Store {
             name: String::new(),
             ..self.about.config.clone()
         };
-        part(identity(&config).as_bytes());
+        part(identity::of(&config).as_bytes());
         part(self.about.tokenizer_json.as_bytes());
         part(self.about.chat_template.as_deref().unwrap_or("").as_bytes());
         if let Some(template) = &self.about.tool_template {
@@ -481,7 +497,12 @@ impl Checkpoint for Store {
                 out.iter_mut()
                     .for_each(|value| *value = -libm::expf(*value));
             }
-            Layout::Interleaved { head_dim } => self.read_interleaved(at, first, out, head_dim)?,
+            Layout::Interleaved { head_dim, rotated } => {
+                self.read_interleaved(at, first, out, [head_dim, rotated])?;
+            }
+            Layout::TransposedHeads { stored, cols } => {
+                self.read_transposed_heads(at, first, out, [stored, cols])?;
+            }
             Layout::Transposed | Layout::TransposedEvery(_) => {
                 self.read_transposed(at, first, out)?;
             }
@@ -510,7 +531,9 @@ impl Checkpoint for Store {
         let place = &self.places[at];
         let stored = match place.layout {
             Layout::AsIs => row,
-            Layout::Interleaved { head_dim } => read::interleaved(row, head_dim),
+            Layout::Interleaved { head_dim, rotated } => {
+                read::interleaved(row, [head_dim, rotated])
+            }
             _ => return Ok(false),
         };
         if place.dtype != DType::Q4K || row >= self.infos[at].rows {
@@ -527,39 +550,6 @@ impl Checkpoint for Store {
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
-}
-
-/// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 5] = [
-    ", local_rope: None",
-    ", value_norm: false",
-    ", shared_kv: 0",
-    ", gate_top: []",
-    ", streams: None",
-];
-
-/// A configuration as part of a fingerprint. Fields that came later count only where they are set,
-/// so that statistics which name a fingerprint stay valid.
-fn identity(config: &ModelConfig) -> String {
-    let plain_form = format!(", form: {:?}", Form::default()).replace(", head_bias: false", "");
-    let plain_form = LATER
-        .iter()
-        .fold(plain_form, |text, unset| text.replace(unset, ""));
-    let unset = [
-        ", mixture: None",
-        ", qk_norm_whole: false",
-        ", clip_qkv: None",
-        ", scoring: Softmax",
-        ", early_router: false",
-        ", router_bias: false",
-        ", jitter: 0.0",
-        ", long_attention_factor: None",
-        ", ungated: false",
-        ", head_bias: false",
-    ];
-    let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);
-    let text = format!("{config:?}");
-    unset.fold(text, |text, unset| text.replace(unset, ""))
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.
@@ -595,6 +585,19 @@ fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
     let apart = usize::from(dtype == DType::Mxfp4Pairs);
     let blocks = (rows as u64).saturating_mul(cols as u64) / elements as u64;
     blocks.saturating_mul((bytes + apart) as u64)
+}
+
+/// The order of what latent vectors and the rotated elements of keys are projected by, in interleaved
+/// rotary order.
+pub(crate) fn latent_order(config: &ModelConfig) -> Layout {
+    let (rank, rotated) = (
+        config.form.latent.map_or(0, |latent| latent.rank),
+        config.rope.dims,
+    );
+    Layout::Interleaved {
+        head_dim: rank as usize + rotated as usize,
+        rotated: rotated as usize,
+    }
 }
 
 /// `[2, 3]`.

@@ -90,6 +90,19 @@ pub enum Role {
     ConvOut,
     /// Gates of attention's output, `[heads·head_dim × d_model]`.
     QGate,
+    /// Projection of latent attention to the latent vector of queries, `[query_rank × d_model]`.
+    LatentQ,
+    /// RMSNorm weight of that vector, `[1 × query_rank]`.
+    LatentQNorm,
+    /// Its projection to the latent vector of keys and values and to the keys' rotated elements,
+    /// `[rank + rotated × d_model]`, the latter in rotate-half order.
+    LatentKv,
+    /// RMSNorm weight of the former, `[1 × rank]`.
+    LatentKvNorm,
+    /// Transposed matrix of each head from latent vectors to keys, `[heads·rank × head_dim − rotated]`.
+    LatentKeys,
+    /// Matrix of each head from latent vectors to values, `[heads·value_dim × rank]`.
+    LatentValues,
     /// Projection of a DeltaNet to queries, keys and values, `[channels × d_model]`.
     DeltaIn,
     /// To the gates of its output, `[values × d_model]`.
@@ -152,7 +165,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 64] = [
+const ROLES: [(Role, Place, &str); 70] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -193,6 +206,12 @@ const ROLES: [(Role, Place, &str); 64] = [
     (Role::Conv, Place::Layer, "conv.weight"),
     (Role::ConvOut, Place::Layer, "conv.out"),
     (Role::QGate, Place::Layer, "attn.q_gate"),
+    (Role::LatentQ, Place::Layer, "latent.q"),
+    (Role::LatentQNorm, Place::Layer, "latent.q_norm"),
+    (Role::LatentKv, Place::Layer, "latent.kv"),
+    (Role::LatentKvNorm, Place::Layer, "latent.kv_norm"),
+    (Role::LatentKeys, Place::Layer, "latent.keys"),
+    (Role::LatentValues, Place::Layer, "latent.values"),
     (Role::DeltaIn, Place::Layer, "delta.in"),
     (Role::DeltaGate, Place::Layer, "delta.gate"),
     (Role::DeltaBeta, Place::Layer, "delta.beta"),
@@ -251,12 +270,13 @@ impl Role {
             | PredictorFc2 | StreamIn | StreamOut | LayerInputs | LayerInputsProj
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
-            | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut => false,
+            | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
+            | LatentValues => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
-            | DownBias | DeltaStep | DeltaRate | DeltaNorm => true,
+            | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm => true,
         }
     }
 }

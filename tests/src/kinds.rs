@@ -7,7 +7,8 @@ use emberflow_kernels::DType;
 
 use crate::{case, packed};
 
-/// A model to try: of attention alone, or with a mixer of recurrent state beside it.
+/// A model to try: of attention alone, of one kind or the other, or with a mixer of recurrent state
+/// beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Of attention alone: the demo model.
@@ -16,10 +17,17 @@ pub enum Kind {
     ShortConv,
     /// With gated DeltaNets: a fixture.
     DeltaNet,
+    /// Of latent attention alone: a fixture.
+    Latent,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 3] = [Kind::Attention, Kind::ShortConv, Kind::DeltaNet];
+pub const KINDS: [Kind; 4] = [
+    Kind::Attention,
+    Kind::ShortConv,
+    Kind::DeltaNet,
+    Kind::Latent,
+];
 
 impl Kind {
     /// The model.
@@ -28,6 +36,7 @@ impl Kind {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
             Self::ShortConv => fixture("lfm2"),
             Self::DeltaNet => fixture("qwen3_5"),
+            Self::Latent => fixture("deepseek_v3"),
         }
     }
 
@@ -35,7 +44,7 @@ impl Kind {
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
-            Self::ShortConv | Self::DeltaNet => 260,
+            Self::ShortConv | Self::DeltaNet | Self::Latent => 260,
         };
         (0..len as u32)
             .map(|i| 40 + (i * 31 + n * 17) % texts)
@@ -46,7 +55,7 @@ impl Kind {
     /// and `prompt` of these were a prompt.
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
-            Self::Attention => len,
+            Self::Attention | Self::Latent => len,
             Self::ShortConv | Self::DeltaNet if len >= prompt - 1 => prompt - 1,
             Self::ShortConv | Self::DeltaNet => 0,
         }

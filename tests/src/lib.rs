@@ -123,6 +123,16 @@ pub fn all_logits(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Vec<f32>
     out
 }
 
+/// Neurons that a token visits, over all layers.
+pub fn visited(engine: &Engine) -> u64 {
+    let c = engine.config();
+    let of_layer = |layer: u32| match c.mixture_of(layer) {
+        Some(m) => m.chosen * c.ffn + m.shared,
+        None => c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn),
+    };
+    (0..c.layers).map(|layer| u64::from(of_layer(layer))).sum()
+}
+
 /// The bits of every value, for comparisons that must be exact.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()

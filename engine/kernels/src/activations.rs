@@ -89,6 +89,11 @@ impl Activations {
             .saturating_mul(size_of::<Chunk>())
     }
 
+    /// Elements that the `n` activations of a token take, padding included.
+    pub const fn padded(n: usize) -> usize {
+        n.div_ceil(CHUNK).saturating_mul(CHUNK)
+    }
+
     /// Changes the shape. The contents are unspecified until [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written
     /// every token. To divide that work among threads, split
     /// [`chunks_mut`](Activations::chunks_mut) by token.

@@ -1,24 +1,18 @@
 //! Grouped-query attention of one layer over paged keys and values.
 
-mod pass;
-#[cfg(test)]
-mod tests;
-
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Compute, scale_by_sigmoid};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
 use super::LayerPass;
+use super::blockwise::{self, Pass};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::{Matrix, TOGETHER};
 use crate::scratch::Scratch;
 use crate::state::Span;
-
-use pass::Pass;
-pub(crate) use pass::thread_floats;
 
 /// The weights of one layer's attention.
 #[derive(Debug)]
@@ -229,6 +223,7 @@ impl Attention {
             kv,
             queries: &s.q[row * width..],
             head_dim: hd,
+            value_dim: hd,
             kv_heads,
             group: heads / kv_heads,
             first,
@@ -238,23 +233,7 @@ impl Attention {
             cap: c.form.attention_cap,
         };
         let attended = &mut s.attended[..rows * width];
-        if spans.len() == rows && pass::enough_rows(&on.workers, rows * kv_heads) {
-            let spans = &*spans;
-            let one = |row: usize| {
-                let sequence = &*spans[row].sequence;
-                pass(sequence.pages.layer(self.place), row, sequence.len(), 1)
-            };
-            pass::run_rows(&on.workers, kv_heads, attended, one);
-            return;
-        }
-        let mut row = 0;
-        for span in spans {
-            let (first, n) = (span.sequence.len(), span.tokens.len());
-            let kv = span.sequence.pages.layer(self.place);
-            let out = &mut attended[row * width..(row + n) * width];
-            pass(kv, row, first, n).run(&on.workers, out, &mut s.partials);
-            row += n;
-        }
+        blockwise::run(on, spans, self.place, attended, &mut s.partials, pass);
     }
 }
 

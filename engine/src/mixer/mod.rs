@@ -6,8 +6,10 @@
 //! Recurrences run token by token in one order, so that text does not depend on chunks.
 
 mod attention;
+mod blockwise;
 mod conv;
 mod delta_net;
+mod latent;
 mod layer_pass;
 mod short_conv;
 
@@ -22,13 +24,14 @@ use crate::scratch::Scratch;
 use crate::state::{KvShape, Span, StateShape};
 
 use attention::Attention;
-pub(crate) use attention::thread_floats;
 use delta_net::DeltaNet;
+use latent::LatentAttention;
+pub(crate) use latent::LatentSizes;
 pub(crate) use layer_pass::LayerPass;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 10] = [
+pub(crate) const PROJECTIONS: [Role; 12] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -39,12 +42,15 @@ pub(crate) const PROJECTIONS: [Role; 10] = [
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaOut,
+    Role::LatentQ,
+    Role::LatentKv,
 ];
 
 /// A layer's mixer: its weights.
 #[derive(Debug)]
 pub(crate) enum Mixer {
     Attention(Attention),
+    Latent(LatentAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
 }
@@ -62,6 +68,7 @@ impl Mixer {
     pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
         Ok(match c.mixer_of(layer) {
             MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
+            MixerKind::Latent(shape) => Self::Latent(LatentAttention::load(from, c, layer, shape)?),
             MixerKind::ShortConv { taps } => {
                 let at = recurrent_floats(c, layer);
                 Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, at)?)
@@ -78,6 +85,7 @@ impl Mixer {
     pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         match self {
             Self::Attention(attention) => attention.run(on, at, spans, s),
+            Self::Latent(attention) => attention.run(on, at, spans, s),
             Self::ShortConv(conv) => conv.run(on, spans, s),
             Self::DeltaNet(net) => net.run(on, at, spans, s),
         }
@@ -87,7 +95,7 @@ impl Mixer {
     pub fn seen<'a>(&self, c: &ModelConfig, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(_) => rows * c.kv_heads as usize * c.head_dim as usize,
-            Self::ShortConv(_) | Self::DeltaNet(_) => 0,
+            Self::Latent(_) | Self::ShortConv(_) | Self::DeltaNet(_) => 0,
         };
         Mixed {
             mixed: &s.attended[..rows * self.output().cols()],
@@ -99,6 +107,10 @@ impl Mixer {
     pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
         let all = match self {
             Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref(), of.gate.as_ref()],
+            Self::Latent(of) => {
+                let query = of.query_latent.as_ref().unwrap_or(&of.q);
+                [Some(query), Some(&of.latent), None, None]
+            }
             Self::ShortConv(of) => [Some(&of.input), None, None, None],
             Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
         };
@@ -109,6 +121,7 @@ impl Mixer {
     pub fn output(&self) -> &Matrix {
         match self {
             Self::Attention(of) => &of.o,
+            Self::Latent(of) => &of.output,
             Self::ShortConv(of) => &of.output,
             Self::DeltaNet(of) => &of.output,
         }
@@ -123,6 +136,13 @@ impl Mixer {
                 of.v.as_mut(),
                 of.gate.as_mut(),
                 Some(&mut of.o),
+            ],
+            Self::Latent(of) => [
+                Some(&mut of.q),
+                of.query_latent.as_mut(),
+                Some(&mut of.latent),
+                None,
+                Some(&mut of.output),
             ],
             Self::ShortConv(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
             Self::DeltaNet(of) => [
@@ -145,6 +165,14 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
             let gated = 1 + usize::from(c.form.output_gate);
             [[(gated * heads + 2 * kv) * hd, d], [d, heads * hd]]
         }
+        MixerKind::Latent(shape) => {
+            let of = LatentSizes::new(c, shape);
+            let queries = match of.query_rank {
+                0 => of.heads * of.query,
+                rank => rank,
+            };
+            [[queries + of.stored(), d], [d, of.heads * of.value]]
+        }
         MixerKind::ShortConv { .. } => [[3 * d, d], [d, d]],
         MixerKind::DeltaNet(shape) => {
             let (channels, values) = (shape.channels(), shape.values());
@@ -157,15 +185,38 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
 /// What a sequence of up to `context` positions keeps.
 pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> StateShape {
     StateShape {
-        pages: KvShape::new(dtype, c.kv_layers(), [c.kv_heads, c.head_dim], context),
+        pages: KvShape {
+            latent: c.form.latent.is_some(),
+            ..KvShape::new(dtype, c.kv_layers(), kv_heads(c), key_width(c), context)
+        },
         recurrent: recurrent_floats(c, c.layers),
     }
+}
+
+/// Vectors that a layer stores for a position, one for all heads of latent attention.
+fn kv_heads(c: &ModelConfig) -> usize {
+    match c.form.latent {
+        Some(_) => 1,
+        None => c.kv_heads as usize,
+    }
+}
+
+/// Elements of a key as attention multiplies it.
+pub(crate) fn key_width(c: &ModelConfig) -> usize {
+    let latent = c.form.latent.map(|shape| LatentSizes::new(c, shape));
+    latent.map_or(c.head_dim as usize, LatentSizes::stored)
+}
+
+/// Floats of a thread's buffer for passes of `rows` rows.
+pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
+    let group = c.heads as usize / kv_heads(c).max(1);
+    blockwise::thread_floats(key_width(c), group, rows, c.form.latent.is_some())
 }
 
 /// Floats of recurrent state before layer `layer`.
 fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {
-        MixerKind::Attention => 0,
+        MixerKind::Attention | MixerKind::Latent(_) => 0,
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
     };

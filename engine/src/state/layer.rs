@@ -33,6 +33,11 @@ impl<'a> LayerKv<'a> {
         self.shape.dtype
     }
 
+    /// Whether a value vector holds the key, too.
+    pub fn is_latent(self) -> bool {
+        self.shape.latent
+    }
+
     /// Elements of a stored value vector, padding included.
     pub fn width(self) -> usize {
         self.shape.width()

@@ -175,6 +175,7 @@ mod tests {
         kv_heads: 2,
         head_dim: 4,
         page: 32,
+        latent: false,
     };
 
     /// Writes `value` at one position of every layer and head.

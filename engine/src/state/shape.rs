@@ -6,6 +6,9 @@
 //! values     [kv_head][position][width]      width = head_dim rounded up to a multiple of 32
 //! ```
 //!
+//! Of latent attention (MLA) there are values alone: one vector for each position, which is the key of
+//! all heads, and whose first elements are their value.
+//!
 //! The attention kernels dictate the layout: they compute scores for 32 positions at once and read
 //! both halves of a head sequentially. Elements are f16 (default) or f32.
 
@@ -49,24 +52,40 @@ pub(crate) struct KvShape {
     pub head_dim: usize,
     /// Positions per page: a power of two ≥ 32 that divides [`BLOCK`].
     pub page: usize,
+    /// Value vectors hold the keys, too, and no others are stored.
+    pub latent: bool,
 }
 
 impl KvShape {
     /// Of `layers` layers, for sequences of up to `context` positions.
-    pub fn new(dtype: DType, layers: u32, heads: [u32; 2], context: usize) -> Self {
-        let [kv_heads, head_dim] = heads.map(|n| n as usize);
+    pub fn new(
+        dtype: DType,
+        layers: u32,
+        kv_heads: usize,
+        head_dim: usize,
+        context: usize,
+    ) -> Self {
         Self {
             dtype,
             layers: layers as usize,
             kv_heads,
             head_dim,
             page: page_for(context),
+            latent: false,
         }
     }
 
     /// Elements of a stored value vector.
     pub fn width(self) -> usize {
         self.head_dim.next_multiple_of(GROUP)
+    }
+
+    /// Elements of a key that is stored apart.
+    fn key_width(self) -> usize {
+        match self.latent {
+            true => 0,
+            false => self.head_dim,
+        }
     }
 
     /// Bytes of `elements` elements.
@@ -76,7 +95,7 @@ impl KvShape {
 
     /// Elements of one head's keys and values in a page.
     fn head(self) -> [usize; 2] {
-        [self.page * self.head_dim, self.page * self.width()]
+        [self.page * self.key_width(), self.page * self.width()]
     }
 
     /// Byte offset of a layer's head in a page; `kind`: keys (0) or values (1).
@@ -101,7 +120,7 @@ impl KvShape {
     /// Bytes per position.
     pub fn position_bytes(self) -> u64 {
         let heads = self.layers * self.kv_heads;
-        (heads * self.bytes(self.head_dim + self.width())) as u64
+        (heads * self.bytes(self.key_width() + self.width())) as u64
     }
 
     /// Pages of `positions` positions.
@@ -150,6 +169,7 @@ mod tests {
             kv_heads: 2,
             head_dim: 40,
             page: 64,
+            latent: false,
         };
         let mut end = 0;
         for layer in 0..3 {
@@ -163,5 +183,13 @@ mod tests {
         assert_eq!(shape.page_bytes(), end);
         assert_eq!(shape.position_bytes() as usize * 64, end);
         assert_eq!(shape.bytes_for(65), 2 * end as u64);
+        let latent = KvShape {
+            kv_heads: 1,
+            head_dim: 72,
+            latent: true,
+            ..shape
+        };
+        assert_eq!(latent.position_bytes(), 3 * 2 * 96);
+        assert_eq!(latent.page_bytes(), 64 * latent.position_bytes() as usize);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Rope;
+use super::{LatentShape, Rope};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -81,6 +81,9 @@ pub struct Form {
     /// Layers with a gated DeltaNet in place of attention (Qwen3-Next, Qwen3.5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNets>,
+    /// Every layer has latent attention (DeepSeek-V2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentShape>,
     /// Attention's output is multiplied by sigmoids of gates, which its input gives.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
@@ -107,10 +110,12 @@ impl QueryScale {
 }
 
 /// What mixes the tokens of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MixerKind {
     /// Attention over keys and values.
     Attention,
+    /// Attention over latent vectors.
+    Latent(LatentShape),
     /// A gated causal convolution over `taps` tokens.
     ShortConv {
         /// Tokens, its own included.
@@ -227,6 +232,7 @@ impl Default for Form {
             gate_top: Vec::new(),
             short_conv: None,
             delta_net: None,
+            latent: None,
             output_gate: false,
             streams: None,
         }

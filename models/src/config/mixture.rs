@@ -50,13 +50,16 @@ pub struct Mixture {
     pub jitter: f32,
 }
 
-/// Groups of consecutive experts. A group is as good as the sum of the two best of its experts.
+/// Groups of consecutive experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertGroups {
     /// Groups in all.
     pub count: u32,
     /// Groups that experts are chosen from.
     pub chosen: u32,
+    /// A group is as good as the best of its experts, not as the sum of the two best.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_best: bool,
 }
 
 impl Default for Mixture {
@@ -133,7 +136,7 @@ fn bad_choice(mixture: &Mixture, experts: u32) -> Option<BadField> {
     if mixture.chooses_apart() && mixture.scoring == Scoring::SparseMixer {
         return BadField::some("choice_bias", &true, "false, with sparsemixer");
     }
-    let ExpertGroups { count, chosen } = mixture.groups?;
+    let ExpertGroups { count, chosen, .. } = mixture.groups?;
     let size = experts.checked_div(count).unwrap_or(0);
     let fits = size >= 2 && experts.is_multiple_of(count) && (1..=count).contains(&chosen);
     if !fits || chosen.saturating_mul(size) < mixture.chosen {

@@ -26,6 +26,8 @@ pub(crate) struct Experts {
     pub(crate) choice_bias: bool,
     /// `n_group` and `topk_group` say from which groups experts are chosen.
     pub(crate) grouped: bool,
+    /// A group is as good as the best of its experts, and `topk_method` says whether there are groups.
+    pub(crate) best_of_groups: bool,
     /// Key of the factor of the weights, and the factor without it.
     pub(crate) scale: Option<(&'static str, f32)>,
     /// What is added to the sum that weights are divided by.
@@ -107,6 +109,7 @@ pub(super) const EXPERTS: Experts = Experts {
     router_bias: false,
     choice_bias: false,
     grouped: false,
+    best_of_groups: false,
     scale: None,
     epsilon: 0.0,
     blocks: false,

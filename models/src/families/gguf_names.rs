@@ -251,7 +251,28 @@ pub(super) const ROUTED: NameTable = NameTable {
     ..PLAIN
 };
 
-/// The same; the norm before the FFN is called after the attention that it follows.
+/// Latent attention, with or without experts chosen by scores plus biases.
+pub(super) const LATENT: NameTable = NameTable {
+    layers: &[
+        NORMS,
+        FFN,
+        ROUTER,
+        &[
+            (Role::Q, "attn_q.weight"),
+            (Role::LatentQ, "attn_q_a.weight"),
+            (Role::LatentQNorm, "attn_q_a_norm.weight"),
+            (Role::Q, "attn_q_b.weight"),
+            (Role::LatentKv, "attn_kv_a_mqa.weight"),
+            (Role::LatentKvNorm, "attn_kv_a_norm.weight"),
+            (Role::LatentKeys, "attn_k_b.weight"),
+            (Role::LatentValues, "attn_v_b.weight"),
+            (Role::O, "attn_output.weight"),
+        ],
+    ],
+    ..PLAIN
+};
+
+/// The same as [`ROUTED`]; the norm before the FFN is called after the attention that it follows.
 pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
     layers: &[
         ATTENTION,

@@ -372,6 +372,27 @@ pub(super) const ROUTED: NameTable = NameTable {
     ..PLAIN
 };
 
+/// The same with latent attention.
+pub(super) const LATENT: NameTable = NameTable {
+    layers: &[
+        NORMS,
+        FFN,
+        &[
+            (Role::Q, "self_attn.q_proj.weight"),
+            (Role::LatentQ, "self_attn.q_a_proj.weight"),
+            (Role::LatentQNorm, "self_attn.q_a_layernorm.weight"),
+            (Role::Q, "self_attn.q_b_proj.weight"),
+            (Role::LatentKv, "self_attn.kv_a_proj_with_mqa.weight"),
+            (Role::LatentKvNorm, "self_attn.kv_a_layernorm.weight"),
+            (Role::O, "self_attn.o_proj.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+        ],
+    ],
+    fused: &[(Fused::LatentKeysValues, "self_attn.kv_b_proj.weight")],
+    ..ROUTED
+};
+
 /// The bias lies beside the router, not in it.
 pub(super) const EXAONE_MOE: NameTable = NameTable {
     layers: &[

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::experts;
 use super::form::{self, Shape};
+use super::latent::{self, latent};
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
@@ -24,16 +25,20 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 pub(super) fn family_of(
     path: &Path,
     metadata: &Metadata,
+    facts: &Facts,
 ) -> Result<(&'static Family, &'static Arch), Error> {
     let found = metadata.need_text("general.architecture")?;
-    families::find_arch(&found).ok_or_else(|| {
+    let (family, arch) = families::find_arch(&found).ok_or_else(|| {
         let archs = families::all().filter_map(|family| Some(family.gguf.as_ref()?.name));
         Error::UnknownFamily {
             path: path.to_owned(),
             found: format!("{found:?}"),
             supported: archs.collect::<Vec<_>>().join(", "),
         }
-    })
+    })?;
+    let sigmoids = experts::by_sigmoids(metadata, arch, facts.has_choice_bias)?;
+    let other = arch.without_sigmoids.filter(|_| !sigmoids);
+    Ok((other.unwrap_or(family), arch))
 }
 
 /// The family's name: of those with experts that are stored under its architecture, if the file has
@@ -57,6 +62,8 @@ pub(super) struct Facts {
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
     pub(super) has_head: bool,
+    /// Experts are chosen by scores plus biases.
+    pub(super) has_choice_bias: bool,
     /// Rows of the table of learned positions.
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
@@ -112,7 +119,10 @@ pub(super) fn model_config(
     let layers = layer_count(metadata, arch, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let head_dim = head_dim(metadata, arch, d_model, heads)?;
+    let head_dim = match family.has(Quirk::Latent) {
+        true => latent::head_dim(metadata, arch)?,
+        false => head_dim(metadata, arch, d_model, heads)?,
+    };
     let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
@@ -124,12 +134,18 @@ pub(super) fn model_config(
         windowed: window.size > 0,
         ..facts.shape()
     };
-    let rope = rope(metadata, family, arch, head_dim)?;
+    let mut rope = rope(metadata, family, arch, head_dim)?;
     let mut form = form::form(metadata, family, arch, shape)?;
+    if family.has(Quirk::Latent) {
+        latent(metadata, arch, &mut rope, head_dim, &mut form)?;
+    }
     if family.two_ropes && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
-    let kv_heads = kv_heads(metadata, family, arch, layers, &mut form)?;
+    let kv_heads = match form.latent {
+        Some(_) => None,
+        None => kv_heads(metadata, family, arch, layers, &mut form)?,
+    };
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());

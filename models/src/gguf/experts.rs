@@ -84,7 +84,7 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         dense_layers: (0..dense.min(layers)).collect(),
         choice_bias: of.choice_bias,
         groups: match of.grouped {
-            true => groups(metadata, arch)?,
+            true => groups(metadata, arch, of.best_of_groups)?,
             false => None,
         },
         epsilon: of.epsilon,
@@ -107,6 +107,17 @@ fn scale(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<f32, Error> {
     }
 }
 
+/// Whether the experts of a file are chosen by sigmoids; where no key says so, those with biases are.
+pub(super) fn by_sigmoids(
+    metadata: &Metadata,
+    arch: &Arch,
+    has_choice_bias: bool,
+) -> Result<bool, Error> {
+    let given = metadata.u32(&format!("{}.expert_gating_func", arch.name))?;
+    let given = given.filter(|function| *function != 0);
+    Ok(given.map_or(has_choice_bias, |function| function == SIGMOID))
+}
+
 /// How the experts of a file are scored.
 fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Error> {
     let key = format!("{}.expert_gating_func", arch.name);
@@ -126,7 +137,7 @@ fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Er
 }
 
 /// The groups that experts are chosen from, if there is more than one.
-fn groups(metadata: &Metadata, arch: &Arch) -> Result<Option<ExpertGroups>, Error> {
+fn groups(metadata: &Metadata, arch: &Arch, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_group_count"))?.unwrap_or(0);
     if count <= 1 {
@@ -135,5 +146,9 @@ fn groups(metadata: &Metadata, arch: &Arch) -> Result<Option<ExpertGroups>, Erro
     let used = key("expert_group_used_count");
     let chosen = metadata.u32(&used)?;
     let chosen = chosen.ok_or_else(|| metadata.missing(&used, "an integer"))?;
-    Ok(Some(ExpertGroups { count, chosen }))
+    Ok(Some(ExpertGroups {
+        count,
+        chosen,
+        by_best,
+    }))
 }

@@ -42,7 +42,10 @@ fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, E
         return Ok(None);
     };
     let original = key("rope.scaling.original_context_length");
-    let original_context = metadata.u32(&original)?;
+    let original_context = match metadata.u32(&key("attention.temperature_length"))? {
+        Some(length) if length != 0 => Some(length),
+        _ => metadata.u32(&original)?,
+    };
     Ok(Some(QueryScale {
         beta,
         original_context: original_context

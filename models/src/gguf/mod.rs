@@ -9,6 +9,7 @@ mod delta_net;
 mod experts;
 mod form;
 mod header;
+mod latent;
 mod rope;
 mod sampling;
 mod split;
@@ -36,7 +37,7 @@ use crate::gguf_vocab::GgufVocab;
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store, warn_of_left_out};
+use crate::store::{About, Found, Layout, Store, latent_order, warn_of_left_out};
 use crate::tensor_id::split_index;
 
 /// Magic of a PowerInfer file for sparse inference.
@@ -66,9 +67,9 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     } = header;
     let path: &Path = &files[0].path;
     let powerinfer = magic == *POWERINFER;
-    let (family, arch) = config::family_of(path, &metadata)?;
     let vocab = vocabulary(&mut metadata)?;
     let facts = facts(powerinfer, &vocab, &tensors);
+    let (family, arch) = config::family_of(path, &metadata, &facts)?;
     let two_norms = arch.names_of_two_norms.filter(|_| facts.two_norms);
     let names = two_norms.unwrap_or(arch.names);
     let mut config = config::model_config(&metadata, family, arch, &facts, name)?;
@@ -141,6 +142,7 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
+        has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
         positions: tensors
             .iter()
             .find(|raw| raw.name == POSITIONS)
@@ -269,14 +271,26 @@ fn identify(
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
-        Role::Q | Role::K | Role::QBias | Role::KBias if arch.interleaved => Layout::Interleaved {
-            head_dim: config.head_dim as usize,
-        },
+        Role::Q | Role::K | Role::QBias | Role::KBias if arch.interleaved => {
+            let head_dim = config.head_dim as usize;
+            Layout::Interleaved {
+                head_dim,
+                rotated: config
+                    .form
+                    .latent
+                    .map_or(head_dim, |_| config.rope.dims as usize),
+            }
+        }
+        Role::LatentKv if arch.interleaved => latent_order(config),
         _ => Layout::AsIs,
     };
     let shape = match &raw.shape[..] {
         // outer dimensions of 1 mean nothing to ggml
         &[1, n] if id.role.is_vector() => vec![n],
+        // a matrix for each head
+        &[heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
+            vec![heads.saturating_mul(rows), cols]
+        }
         _ => raw.shape,
     };
     let whole = Found {

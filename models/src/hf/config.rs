@@ -11,6 +11,7 @@ use super::experts;
 use super::foreign;
 use super::form;
 use super::json::Keys;
+use super::latent;
 use super::rope::ropes;
 use super::short_conv::adjusted_ffn;
 use super::text_part::text_part;
@@ -46,9 +47,16 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
     // none with learned positions
-    let rotated = head_dim * u32::from(form.learned_positions.is_none());
+    let rotated = match form.latent {
+        Some(_) => latent::share_of(&keys, head_dim)?,
+        None => head_dim * u32::from(form.learned_positions.is_none()),
+    };
     let (rope, local_rope) = ropes(&keys, family, rotated)?;
     form.local_rope = local_rope;
+    if form.latent.is_some() {
+        latent::expect_rotated(&keys, &rope)?;
+        form.attention_scale = latent::attention_scale(&keys, &rope.scaling, head_dim)?;
+    }
     let window = windows(&keys, family.windows, layers, &form)?;
     if family.has(Quirk::FullUnrotated) && has_windows(&keys) {
         let full = (0..).zip(&window).filter(|(_, window)| **window == 0);
@@ -197,6 +205,9 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
 }
 
 fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
+    if family.has(Quirk::Latent) {
+        return latent::head_dim(keys);
+    }
     match keys.u32("head_dim")? {
         Some(head_dim) => Ok(head_dim),
         None if !family.head_dim_default => Err(keys.missing("head_dim", "an integer")),

@@ -64,7 +64,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
             router_bias: of.router_bias,
             choice_bias: of.choice_bias,
             groups: match of.grouped {
-                true => groups(keys)?,
+                true => groups(keys, of.best_of_groups)?,
                 false => None,
             },
             epsilon: of.epsilon,
@@ -114,14 +114,26 @@ fn scoring(keys: &Keys, of: ScoringBy) -> Result<Scoring, Error> {
 }
 
 /// The groups that experts are chosen from, if there is more than one.
-fn groups(keys: &Keys) -> Result<Option<ExpertGroups>, Error> {
+fn groups(keys: &Keys, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
+    // DeepSeek-V2-Lite names a group and chooses from all experts
+    if by_best
+        && keys
+            .str("topk_method")?
+            .is_none_or(|method| method == "greedy")
+    {
+        return Ok(None);
+    }
     let count = keys.u32("n_group")?.unwrap_or(1);
     let chosen = keys.u32("topk_group")?.unwrap_or(1);
     if count == 0 || chosen == 0 || chosen > count {
         let expected = format!("1 to {count}, that of all groups");
         return Err(keys.bad("topk_group", &expected));
     }
-    Ok((count > 1).then_some(ExpertGroups { count, chosen }))
+    Ok((count > 1).then_some(ExpertGroups {
+        count,
+        chosen,
+        by_best,
+    }))
 }
 
 /// The first layers.

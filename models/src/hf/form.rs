@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::json::Keys;
+use super::latent::latent;
 use super::short_conv::short_convs;
 use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
@@ -58,6 +59,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::Streams => streams(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
+            Quirk::Latent => latent(keys, &mut form)?,
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
@@ -123,7 +125,7 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
             _ => Ok(()),
         },
         Check::NotNull(key) if keys.map().get(key).is_some_and(Value::is_null) => {
-            Err(keys.bad(key, "a number, or absent"))
+            Err(keys.bad(key, "a value, or absent"))
         }
         Check::NotNull(_) => Ok(()),
         Check::Words(key, words) => match keys.str(key)? {
@@ -151,6 +153,15 @@ pub(super) fn fixed_kv_heads(
     let heads = sizes.heads;
     if family.has(Quirk::OneKvHeadEach) {
         return Ok(Some(heads));
+    }
+    if family.has(Quirk::Latent) {
+        return match keys.u32(family.kv_heads)? {
+            Some(given) if given != heads => {
+                let expected = format!("{heads}, as num_attention_heads");
+                Err(keys.bad(family.kv_heads, &expected))
+            }
+            _ => Ok(Some(heads)),
+        };
     }
     if !family.has(Quirk::Falcon) || new_falcon(keys)? {
         return Ok(None);

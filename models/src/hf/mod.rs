@@ -9,6 +9,7 @@ mod foreign;
 mod form;
 mod generation;
 mod json;
+mod latent;
 mod rope;
 mod safetensors;
 mod short_conv;
@@ -25,6 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::json::MAX_CONFIG;
+pub(crate) use self::latent::NORM_EPS as LATENT_EPS;
 use self::safetensors::DTYPES;
 use self::text_part::text_name;
 use crate::checkpoint::Checkpoint;
@@ -36,7 +38,9 @@ use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
-use crate::store::{About, Found, Layout, Scales, Store, shape_text, warn_of_left_out};
+use crate::store::{
+    About, Found, Layout, Scales, Store, latent_order, shape_text, warn_of_left_out,
+};
 use crate::tensor_id::split_index;
 
 /// Ends of the names of blocks, and of their scales.
@@ -261,10 +265,16 @@ fn identify(
             Role::Down => Layout::Transposed,
             Role::DeltaRate => Layout::NegativeLog,
             Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
+                let head_dim = config.head_dim as usize;
                 Layout::Interleaved {
-                    head_dim: config.head_dim as usize,
+                    head_dim,
+                    rotated: config
+                        .form
+                        .latent
+                        .map_or(head_dim, |_| config.rope.dims as usize),
                 }
             }
+            Role::LatentKv if family.interleaved => latent_order(config),
             role if form::is_less_one(&config.family, role) => Layout::PlusOne,
             _ => Layout::AsIs,
         },

@@ -29,16 +29,23 @@ pub(super) fn text_part<'a>(
 ) -> Result<(Cow<'a, Value>, &'static str), Error> {
     let keys = Keys::new(path, value)?;
     let family = keys.str("model_type")?.unwrap_or_default();
-    let text = families::all().find(|text| text.whole == Some(family));
+    let inner = keys.object(KEY, "text_config.")?;
+    let kind = inner
+        .as_ref()
+        .map_or(Ok(None), |inner| inner.str("model_type"))?;
+    let of_whole = || families::all().filter(|text| text.whole == Some(family));
+    let text = of_whole()
+        .find(|text| kind == Some(text.name))
+        .or(of_whole().next());
     let alone = families::of(family);
     let (mut part, of, prefix) = match text {
         Some(text) => {
-            let inner = keys.object(KEY, "text_config.")?;
             let inner = inner.ok_or_else(|| keys.missing(KEY, "an object"))?;
             // Mistral Small 3 has the text model of Mistral, whose names are not those of a whole
             let kind = inner.str("model_type")?.unwrap_or(text.name);
             if families::find(kind).is_some_and(|of| of.whole.is_none()) {
-                let why = format!("implemented in a {family}: {}", text.name);
+                let known: Vec<&str> = of_whole().map(|text| text.name).collect();
+                let why = format!("implemented in a {family}: {}", known.join(", "));
                 return Err(inner.unsupported("model_type", &why));
             }
             let mut part = inner.map().clone();

@@ -108,19 +108,19 @@ impl Store {
         at: usize,
         first: usize,
         out: &mut [f32],
-        head_dim: usize,
+        head: [usize; 2],
     ) -> Result<(), Error> {
         let info = &self.infos[at];
         if info.rows == 1 {
             let mut stored = vec![0.0; info.cols];
             self.read_stored(at, 0, &mut stored)?;
             for (col, value) in out.iter_mut().enumerate() {
-                *value = stored[interleaved(col, head_dim)];
+                *value = stored[interleaved(col, head)];
             }
             return Ok(());
         }
         for (k, row) in out.chunks_mut(info.cols).enumerate() {
-            self.read_stored(at, interleaved(first + k, head_dim), row)?;
+            self.read_stored(at, interleaved(first + k, head), row)?;
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Store {
         };
         let width_stored = rows * step;
         let mut cache = self.transposed.borrow_mut();
-        if cache.as_ref().is_none_or(|(cached, _)| *cached != at) {
+        if cache.as_ref().is_none_or(|(cached, _)| *cached != [at, 0]) {
             let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
             matrix.resize(rows * cols, 0.0);
             // A strip of 16 stored rows becomes 64-byte runs in every presented row.
@@ -157,20 +157,55 @@ impl Store {
                     }
                 }
             }
-            *cache = Some((at, matrix));
+            *cache = Some(([at, 0], matrix));
         }
         if let Some((_, matrix)) = cache.as_ref() {
             out.copy_from_slice(&matrix[first * cols..][..out.len()]);
         }
         Ok(())
     }
+
+    /// Copies rows out of the transposed matrices of heads, `rank` rows each, of which `stored` rows
+    /// are stored.
+    pub(super) fn read_transposed_heads(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        [stored, rank]: [usize; 2],
+    ) -> Result<(), Error> {
+        let cols = self.infos[at].cols;
+        let mut cache = self.transposed.borrow_mut();
+        for (row, out) in (first..).zip(out.chunks_exact_mut(cols)) {
+            let (head, row) = (row / rank, row % rank);
+            if cache
+                .as_ref()
+                .is_none_or(|(cached, _)| *cached != [at, head])
+            {
+                let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
+                matrix.resize(cols * rank, 0.0);
+                self.read_stored(at, head * stored, &mut matrix)?;
+                *cache = Some(([at, head], matrix));
+            }
+            let Some((_, matrix)) = cache.as_ref() else {
+                continue;
+            };
+            for (out, stored) in out.iter_mut().zip(matrix.chunks_exact(rank)) {
+                *out = stored[row];
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Stored position of rotate-half position `row` in interleaved order.
-pub(super) fn interleaved(row: usize, head_dim: usize) -> usize {
-    let (head, inside) = (row / head_dim, row % head_dim);
-    let half = head_dim / 2;
-    head * head_dim + 2 * (inside % half) + inside / half
+/// Stored position of rotate-half position `row` in interleaved order, in heads of so many rows, the last
+/// of which are rotated.
+pub(super) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
+    let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
+        return row;
+    };
+    let half = rotated / 2;
+    row - inside + 2 * (inside % half) + inside / half
 }
 
 #[cfg(test)]
@@ -191,7 +226,11 @@ mod tests {
             }
         }
         for row in 0..heads * head_dim {
-            assert_eq!(stored[interleaved(row, head_dim)], row);
+            assert_eq!(stored[interleaved(row, [head_dim; 2])], row);
         }
+        // of 7 rows the last 4
+        let found: Vec<usize> = (0..14).map(|row| interleaved(row, [7, 4])).collect();
+        assert_eq!(found[..7], [0, 1, 2, 3, 5, 4, 6]);
+        assert_eq!(found[7..], [7, 8, 9, 10, 12, 11, 13]);
     }
 }

@@ -9,10 +9,10 @@ use emberflow_engine::memory::Needs;
 use emberflow_engine::{Engine, Error, Lab, Logits, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
+use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 18] = [
+const CASES: [&str; 23] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -31,6 +31,11 @@ const CASES: [&str; 18] = [
     "qwen3_next",
     "qwen3_next_plain",
     "qwen3_5_moe",
+    "deepseek_v3",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "glm4_moe_lite",
+    "mistral4",
 ];
 
 /// Those whose experts have exact zeros.
@@ -43,16 +48,6 @@ const SPARSE: [&str; 4] = [
 
 fn case(name: &str) -> PathBuf {
     fixtures().join("models").join(name)
-}
-
-/// Neurons that a token visits, over all layers.
-fn visited(engine: &Engine) -> u64 {
-    let c = engine.config();
-    let of_layer = |layer: u32| match c.mixture_of(layer) {
-        Some(m) => m.chosen * c.ffn + m.shared,
-        None => c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn),
-    };
-    (0..c.layers).map(|layer| u64::from(of_layer(layer))).sum()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use emberflow_engine::{
     RequestId, Sampling, Stepped, Stepper, Stop,
 };
 use emberflow_tests::kinds::{KINDS, Kind};
-use emberflow_tests::{all_logits, bits};
+use emberflow_tests::{all_logits, bits, visited};
 use fastrand::Rng;
 
 const CONTEXT: usize = 256;
@@ -357,7 +357,7 @@ fn a_pass_that_was_set_aside_computes_nothing_twice() {
 fn a_pass_that_was_set_aside_computes_nothing_twice_of(kind: Kind) {
     let mut engine = engine_of(kind, 3, 1.0, true);
     let pairs = |stepper: &Stepper<'_>| stepper.engine().counters().possible;
-    let of_token = engine.needs().neurons;
+    let of_token = visited(&engine);
     let mut stepper = Stepper::new(&mut engine);
     let flag = stepper.yield_flag();
     let before = pairs(&stepper);
@@ -459,7 +459,7 @@ fn a_prefix_that_is_there_is_not_computed_again_of(kind: Kind) {
     let expected = alone(&mut one, &long, &request(8, 3));
     drop(one);
     let mut engine = engine_of(kind, 2, 0.5, false);
-    let of_token = engine.needs().neurons;
+    let of_token = visited(&engine);
     let mut stepper = Stepper::new(&mut engine);
     let first = admit(&mut stepper, &kind.prompt(0, 100), request(40, 0), 1);
     for _ in 0..10 {
@@ -530,6 +530,7 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
         (Kind::Attention, 0),
         (Kind::ShortConv, 3 * 2 * 36),
         (Kind::DeltaNet, of_delta_nets),
+        (Kind::Latent, 0),
     ] {
         let engine = engine_of(kind, 3, 0.5, false);
         // a present state, the next one, two snapshots

@@ -149,6 +149,10 @@ impl PackOptions {
             | Role::ConvIn
             | Role::ConvOut
             | Role::QGate
+            | Role::LatentQ
+            | Role::LatentKv
+            | Role::LatentKeys
+            | Role::LatentValues
             | Role::DeltaIn
             | Role::DeltaGate
             | Role::DeltaOut

@@ -32,9 +32,13 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 16] = [
+const NO_FOLDER: [&str; 21] = [
     "cohere2",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
     "ernie4_5_moe",
+    "glm4_moe_lite",
     "gpt_oss",
     "gpt_oss_odd",
     "lfm2",
@@ -42,6 +46,7 @@ const NO_FOLDER: [&str; 16] = [
     "lfm2_moe",
     "lfm2_moe_plain",
     "ministral3",
+    "mistral4",
     "phimoe",
     "phimoe_long",
     "qwen3_5",

@@ -50,6 +50,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::OriginalContextBeside
                 | Quirk::ShortConv
                 | Quirk::DeltaNet(_)
+                | Quirk::Latent
                 | Quirk::QueryScale
                 | Quirk::AdjustedFfn,
                 _,

@@ -231,6 +231,8 @@ impl Calibrator<'_> {
                     Role::K,
                     Role::V,
                     Role::QGate,
+                    Role::LatentQ,
+                    Role::LatentKv,
                     Role::ConvIn,
                     Role::DeltaIn,
                     Role::DeltaGate,
@@ -241,7 +243,11 @@ impl Calibrator<'_> {
         ];
         for (covariance, roles) in groups {
             let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
-            let takes = |&role: &Role| has(role) && is_calibrated(role, self.dtype(role, layer));
+            // its input is not the layer's
+            let deeper = |role| role == Role::Q && has(Role::LatentQ);
+            let takes = |&role: &Role| {
+                has(role) && !deeper(role) && is_calibrated(role, self.dtype(role, layer))
+            };
             let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;

@@ -78,6 +78,7 @@ impl Gathered {
         let d = c.d_model as usize;
         let mixed = match c.mixer_of(0) {
             MixerKind::Attention => c.heads as usize * c.head_dim as usize,
+            MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
         };

@@ -17,11 +17,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 13] = [
+pub const ROLES: [Role; 15] = [
     Role::Q,
     Role::K,
     Role::V,
     Role::QGate,
+    Role::LatentQ,
+    Role::LatentKv,
     Role::O,
     Role::ConvIn,
     Role::ConvOut,

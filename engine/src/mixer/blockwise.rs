@@ -1,16 +1,19 @@
-//! Attention of a chunk over the cache, between the projections.
+//! Softmax attention of a chunk over the pages of its sequences, between the projections.
 //!
 //! Visible positions are split at multiples of [`BLOCK`]. Each block yields its maximum score `m`,
 //! `Σ exp(s − m)` and `Σ exp(s − m)·v`; blocks are merged in position order (online softmax). The
 //! computation depends on the query's position alone, so threads, chunks and the work split below
 //! cannot change a bit.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
-use emberflow_kernels::{Columns, Cpu, GROUP, Workers};
+use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch};
 
 use crate::norm::soft_cap;
-use crate::state::{BLOCK, LayerKv};
+use crate::state::{BLOCK, LayerKv, Span};
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.
@@ -19,14 +22,17 @@ const BATCH: usize = 16;
 /// Work items per thread, for load balance.
 const PIECES: usize = 4;
 
-/// The queries of a chunk in one layer.
+/// The queries of a chunk of one sequence in one layer.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub cpu: Cpu,
     pub kv: LayerKv<'a>,
     /// Scaled queries, `[tokens × heads·head_dim]`.
     pub queries: &'a [f32],
+    /// Elements of a query and of a key.
     pub head_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
     pub kv_heads: usize,
     /// Query heads per KV head.
     pub group: usize,
@@ -41,10 +47,18 @@ pub(super) struct Pass<'a> {
     pub cap: Option<f32>,
 }
 
-/// Floats of a thread's buffer for chunks of up to `chunk` tokens.
-pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize) -> usize {
+/// Floats of a thread's buffer for chunks of up to `chunk` tokens over keys of `head_dim` elements.
+pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize, latent: bool) -> usize {
     let width = head_dim.next_multiple_of(GROUP);
-    BATCH * (BLOCK + width + head_dim) + 2 * chunk * group
+    BATCH * (BLOCK + width + head_dim) + products(head_dim, latent) + 2 * chunk * group
+}
+
+/// Floats that products of queries and latent vectors take.
+fn products(head_dim: usize, latent: bool) -> usize {
+    match latent {
+        true => matmul_scratch(head_dim),
+        false => 0,
+    }
 }
 
 /// Softmax state of one query: maximum score and `Σ exp(s − max)`.
@@ -94,23 +108,57 @@ struct Buffers<'a> {
     scores: &'a mut [f32],
     mixes: &'a mut [f32],
     queries: &'a mut [f32],
+    products: &'a mut [f32],
 }
 
-/// Whether `items` (row, KV head) pairs keep all threads busy.
-pub(super) fn enough_rows(workers: &Workers, items: usize) -> bool {
-    items >= PIECES * workers.threads()
+/// Fills `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values at
+/// `place` of their pages. `pass(kv, row, first, tokens)` computes the `tokens` rows from `row` on, the
+/// first of which is at position `first` of its sequence. `partials` holds the results per block of a
+/// single token.
+pub(super) fn run<'a, F>(
+    on: &Compute,
+    spans: &'a [Span<'_>],
+    place: usize,
+    out: &mut [f32],
+    partials: &mut [f32],
+    pass: F,
+) where
+    F: Fn(LayerKv<'a>, usize, usize, usize) -> Pass<'a> + Sync,
+{
+    let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    let of = |row: usize, index: usize| {
+        let span = &spans[index];
+        let sequence = &*span.sequence;
+        pass(
+            sequence.pages.layer(place),
+            row,
+            sequence.len(),
+            span.tokens.len(),
+        )
+    };
+    let kv_heads = of(0, 0).kv_heads;
+    // enough (row, KV head) pairs to keep all threads busy
+    if spans.len() == rows && rows * kv_heads >= PIECES * on.workers.threads() {
+        run_rows(&on.workers, out, |row| of(row, row));
+        return;
+    }
+    let mut row = 0;
+    let mut rest = out;
+    for index in 0..spans.len() {
+        let pass = of(row, index);
+        let width = pass.kv_heads * pass.group * pass.value_dim;
+        let (out, after) = rest.split_at_mut(pass.tokens * width);
+        pass.run(&on.workers, out, partials);
+        row += pass.tokens;
+        rest = after;
+    }
 }
 
 /// Fills `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass of
 /// row `t`.
-pub(super) fn run_rows<'a>(
-    workers: &Workers,
-    kv_heads: usize,
-    out: &mut [f32],
-    pass: impl Fn(usize) -> Pass<'a> + Sync,
-) {
+fn run_rows<'a>(workers: &Workers, out: &mut [f32], pass: impl Fn(usize) -> Pass<'a> + Sync) {
     let one = pass(0);
-    let width = one.group * one.head_dim;
+    let (kv_heads, width) = (one.kv_heads, one.group * one.value_dim);
     workers.for_each_chunk_mut(out, width, &|_, item, out| {
         let mut tile = Columns::new(out, 1, width, width);
         pass(item / kv_heads).tokens_of_head(item % kv_heads, 0, &mut tile);
@@ -118,20 +166,18 @@ pub(super) fn run_rows<'a>(
 }
 
 impl Pass<'_> {
-    /// Fills `out`, `[tokens × heads·head_dim]`. `partials` holds the per-block results of a single
+    /// Fills `out`, `[tokens × heads·value_dim]`. `partials` holds the per-block results of a single
     /// token.
     pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
-        let (threads, row) = (
-            workers.threads(),
-            self.kv_heads * self.group * self.head_dim,
-        );
-        let enough = PIECES * threads;
+        let heads = self.kv_heads * self.group;
+        let (query, row) = (heads * self.head_dim, heads * self.value_dim);
+        let enough = PIECES * workers.threads();
         let long = self.first + self.tokens > BLOCK;
         if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
             // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
                 let one = Pass {
-                    queries: &self.queries[t * row..][..row],
+                    queries: &self.queries[t * query..][..query],
                     first: self.first + t,
                     tokens: 1,
                     ..self
@@ -147,7 +193,7 @@ impl Pass<'_> {
             .tokens
             .div_ceil(pieces)
             .max(BATCH / self.group.min(BATCH));
-        let width = self.group * self.head_dim;
+        let width = self.group * self.value_dim;
         let matrix = Columns::new(out, self.tokens, row, row);
         workers.for_each_tile(matrix, tokens, width, &|t, column, mut tile| {
             self.tokens_of_head(column / width, t, &mut tile);
@@ -167,14 +213,17 @@ impl Pass<'_> {
     fn with_buffers(&self, rest: usize, f: impl FnOnce(Buffers<'_>, &mut [f32])) {
         let (scores, mixes) = (BATCH * BLOCK, BATCH * self.kv.width());
         let queries = BATCH * self.head_dim;
-        with_thread_buffer(scores + mixes + queries + rest, |buffer| {
+        let products = products(self.head_dim, self.kv.is_latent());
+        with_thread_buffer(scores + mixes + queries + products + rest, |buffer| {
             let (scores, buffer) = buffer.split_at_mut(scores);
             let (mixes, buffer) = buffer.split_at_mut(mixes);
-            let (queries, rest) = buffer.split_at_mut(queries);
+            let (queries, buffer) = buffer.split_at_mut(queries);
+            let (products, rest) = buffer.split_at_mut(products);
             let buffers = Buffers {
                 scores,
                 mixes,
                 queries,
+                products,
             };
             f(buffers, rest);
         });
@@ -182,7 +231,7 @@ impl Pass<'_> {
 
     /// Attention of `tile.rows()` tokens from `first` on, for the query heads of one KV head.
     fn tokens_of_head(&self, head: usize, first: usize, tile: &mut Columns<'_, f32>) {
-        let (tokens, group, hd) = (tile.rows(), self.group, self.head_dim);
+        let (tokens, group, hd) = (tile.rows(), self.group, self.value_dim);
         let count = tokens * group;
         self.with_buffers(2 * count, |mut buffers, state| {
             let (max, sum) = state.split_at_mut(count);
@@ -219,7 +268,7 @@ impl Pass<'_> {
 
     /// Attention of a single token, its blocks computed in parallel.
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
-        let (group, hd) = (self.group, self.head_dim);
+        let (group, hd) = (self.group, self.value_dim);
         let size = self.kv.width() + 2;
         let seen = self.seen(0);
         let first = seen.start / BLOCK;
@@ -306,6 +355,10 @@ impl Pass<'_> {
         let start = low.start / GROUP * GROUP;
         let scores = &mut buffers.scores[..count * BLOCK];
         for piece in self.kv.pieces(low.start..high.end) {
+            if self.kv.is_latent() {
+                self.latent_scores(piece, start, queries, scores, buffers.products);
+                continue;
+            }
             let (keys, first) = self.kv.keys(head, piece);
             let scores = &mut scores[first - start..];
             cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores, BLOCK);
@@ -354,5 +407,24 @@ impl Pass<'_> {
         for (((t, h, _), sums), mix) in batch.iter().zip(sums).zip(mixes.chunks_exact(width)) {
             done((*t, *h), sums, mix);
         }
+    }
+
+    /// Products of the queries and the latent vectors at `positions`, which lie in one page. Rows of
+    /// `scores` are [`BLOCK`] apart and begin at position `start`.
+    fn latent_scores(
+        &self,
+        positions: Range<usize>,
+        start: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+        products: &mut [f32],
+    ) {
+        let (dtype, dim) = (self.kv.dtype(), self.head_dim);
+        let stride = dtype.row_bytes(self.kv.width());
+        let scores = &mut scores[positions.start - start..];
+        let count = queries.len() / dim;
+        let mut scores = Columns::new(scores, count, BLOCK, positions.len());
+        let rows = self.kv.values(0, positions);
+        (self.cpu).matmul_columns(dtype, rows, stride, dim, queries, &mut scores, products);
     }
 }

@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Cpu, DType, Workers};
 
-use super::pass::Pass;
+use super::Pass;
 use crate::state::{BLOCK, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
@@ -12,11 +12,18 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Elements of a value, which is the beginning of a latent vector if they are fewer than those of
+    /// a key.
+    value_dim: usize,
     /// In positions.
     capacity: usize,
 }
 
 impl Shape {
+    fn is_latent(self) -> bool {
+        self.value_dim < self.head_dim
+    }
+
     /// Pages of two layers for all positions.
     fn pages(self, page: usize) -> KvPages {
         let shape = KvShape {
@@ -25,6 +32,7 @@ impl Shape {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             page,
+            latent: self.is_latent(),
         };
         let pool = KvPool::new(shape, shape.pages(self.capacity)).unwrap();
         pool.sequence(self.capacity).unwrap()
@@ -53,13 +61,17 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 impl Case {
     fn new(shape: Shape, window: usize) -> Self {
         let row = shape.kv_heads * shape.head_dim;
+        let values = match shape.is_latent() {
+            true => 2,
+            false => 3,
+        };
         Self {
             shape,
             window,
             sinks: Vec::new(),
             queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
             keys: numbers(2, shape.capacity * row),
-            values: numbers(3, shape.capacity * row),
+            values: numbers(values, shape.capacity * row),
         }
     }
 
@@ -70,12 +82,13 @@ impl Case {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             capacity,
             ..
         } = self.shape;
         let workers = Workers::new(threads, None);
         let cpu = Cpu::detect();
-        let row = heads * head_dim;
+        let [query, row] = [head_dim, value_dim].map(|dim| heads * dim);
         let mut kv = self.shape.pages(page);
         let width = head_dim.next_multiple_of(32) + 2;
         let mut partials = vec![0.0; capacity.div_ceil(BLOCK) * heads * width];
@@ -91,7 +104,9 @@ impl Case {
                 let mut writer = kv.writer(position);
                 for head in 0..kv_heads {
                     let at = (position * kv_heads + head) * head_dim;
-                    writer.store_key(cpu, 1, head, &self.keys[at..][..head_dim]);
+                    if !self.shape.is_latent() {
+                        writer.store_key(cpu, 1, head, &self.keys[at..][..head_dim]);
+                    }
                     writer.store_value(cpu, 1, head, &self.values[at..][..head_dim]);
                 }
             }
@@ -99,8 +114,9 @@ impl Case {
             let pass = Pass {
                 cpu,
                 kv: layer,
-                queries: &self.queries[first * row..][..tokens * row],
+                queries: &self.queries[first * query..][..tokens * query],
                 head_dim,
+                value_dim,
                 kv_heads,
                 group: heads / kv_heads,
                 first,
@@ -122,6 +138,7 @@ impl Case {
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             ..
         } = self.shape;
         let query = &self.queries[(position * heads + head) * head_dim..][..head_dim];
@@ -143,7 +160,7 @@ impl Case {
             .collect();
         let sink = self.sinks.get(head).map(|sink| f64::from(*sink).exp());
         let sum: f64 = weights.iter().sum::<f64>() + sink.unwrap_or(0.0);
-        (0..head_dim)
+        (0..value_dim)
             .map(|j| {
                 let mix = (from..=position).zip(&weights);
                 let mix = mix.map(|(p, w)| w * f64::from(self.values[at(p) + j]));
@@ -165,14 +182,25 @@ fn cases() -> Vec<Case> {
         heads,
         kv_heads,
         head_dim,
+        value_dim: head_dim,
         capacity,
+    };
+    let latent = |heads, value_dim, shape| Shape {
+        heads,
+        kv_heads: 1,
+        value_dim,
+        ..shape
     };
     let sinks = |heads, case| Case {
         sinks: numbers(4, heads).iter().map(|sink| 8.0 * sink).collect(),
         ..case
     };
     let long = shape(DType::F32, 6, 2, 40, 2 * BLOCK + 70);
+    let half = shape(DType::F16, 1, 1, 72, 2 * BLOCK + 20);
     vec![
+        Case::new(latent(5, 32, long), 0),
+        Case::new(latent(20, 41, half), 0),
+        Case::new(latent(3, 64, half), 5),
         sinks(6, Case::new(long, 0)),
         sinks(4, Case::new(shape(DType::F16, 4, 1, 32, BLOCK + 20), 5)),
         Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), 0),
@@ -210,7 +238,7 @@ fn attention_matches_the_reference() {
     for case in cases() {
         let Shape {
             heads,
-            head_dim,
+            value_dim,
             capacity,
             ..
         } = case.shape;
@@ -220,7 +248,7 @@ fn attention_matches_the_reference() {
                 continue;
             }
             for head in 0..heads {
-                let got = &got[(position * heads + head) * head_dim..][..head_dim];
+                let got = &got[(position * heads + head) * value_dim..][..value_dim];
                 for (got, expected) in got.iter().zip(case.textbook(position, head)) {
                     let error = (f64::from(*got) - expected).abs();
                     assert!(
@@ -237,7 +265,8 @@ fn attention_matches_the_reference() {
 
 #[test]
 fn writing_one_layer_leaves_others_unchanged() {
-    let case = &cases()[0];
+    let cases = cases();
+    let case = cases.iter().find(|case| !case.shape.is_latent()).unwrap();
     let cpu = Cpu::detect();
     let mut kv = case.shape.pages(32);
     let vector = vec![1.0; case.shape.head_dim];

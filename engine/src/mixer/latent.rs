@@ -1,0 +1,254 @@
+//! Latent attention (MLA, DeepSeek-V2): the keys and values of all heads are products of one vector for
+//! each position, and that alone is stored.
+//!
+//! ```text
+//! [q_n, q_r] by head = Q·x, or Q·rmsnorm(Qa·x)        q_r rotated        q ← scale · q
+//! [c, k_r] = Kv·x                                     c ← rmsnorm(c)     k_r rotated: stored
+//! k_h = [Keys_h·c, k_r]        v_h = Values_h·c
+//! ```
+//!
+//! Neither `k_h` nor `v_h` is computed: `q_n·(Keys_h·c) = (Keys_hᵀ·q_n)·c`, and a weighted sum of values
+//! is `Values_h` times the same sum of latent vectors. So all heads share one key `[c, k_r]`, whose first
+//! part is the value. Prompts are computed in the same way as single tokens, so that no bit depends on
+//! chunks; there it takes `(2·rank + rotated) / (head_dim + value_dim)` times the products of scores and
+//! sums, and saves those of `k_h` and `v_h`.
+
+use emberflow_kernels::Compute;
+use emberflow_models::config::{LatentShape, ModelConfig};
+use emberflow_models::names::Role;
+
+use super::LayerPass;
+use super::blockwise::{self, Pass};
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+use crate::state::Span;
+
+/// The weights of one layer's attention.
+#[derive(Debug)]
+pub(crate) struct LatentAttention {
+    sizes: LatentSizes,
+    /// Epsilon of the norms of latent vectors.
+    eps: f32,
+    /// Projection to the queries' own latent vector, `[query_rank × d_model]`; `None` if queries are
+    /// projected from the input.
+    pub query_latent: Option<Matrix>,
+    /// RMSNorm of this vector; empty without.
+    query_norm: Vec<f32>,
+    /// Projection to the queries, `[heads·head_dim × query_rank or d_model]`.
+    pub q: Matrix,
+    /// Projection to the latent vector and the rotated part of the keys, `[rank + rotated × d_model]`.
+    pub latent: Matrix,
+    /// RMSNorm of the latent vector.
+    norm: Vec<f32>,
+    /// `Keys_hᵀ` of each head, `[heads·rank × head_dim − rotated]`.
+    keys: Matrix,
+    /// `Values_h` of each head, `[heads·value_dim × rank]`.
+    values: Matrix,
+    /// Output projection, `[d_model × heads·value_dim]`.
+    pub output: Matrix,
+    /// Place of what it stores in a page.
+    place: usize,
+}
+
+/// Elements of vectors, and heads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LatentSizes {
+    pub heads: usize,
+    /// Of a query.
+    pub query: usize,
+    /// Of its part that is rotated.
+    pub rotated: usize,
+    /// Of the latent vector.
+    pub rank: usize,
+    /// Of the queries' own; 0 without.
+    pub query_rank: usize,
+    /// Of a head's value.
+    pub value: usize,
+}
+
+impl LatentSizes {
+    /// Of a model whose layers are so.
+    pub fn new(c: &ModelConfig, shape: LatentShape) -> Self {
+        let n = |number: u32| number as usize;
+        Self {
+            heads: n(c.heads),
+            query: n(c.head_dim),
+            rotated: n(c.rope.dims),
+            rank: n(shape.rank),
+            query_rank: shape.query_rank.map_or(0, n),
+            value: n(shape.value_dim),
+        }
+    }
+
+    /// Elements of a query that are not rotated.
+    pub fn plain(self) -> usize {
+        self.query - self.rotated
+    }
+
+    /// Elements that are stored for a position.
+    pub fn stored(self) -> usize {
+        self.rank + self.rotated
+    }
+}
+
+impl LatentAttention {
+    /// Reads the weights of layer `l`.
+    pub fn load(
+        from: &Loader<'_>,
+        c: &ModelConfig,
+        l: u32,
+        shape: LatentShape,
+    ) -> Result<Self, Error> {
+        let sizes = LatentSizes::new(c, shape);
+        let (d, heads) = (c.d_model as usize, sizes.heads);
+        let (query_latent, query_norm, input) = match sizes.query_rank {
+            0 => (None, Vec::new(), d),
+            rank => {
+                let matrix = from.matrix(Role::LatentQ, l, rank, d)?;
+                (Some(matrix), from.vector(Role::LatentQNorm, l, rank)?, rank)
+            }
+        };
+        Ok(Self {
+            sizes,
+            eps: shape.norm_eps,
+            query_latent,
+            query_norm,
+            q: from.matrix(Role::Q, l, heads * sizes.query, input)?,
+            latent: from.matrix(Role::LatentKv, l, sizes.stored(), d)?,
+            norm: from.vector(Role::LatentKvNorm, l, sizes.rank)?,
+            keys: from.matrix(Role::LatentKeys, l, heads * sizes.rank, sizes.plain())?,
+            values: from.matrix(Role::LatentValues, l, heads * sizes.value, sizes.rank)?,
+            output: from.matrix(Role::O, l, d, heads * sizes.value)?,
+            place: c.kv_place(l) as usize,
+        })
+    }
+
+    /// See [`super::Mixer::run`]. Appends the rows' latent vectors.
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        self.project(on, rows, s);
+        self.rotate_and_store(on, at, spans, s);
+        self.absorb_keys(on, rows, s);
+        self.attend(on, at, spans, s);
+        self.apply_values(on, rows, s);
+        let width = self.sizes.heads * self.sizes.value;
+        let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
+        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+    }
+
+    /// `s.gate`: queries, head by head. `s.k`: latent vectors with the keys' rotated parts.
+    fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+        let d = self.output.rows();
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let first = match &self.query_latent {
+            Some(matrix) => (matrix, &mut s.v[..]),
+            None => (&self.q, &mut s.gate[..]),
+        };
+        let mut all = [first, (&self.latent, &mut s.k[..])];
+        Matrix::matmul_all(on, &mut all, input, &mut s.rows);
+        if self.query_latent.is_none() {
+            return;
+        }
+        let width = self.sizes.query_rank;
+        let latents = &mut s.v[..rows * width];
+        for row in latents.chunks_exact_mut(width) {
+            on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
+        }
+        let input = Input::new(on.cpu, latents, rows, &mut s.input);
+        self.q.matmul(on, input, &mut s.rows, &mut s.gate);
+    }
+
+    /// Rotates the last part of each query and of the keys, and stores the latent vectors. Leaves the
+    /// rotated parts in `s.q`, where queries of `rank + rotated` elements will lie, and the others in
+    /// `s.attended`: all rows of head 0, then those of head 1.
+    fn rotate_and_store(
+        &self,
+        on: &Compute,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let (c, of, cpu) = (at.config, self.sizes, on.cpu);
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let (plain, stored) = (of.plain(), of.stored());
+        let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(of.query as f32));
+        let mut row = 0;
+        for span in spans.iter_mut() {
+            let first = span.sequence.len();
+            let kv = &mut span.sequence.pages;
+            for position in first..first + span.tokens.len() {
+                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position));
+                let (cos, sin) = at.rope.at(row);
+                for h in 0..of.heads {
+                    let query = &mut s.gate[(row * of.heads + h) * of.query..][..of.query];
+                    query.iter_mut().for_each(|q| *q *= scale);
+                    cpu.rope_rotate_half(&mut query[plain..], cos, sin);
+                    let rotated = &mut s.q[(row * of.heads + h) * stored + of.rank..];
+                    rotated[..of.rotated].copy_from_slice(&query[plain..]);
+                    s.attended[(h * rows + row) * plain..][..plain]
+                        .copy_from_slice(&query[..plain]);
+                }
+                let latent = &mut s.k[row * stored..][..stored];
+                cpu.rmsnorm_inplace(&mut latent[..of.rank], &self.norm, self.eps);
+                cpu.rope_rotate_half(&mut latent[of.rank..], cos, sin);
+                kv.writer(position).store_value(cpu, self.place, 0, latent);
+                row += 1;
+            }
+        }
+    }
+
+    /// The first part of each query in `s.q`: `Keys_hᵀ` times what is in `s.attended`.
+    fn absorb_keys(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+        let of = self.sizes;
+        let (plain, stored) = (of.plain(), of.stored());
+        let parts = &s.attended[..of.heads * rows * plain];
+        let input = Input::new(on.cpu, parts, of.heads * rows, &mut s.input);
+        (self.keys).matmul_blocks(on, of.heads, input, &mut s.rows, &mut s.gate);
+        let queries = s.q.chunks_exact_mut(stored);
+        for (query, part) in queries
+            .zip(s.gate.chunks_exact(of.rank))
+            .take(rows * of.heads)
+        {
+            query[..of.rank].copy_from_slice(part);
+        }
+    }
+
+    /// `s.attended`: sums of latent vectors, `[rows × heads·rank]`.
+    fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let of = self.sizes;
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let (query, width) = (of.heads * of.stored(), of.heads * of.rank);
+        let pass = |kv, row: usize, first, tokens| Pass {
+            cpu: on.cpu,
+            kv,
+            queries: &s.q[row * query..],
+            head_dim: of.stored(),
+            value_dim: of.rank,
+            kv_heads: 1,
+            group: of.heads,
+            first,
+            tokens,
+            window: at.config.window[at.number] as usize,
+            sinks: None,
+            cap: None,
+        };
+        let attended = &mut s.attended[..rows * width];
+        blockwise::run(on, spans, self.place, attended, &mut s.partials, pass);
+    }
+
+    /// `s.attended`: values, `[rows × heads·value_dim]`, of the sums of latent vectors in it.
+    fn apply_values(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+        let of = self.sizes;
+        let sums = s.attended.chunks_exact(of.rank).take(rows * of.heads);
+        for (i, sum) in sums.enumerate() {
+            let (row, h) = (i / of.heads, i % of.heads);
+            s.gate[(h * rows + row) * of.rank..][..of.rank].copy_from_slice(sum);
+        }
+        let sums = &s.gate[..rows * of.heads * of.rank];
+        let input = Input::new(on.cpu, sums, of.heads * rows, &mut s.input);
+        (self.values).matmul_blocks(on, of.heads, input, &mut s.rows, &mut s.attended);
+    }
+}

@@ -1,0 +1,62 @@
+//! Latent attention.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadField, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig};
+
+/// Attention whose keys and values are products of one latent vector for each position (MLA,
+/// DeepSeek-V2). [`ModelConfig::head_dim`] is the width of a query, the last
+/// [`Rope::dims`](super::Rope::dims) elements of which are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LatentShape {
+    /// Elements of the latent vector that queries are projected from; `None` if they are projected from
+    /// the layer's input.
+    pub query_rank: Option<u32>,
+    /// Elements of the latent vector of keys and values.
+    pub rank: u32,
+    /// Elements of a head's value.
+    pub value_dim: u32,
+    /// Epsilon of the norms of latent vectors.
+    pub norm_eps: f32,
+}
+
+impl ModelConfig {
+    /// Latent attention that cannot be.
+    pub(super) fn bad_latent(&self) -> Option<BadField> {
+        let latent = self.form.latent?;
+        for (key, value, most) in [
+            ("rank of keys and values", latent.rank, MAX_HEAD_DIM),
+            ("width of values", latent.value_dim, MAX_HEAD_DIM),
+            ("rank of queries", latent.query_rank.unwrap_or(1), MAX_WIDTH),
+        ] {
+            if !(1..=most).contains(&value) {
+                return BadField::some(key, &value, format!("1 to {most}"));
+            }
+        }
+        if self.rope.dims == 0 || self.rope.dims >= self.head_dim {
+            let expected = format!("1 to less than head_dim = {}", self.head_dim);
+            return BadField::some("rope.dims", &self.rope.dims, expected);
+        }
+        let stored = latent.rank + self.rope.dims;
+        let widest = stored.max(self.head_dim).max(latent.value_dim);
+        if stored > MAX_HEAD_DIM || self.heads > MAX_WIDTH / widest {
+            let expected = format!("at most {MAX_HEAD_DIM}, and {MAX_WIDTH} for all heads");
+            return BadField::some("elements of a key", &widest, expected);
+        }
+        if !(latent.norm_eps.is_finite() && latent.norm_eps > 0.0 && latent.norm_eps < 1.0) {
+            return BadField::some("epsilon", &latent.norm_eps, "above 0 and below 1");
+        }
+        let form = &self.form;
+        let biases = self.qkv_bias || self.o_bias;
+        let norms = self.qk_norm || form.value_norm;
+        let others = form.short_conv.is_some() || form.delta_net.is_some();
+        let scores = form.sinks || form.attention_cap.is_some() || form.output_gate;
+        let unrotated = !form.nope_layers.is_empty() || form.local_rope.is_some();
+        let clipped = self.clip_qkv.is_some() || form.shared_kv > 0;
+        if biases || norms || others || scores || unrotated || clipped {
+            let expected = "absent, as attention has what it is not implemented with";
+            return BadField::some("latent", &latent, expected);
+        }
+        None
+    }
+}

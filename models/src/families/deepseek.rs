@@ -1,0 +1,162 @@
+//! Families with latent attention (MLA).
+
+use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
+use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
+use super::{gguf_names, hf_names};
+
+/// Keys of such files in GGUF.
+const KEYS: &[&str] = &[
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "rope.scaling.yarn_log_multiplier",
+    "leading_dense_block_count",
+    "expert_shared_count",
+    "expert_group_count",
+    "expert_group_used_count",
+];
+
+const INTERLEAVED: Check = Check::Flag("rope_interleave", true);
+/// Flags for which null is another value than an absent key.
+const NOT_NULL: [Check; 2] = [
+    Check::NotNull("rope_interleave"),
+    Check::NotNull("norm_topk_prob"),
+];
+
+const LATENT_ARCH: Arch = Arch {
+    names: &gguf_names::LATENT,
+    interleaved: true,
+    reads: KEYS,
+    ..PLAIN_ARCH
+};
+
+const LATENT: Family = Family {
+    names: &hf_names::LATENT,
+    interleaved: true,
+    rotated: Some(1.0),
+    reads: &[
+        "kv_lora_rank",
+        "q_lora_rank",
+        "rope_interleave",
+        "scoring_func",
+        "topk_method",
+        "moe_layer_freq",
+    ],
+    quirks: &[Quirk::Latent],
+    ..PLAIN
+};
+
+/// `modeling_deepseek_v3.py` (V3, R1). Layers past the last one predict further tokens.
+const DEEPSEEK_V3: Family = Family {
+    name: "deepseek_v3",
+    gguf: Some(Arch {
+        name: "deepseek2",
+        without_sigmoids: Some(&DEEPSEEK_V2),
+        ..LATENT_ARCH
+    }),
+    further_tokens: FurtherTokens::PastLast,
+    experts: Some(Experts {
+        scale: Some(("routed_scaling_factor", 2.5)),
+        dense: Dense::First("first_k_dense_replace", 3),
+        ..SIGMOID
+    }),
+    checks: &[
+        INTERLEAVED,
+        NOT_NULL[0],
+        NOT_NULL[1],
+        Check::One("moe_layer_freq"),
+        Check::Words("scoring_func", &["sigmoid"]),
+        Check::Words("topk_method", &["noaux_tc"]),
+    ],
+    ..LATENT
+};
+
+/// Kimi K2: DeepSeek-V3 under a name of its own.
+const KIMI_K2: Family = Family {
+    name: "kimi_k2",
+    gguf: None,
+    gguf_as: Some("deepseek2"),
+    ..DEEPSEEK_V3
+};
+
+/// `modeling_deepseek_v2.py` (V2, V2-Lite): experts chosen by a softmax, whose weights stay as they are.
+const DEEPSEEK_V2: Family = Family {
+    name: "deepseek_v2",
+    gguf_as: Some("deepseek2"),
+    experts: Some(Experts {
+        count: "n_routed_experts",
+        ffn: "moe_intermediate_size",
+        grouped: true,
+        best_of_groups: true,
+        scale: Some(("routed_scaling_factor", 1.0)),
+        shared: Some(Shared::Experts("n_shared_experts", 2)),
+        dense: Dense::First("first_k_dense_replace", 0),
+        renormalise: Renormalise::Key(false),
+        ..EXPERTS
+    }),
+    checks: &[
+        Check::One("moe_layer_freq"),
+        Check::Words("scoring_func", &["softmax"]),
+        Check::Words("topk_method", &["greedy", "group_limited_greedy"]),
+        // whatever it says, the class does not
+        Check::Flag("norm_topk_prob", false),
+    ],
+    ..LATENT
+};
+
+/// `modeling_glm4_moe_lite.py` (GLM-4.7-Flash).
+const GLM4_MOE_LITE: Family = Family {
+    name: "glm4_moe_lite",
+    gguf_as: Some("deepseek2"),
+    further_tokens: FurtherTokens::PastLast,
+    experts: Some(Experts {
+        scale: Some(("routed_scaling_factor", 1.8)),
+        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 1),
+        ..SIGMOID
+    }),
+    checks: DEEPSEEK_V3.checks,
+    ..LATENT
+};
+
+/// `modeling_mistral4.py` (Mistral Small 4): shares of a softmax, groups by their two best, queries that
+/// grow with their position.
+const MISTRAL4: Family = Family {
+    name: "mistral4",
+    whole: Some("mistral3"),
+    gguf: Some(Arch {
+        name: "mistral4",
+        reads: &[
+            "attention.temperature_scale",
+            "attention.temperature_length",
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "rope.scaling.yarn_log_multiplier",
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_group_count",
+            "expert_group_used_count",
+        ],
+        ..LATENT_ARCH
+    }),
+    experts: Some(Experts {
+        count: "n_routed_experts",
+        ffn: "moe_intermediate_size",
+        renormalise: Renormalise::Key(true),
+        gguf_renormalise: true,
+        epsilon: 1e-20,
+        grouped: true,
+        scale: Some(("routed_scaling_factor", 1.0)),
+        shared: Some(Shared::Experts("n_shared_experts", 1)),
+        dense: Dense::First("first_k_dense_replace", 0),
+        ..EXPERTS
+    }),
+    checks: &[INTERLEAVED, NOT_NULL[0], NOT_NULL[1]],
+    quirks: &[Quirk::Latent, Quirk::QueryScale],
+    ..LATENT
+};
+
+pub(super) const FAMILIES: [Family; 5] =
+    [DEEPSEEK_V3, DEEPSEEK_V2, KIMI_K2, GLM4_MOE_LITE, MISTRAL4];

@@ -1,0 +1,96 @@
+//! Latent attention (MLA) of DeepSeek-V2 and those after it.
+
+use serde_json::Value;
+
+use super::json::Keys;
+use crate::config::{Form, LatentShape, Rope, RopeScaling, yarn_attention};
+use crate::error::Error;
+
+/// The classes' own epsilon of the norms of latent vectors, which no key changes.
+pub(crate) const NORM_EPS: f32 = 1e-6;
+
+const ROTATED: &str = "qk_rope_head_dim";
+const PLAIN: &str = "qk_nope_head_dim";
+
+/// Puts it into the form.
+pub(super) fn latent(keys: &Keys, form: &mut Form) -> Result<(), Error> {
+    const QUERY_RANK: &str = "q_lora_rank";
+    let query_rank = match keys.map().get(QUERY_RANK) {
+        Some(Value::Null) => None,
+        Some(_) => Some(keys.need_u32(QUERY_RANK)?),
+        None => return Err(keys.missing(QUERY_RANK, "an integer or null")),
+    };
+    form.latent = Some(LatentShape {
+        query_rank,
+        rank: keys.need_u32("kv_lora_rank")?,
+        value_dim: keys.need_u32("v_head_dim")?,
+        norm_eps: NORM_EPS,
+    });
+    Ok(())
+}
+
+/// Width of a query. `head_dim` may be that, or that of the rotated elements.
+pub(super) fn head_dim(keys: &Keys) -> Result<u32, Error> {
+    let (rotated, plain) = (keys.need_u32(ROTATED)?, keys.need_u32(PLAIN)?);
+    let width = rotated.saturating_add(plain);
+    for (key, known) in [("head_dim", [rotated, width]), ("qk_head_dim", [width; 2])] {
+        if keys.u32(key)?.is_some_and(|given| !known.contains(&given)) {
+            let expected = format!("{}, as {ROTATED} and {PLAIN} say", known[1]);
+            return Err(keys.bad(key, &expected));
+        }
+    }
+    Ok(width)
+}
+
+/// What the share of rotated elements is a share of: of a query where it is given, as in Mistral 4.
+pub(super) fn share_of(keys: &Keys, head_dim: u32) -> Result<u32, Error> {
+    let rope = keys.object("rope_parameters", "rope_parameters.")?;
+    let share = rope.is_some_and(|rope| rope.get("partial_rotary_factor").is_some());
+    match share {
+        true => Ok(head_dim),
+        false => keys.need_u32(ROTATED),
+    }
+}
+
+/// Refuses another number of rotated elements than the keys of a query say.
+pub(super) fn expect_rotated(keys: &Keys, rope: &Rope) -> Result<(), Error> {
+    let rotated = keys.need_u32(ROTATED)?;
+    match rope.dims == rotated {
+        true => Ok(()),
+        false => Err(keys.bad(
+            "partial_rotary_factor",
+            &format!("the share that is {ROTATED}"),
+        )),
+    }
+}
+
+/// The factor of the scores under YaRN, where it is not `1 / sqrt(head_dim)`.
+pub(super) fn attention_scale(
+    keys: &Keys,
+    scaling: &RopeScaling,
+    head_dim: u32,
+) -> Result<Option<f32>, Error> {
+    const ALL: &str = "mscale_all_dim";
+    let mut all = None;
+    for (key, prefix) in [
+        ("rope_scaling", "rope_scaling."),
+        ("rope_parameters", "rope_parameters."),
+    ] {
+        let Some(object) = keys.object(key, prefix)? else {
+            continue;
+        };
+        let given = object.f32(ALL)?.filter(|all| *all != 0.0);
+        let kind = object.str("rope_type")?.or(object.str("type")?);
+        if given.is_some() && !matches!(kind, None | Some("default" | "yarn")) {
+            return Err(object.unsupported(ALL, "it is implemented for yarn alone"));
+        }
+        all = given.or(all);
+    }
+    let RopeScaling::Yarn { factor, .. } = scaling else {
+        return Ok(None);
+    };
+    Ok(all.map(|all| {
+        let scale = yarn_attention(*factor, all);
+        scale * scale / (head_dim as f32).sqrt()
+    }))
+}

@@ -1,0 +1,47 @@
+//! A configuration as part of a checkpoint's fingerprint.
+
+use crate::config::{Form, ModelConfig};
+
+/// Parts of a form that came later than others, as they are where they are not set.
+const LATER: [&str; 10] = [
+    ", local_rope: None",
+    ", value_norm: false",
+    ", shared_kv: 0",
+    ", gate_top: []",
+    ", streams: None",
+    ", short_conv: None",
+    ", delta_net: None",
+    ", output_gate: false",
+    ", query_scale: None",
+    ", latent: None",
+];
+
+/// A configuration as part of a fingerprint. Fields that came later count only where they are set,
+/// so that statistics which name a fingerprint stay valid.
+pub(super) fn of(config: &ModelConfig) -> String {
+    let plain_form = format!(", form: {:?}", Form::default()).replace(", head_bias: false", "");
+    let plain_form = LATER
+        .iter()
+        .fold(plain_form, |text, unset| text.replace(unset, ""));
+    let unset = [
+        ", mixture: None",
+        ", qk_norm_whole: false",
+        ", clip_qkv: None",
+        ", scoring: Softmax",
+        ", early_router: false",
+        ", router_bias: false",
+        ", jitter: 0.0",
+        ", long_attention_factor: None",
+        ", ungated: false",
+        ", shared_is_plain: false",
+        ", choice_bias: false",
+        ", groups: None",
+        ", by_best: false",
+        ", epsilon: 0.0",
+        ", scale: 1.0",
+        ", head_bias: false",
+    ];
+    let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);
+    let text = format!("{config:?}");
+    unset.fold(text, |text, unset| text.replace(unset, ""))
+}
