@@ -50,6 +50,20 @@ fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
+/// An eight-bit float of 4 exponent and 3 fraction bits, exact. There is no infinity; two codes are NaN.
+pub(crate) fn e4m3(byte: u8) -> f32 {
+    let (exponent, fraction) = (byte >> 3 & 15, f32::from(byte & 7));
+    let magnitude = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => fraction * 2f32.powi(-9),
+        _ => (8.0 + fraction) * 2f32.powi(i32::from(exponent) - 10),
+    };
+    match byte & 0x80 {
+        0 => magnitude,
+        _ => -magnitude,
+    }
+}
+
 /// Bytes of a 32-weight block: exponent, 16 pairs of four-bit floats.
 pub(crate) const MXFP4_BYTES: usize = 1 + 16;
 

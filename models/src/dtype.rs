@@ -25,6 +25,8 @@ pub(crate) enum DType {
     Mxfp4,
     /// MXFP4 in the order of safetensors, with exponents stored apart.
     Mxfp4Pairs,
+    /// Eight-bit floats, whose scales are stored apart.
+    F8E4M3,
 }
 
 impl DType {
@@ -47,6 +49,7 @@ impl DType {
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 | Self::Mxfp4Pairs => "MXFP4",
+            Self::F8E4M3 => "F8_E4M3",
         }
     }
 
@@ -55,6 +58,7 @@ impl DType {
         match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
+            Self::F8E4M3 => (1, 1),
             Self::Q4_0 => (32, dequant::Q4_0_BYTES),
             Self::Q4_1 => (32, dequant::Q4_1_BYTES),
             Self::Q5_0 => (32, dequant::Q5_0_BYTES),
@@ -107,6 +111,7 @@ impl DType {
             Self::Iq4Nl => dequant::blocks(raw, out, dequant::iq4_nl),
             Self::Iq4Xs => dequant::blocks(raw, out, dequant::iq4_xs),
             Self::Mxfp4 => dequant::blocks(raw, out, dequant::mxfp4),
+            Self::F8E4M3 => decode_scalars(raw, out, |[byte]| dequant::e4m3(byte)),
             // without its exponents
             Self::Mxfp4Pairs => out.fill(f32::NAN),
         }
@@ -123,6 +128,31 @@ fn decode_scalars<const N: usize>(raw: &[u8], out: &mut [f32], decode: impl Fn([
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Codes as PyTorch's `float8_e4m3fn` has them.
+    #[test]
+    fn eight_bit_floats_are_exact() {
+        for (code, value) in [
+            (0x00, 0.0f32),
+            (0x01, 0.001_953_125),
+            (0x07, 0.013_671_875),
+            (0x08, 0.015_625),
+            (0x38, 1.0),
+            (0x39, 1.125),
+            (0x7e, 448.0),
+            (0xb8, -1.0),
+            (0x80, -0.0),
+        ] {
+            let found = dequant::e4m3(code);
+            assert_eq!(found.to_bits(), value.to_bits(), "{code:#x}");
+        }
+        let nans: Vec<u8> = (0..=255)
+            .filter(|&code| dequant::e4m3(code).is_nan())
+            .collect();
+        assert_eq!(nans, [0x7f, 0xff]);
+        let ascends = |code: u8| dequant::e4m3(code) < dequant::e4m3(code + 1);
+        assert!((0..0x7e).all(ascends));
+    }
 
     #[test]
     fn scalars_decode_little_endian() {

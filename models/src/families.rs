@@ -11,6 +11,7 @@ mod gemma;
 mod gguf_names;
 mod granite;
 mod hf_names;
+mod hunyuan;
 mod keys;
 mod layer_norm;
 mod lfm2;
@@ -27,12 +28,13 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 10] = [
+const GROUPS: [&[Family]; 11] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
     &deepseek::FAMILIES,
+    &hunyuan::FAMILIES,
     &granite::FAMILIES,
     &cohere::FAMILIES,
     &layer_norm::FAMILIES,
@@ -185,6 +187,9 @@ pub(crate) enum FurtherTokens {
     PastLast,
     /// Tensors with this in their names.
     Named(&'static str),
+    /// Layers after the last one of the decoder; beside them, tensors with this in their names are
+    /// skipped.
+    PastLastOr(&'static str),
 }
 
 impl FurtherTokens {
@@ -194,6 +199,9 @@ impl FurtherTokens {
             Self::Absent => false,
             Self::PastLast => layer.is_some_and(|layer| layer >= layers),
             Self::Named(part) => name.contains(part),
+            Self::PastLastOr(part) => {
+                name.contains(part) || layer.is_some_and(|layer| layer >= layers)
+            }
         }
     }
 }
@@ -212,6 +220,8 @@ pub(crate) enum QkNorm {
     No,
     /// Each head by itself.
     Head,
+    /// Each head by itself, after its rotation.
+    HeadRotated,
     /// Each head by itself, if a key says so.
     HeadBy(&'static str),
     /// All heads together.
@@ -344,6 +354,12 @@ pub(crate) enum Quirk {
     DeltaNet(ValueHeads),
     /// Every layer has latent attention (DeepSeek-V2).
     Latent,
+    /// Attention sees the positions that an indexer chooses, so many as these keys say in `config.json`
+    /// and, after the architecture, in GGUF: all of them in texts that are not longer, which are the
+    /// ones that are run (DeepSeek-V3.2).
+    Indexed(&'static str, &'static str),
+    /// `alpha` of the type `dynamic` stretches the base of the rotary frequencies (Hunyuan).
+    NtkAlpha,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).
     QueryScale,
     /// The FFN's size is computed from the key's (LFM2).
@@ -464,6 +480,14 @@ impl Family {
         let arch = self.gguf.as_ref().map(|arch| arch.name);
         all().filter(move |other| {
             other.gguf_as.is_some() && other.gguf_as == arch && other.experts.is_some()
+        })
+    }
+
+    /// Keys of the number of positions that an indexer chooses.
+    pub(crate) fn indexed(&self) -> Option<[&'static str; 2]> {
+        self.quirks.iter().find_map(|quirk| match *quirk {
+            Quirk::Indexed(hf, gguf) => Some([hf, gguf]),
+            _ => None,
         })
     }
 

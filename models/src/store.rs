@@ -3,8 +3,11 @@
 //! A reader parses its format's headers into [`Found`] tensors; [`Store::new`] checks them against
 //! the configuration; rows are then read by position.
 
+mod found;
 mod identity;
 mod read;
+
+pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, latent_order};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -24,97 +27,6 @@ use crate::rules::TextRules;
 const READ_BYTES: usize = 1 << 20;
 /// Bytes at each end of a file that enter the fingerprint.
 const FINGERPRINT_BYTES: u64 = 1 << 20;
-
-/// Relation of the stored matrix to the presented one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// Equal.
-    AsIs,
-    /// Stored `[cols × rows]`.
-    Transposed,
-    /// Every second row of what is stored, from this one on.
-    EveryRow(usize),
-    /// Of a vector, every second element of what is stored, from this one on.
-    EveryElement(usize),
-    /// Stored transposed, and of that every second column from this one on.
-    TransposedEvery(usize),
-    /// Stored less one (norms whose factor is `1 + weight`).
-    PlusOne,
-    /// Rows of several matrices stored together, group by group (Falcon 40B, Qwen3-Next).
-    Grouped(RowGroups),
-    /// Of a vector, the logarithms of what is presented with a minus sign.
-    NegativeLog,
-    /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
-    /// instead of i and i + head_dim/2 as in rotate-half.
-    Interleaved {
-        /// Rows per head (columns per head, for a bias).
-        head_dim: usize,
-        /// The last rows of a head, which are rotated; others lie as they are.
-        rotated: usize,
-    },
-    /// Of each head, the first of the stored rows, transposed.
-    TransposedHeads {
-        /// Stored rows per head.
-        stored: usize,
-        /// Columns of a stored row.
-        cols: usize,
-    },
-}
-
-/// Rows of which a matrix takes some from each group of the stored ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RowGroups {
-    /// Stored rows per group.
-    pub(crate) stored: usize,
-    /// First row in a group, and number: those of the first part of all groups come first, then those
-    /// of the second one.
-    pub(crate) parts: [[usize; 2]; 3],
-}
-
-impl RowGroups {
-    /// Rows of a group that the matrix takes.
-    pub(crate) fn taken(&self) -> usize {
-        self.parts.iter().map(|part| part[1]).sum()
-    }
-
-    /// The stored row of row `row` of `rows`.
-    pub(crate) fn stored_row(&self, mut row: usize, rows: usize) -> usize {
-        let groups = rows / self.taken().max(1);
-        for [first, count] in self.parts {
-            if row < count * groups {
-                return row / count * self.stored + first + row % count;
-            }
-            row -= count * groups;
-        }
-        row
-    }
-}
-
-/// A tensor found in a file, under its canonical id.
-#[derive(Debug, Clone)]
-pub(crate) struct Found {
-    pub(crate) id: TensorId,
-    pub(crate) name: String,
-    /// Outermost dimension first, as stored.
-    pub(crate) shape: Vec<usize>,
-    pub(crate) dtype: DType,
-    pub(crate) layout: Layout,
-    /// Index into the files.
-    pub(crate) file: usize,
-    /// Byte position of the first element.
-    pub(crate) offset: u64,
-    /// Where scales are that are stored apart.
-    pub(crate) scales: Option<Scales>,
-}
-
-/// Scales of a tensor that are stored apart, a byte for each block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Scales {
-    /// Index into the files.
-    pub(crate) file: usize,
-    /// Byte position of the first.
-    pub(crate) offset: u64,
-}
 
 /// Everything in a checkpoint except the tensors.
 pub(crate) struct About {
@@ -587,22 +499,22 @@ fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
     blocks.saturating_mul((bytes + apart) as u64)
 }
 
-/// The order of what latent vectors and the rotated elements of keys are projected by, in interleaved
-/// rotary order.
-pub(crate) fn latent_order(config: &ModelConfig) -> Layout {
-    let (rank, rotated) = (
-        config.form.latent.map_or(0, |latent| latent.rank),
-        config.rope.dims,
-    );
-    Layout::Interleaved {
-        head_dim: rank as usize + rotated as usize,
-        rotated: rotated as usize,
-    }
-}
-
 /// `[2, 3]`.
 pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("{shape:?}")
+}
+
+/// The context of a model trained for `trained` positions whose attention sees those that an indexer
+/// chooses, `most` of them by `key`: longer texts are refused, and this says why.
+pub(crate) fn indexed_context(path: &Path, key: &str, trained: u32, most: u32) -> u32 {
+    if trained > most {
+        let path = path.display();
+        tracing::warn!(
+            "{path}: the context is {most} ({key}) of {trained} positions: attention to what an \
+             indexer chooses from more is not implemented"
+        );
+    }
+    trained.min(most)
 }
 
 /// Says that a checkpoint holds tensors of images and sounds, which are not read.

@@ -1,7 +1,7 @@
 //! Grouped-query attention of one layer over paged keys and values.
 
 use arrayvec::ArrayVec;
-use emberflow_kernels::{Compute, scale_by_sigmoid};
+use emberflow_kernels::{Compute, Cpu, scale_by_sigmoid};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
@@ -149,18 +149,10 @@ impl Attention {
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
                 let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position));
-                let (cos, sin) = match rotates {
-                    true => at.rope.at(row),
-                    false => (&[][..], &[][..]),
-                };
+                let angles = rotates.then(|| at.rope.at(row));
                 for h in 0..heads {
                     let head = &mut s.q[(row * heads + h) * hd..][..hd];
-                    if let Some([q_norm, _]) = by_head {
-                        cpu.rmsnorm_inplace(head, q_norm, c.rms_eps);
-                    }
-                    if rotates {
-                        cpu.rope_rotate_half(head, cos, sin);
-                    }
+                    norm_and_rotate(cpu, c, head, by_head.map(|both| &both[0][..]), angles);
                     // Once here instead of once per score.
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
@@ -174,12 +166,7 @@ impl Attention {
                         continue;
                     }
                     let key = &mut s.k[first..][..hd];
-                    if let Some([_, k_norm]) = by_head {
-                        cpu.rmsnorm_inplace(key, k_norm, c.rms_eps);
-                    }
-                    if rotates {
-                        cpu.rope_rotate_half(key, cos, sin);
-                    }
+                    norm_and_rotate(cpu, c, key, by_head.map(|both| &both[1][..]), angles);
                     page.store_key(cpu, self.place, h, key);
                     let value = &mut s.v[first..][..hd];
                     if let Some(norm) = &self.value_norm {
@@ -234,6 +221,26 @@ impl Attention {
         };
         let attended = &mut s.attended[..rows * width];
         blockwise::run(on, spans, self.place, attended, &mut s.partials, pass);
+    }
+}
+
+/// Normalizes and rotates a head of queries or keys, where it has a norm and angles.
+fn norm_and_rotate(
+    cpu: Cpu,
+    c: &ModelConfig,
+    head: &mut [f32],
+    norm: Option<&[f32]>,
+    angles: Option<(&[f32], &[f32])>,
+) {
+    let late = c.form.rotated_qk_norm;
+    if let Some(norm) = norm.filter(|_| !late) {
+        cpu.rmsnorm_inplace(head, norm, c.rms_eps);
+    }
+    if let Some((cos, sin)) = angles {
+        cpu.rope_rotate_half(head, cos, sin);
+    }
+    if let Some(norm) = norm.filter(|_| late) {
+        cpu.rmsnorm_inplace(head, norm, c.rms_eps);
     }
 }
 

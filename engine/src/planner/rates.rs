@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 /// Version of the file format; others are rejected.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Throughput by working-set size: a cost per row and a bandwidth curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ impl ThreadRates {
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
         let dtype = match dtype {
             // not measured: about as many bytes and nearly the same work
-            DType::Mxfp4 | DType::Q4k => DType::Q4,
+            DType::Mxfp4 => DType::Q4,
             measured => measured,
         };
         self.kernels.iter().find(|k| k.dtype == dtype.name())
@@ -250,7 +250,7 @@ impl Rates {
 }
 
 /// Block formats whose kernels are measured.
-pub const FORMATS: [DType; 4] = [DType::Q4, DType::Q8, DType::F16, DType::F32];
+pub const FORMATS: [DType; 5] = [DType::Q4, DType::Q4k, DType::Q8, DType::F16, DType::F32];
 
 /// Thread counts to measure: up to 4, then a few larger ones, and all cores.
 pub fn counts(cores: u32) -> Vec<u32> {

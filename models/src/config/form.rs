@@ -84,6 +84,9 @@ pub struct Form {
     /// Every layer has latent attention (DeepSeek-V2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentShape>,
+    /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rotated_qk_norm: bool,
     /// Attention's output is multiplied by sigmoids of gates, which its input gives.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
@@ -233,6 +236,7 @@ impl Default for Form {
             short_conv: None,
             delta_net: None,
             latent: None,
+            rotated_qk_norm: false,
             output_gate: false,
             streams: None,
         }

@@ -2,7 +2,7 @@
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
-use super::{gguf_names, hf_names};
+use super::{Windows, gguf_names, hf_names};
 
 /// Keys of such files in GGUF.
 const KEYS: &[&str] = &[
@@ -22,6 +22,24 @@ const INTERLEAVED: Check = Check::Flag("rope_interleave", true);
 const NOT_NULL: [Check; 2] = [
     Check::NotNull("rope_interleave"),
     Check::NotNull("norm_topk_prob"),
+];
+
+/// The same of files with an indexer.
+const INDEXED_KEYS: &[&str] = &[
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    "attention.indexer.top_k",
+    "attention.indexer.types",
+    "rope.scaling.yarn_log_multiplier",
+    "leading_dense_block_count",
+    "expert_shared_count",
+    "expert_group_count",
+    "expert_group_used_count",
+    "nextn_predict_layers",
 ];
 
 const LATENT_ARCH: Arch = Arch {
@@ -70,6 +88,43 @@ const DEEPSEEK_V3: Family = Family {
         Check::Words("topk_method", &["noaux_tc"]),
     ],
     ..LATENT
+};
+
+const INDEXED: Family = Family {
+    further_tokens: FurtherTokens::PastLastOr(".indexer."),
+    windows: Windows::None,
+    experts: Some(Experts {
+        scale: Some(("routed_scaling_factor", 2.5)),
+        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 3),
+        ..SIGMOID
+    }),
+    quirks: &[
+        Quirk::Latent,
+        Quirk::Indexed("index_topk", "attention.indexer.top_k"),
+    ],
+    ..DEEPSEEK_V3
+};
+
+/// `modeling_deepseek_v32.py`: DeepSeek-V3 whose attention sees what an indexer chooses.
+const DEEPSEEK_V32: Family = Family {
+    name: "deepseek_v32",
+    gguf: Some(Arch {
+        name: "deepseek32",
+        reads: INDEXED_KEYS,
+        ..LATENT_ARCH
+    }),
+    ..INDEXED
+};
+
+/// `modeling_glm_moe_dsa.py` (GLM-5): the same; layers may share what an indexer has chosen.
+const GLM_MOE_DSA: Family = Family {
+    name: "glm_moe_dsa",
+    gguf: Some(Arch {
+        name: "glm-dsa",
+        reads: INDEXED_KEYS,
+        ..LATENT_ARCH
+    }),
+    ..INDEXED
 };
 
 /// Kimi K2: DeepSeek-V3 under a name of its own.
@@ -158,5 +213,12 @@ const MISTRAL4: Family = Family {
     ..LATENT
 };
 
-pub(super) const FAMILIES: [Family; 5] =
-    [DEEPSEEK_V3, DEEPSEEK_V2, KIMI_K2, GLM4_MOE_LITE, MISTRAL4];
+pub(super) const FAMILIES: [Family; 7] = [
+    DEEPSEEK_V3,
+    DEEPSEEK_V2,
+    KIMI_K2,
+    GLM4_MOE_LITE,
+    MISTRAL4,
+    DEEPSEEK_V32,
+    GLM_MOE_DSA,
+];

@@ -408,6 +408,31 @@ pub(super) const EXAONE_MOE: NameTable = NameTable {
     ..ROUTED
 };
 
+/// Names of its own for the norms of queries and keys, the router and the shared expert.
+pub(super) const HUNYUAN: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::QNorm, "self_attn.query_layernorm.weight"),
+            (Role::KNorm, "self_attn.key_layernorm.weight"),
+            (Role::Router, "mlp.gate.wg.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: SHARED_MLP,
+        ..PLAIN.experts
+    },
+    ..PLAIN
+};
+
+const SHARED_MLP: Spellings = &[
+    (Role::Gate, "mlp.shared_mlp.gate_proj.weight"),
+    (Role::Up, "mlp.shared_mlp.up_proj.weight"),
+    (Role::Down, "mlp.shared_mlp.down_proj.weight"),
+];
+
 /// Releases have other names than transformers.
 pub(super) const HY_V3: NameTable = NameTable {
     layers: &[

@@ -29,6 +29,8 @@ const LLAMA: Family = Family {
 
 const MISTRAL: Family = Family {
     name: "mistral",
+    // Mistral Small 3
+    whole: Some("mistral3"),
     class: Some("MistralForCausalLM"),
     gguf_as: Some("llama"),
     windows: Windows::Every,

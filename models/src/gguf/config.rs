@@ -11,6 +11,7 @@ use super::value::Metadata;
 use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
 use crate::error::Error;
 use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
+use crate::store::indexed_context;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -168,7 +169,13 @@ pub(super) fn model_config(
         o_bias: facts.has_o_bias,
         qk_norm: facts.qk_norm(family),
         tied_head: !facts.has_head,
-        max_context: facts.max_context(family, need("context_length")?),
+        max_context: match family.indexed() {
+            Some([_, chosen]) => {
+                let (trained, most) = (need("context_length")?, need(chosen)?);
+                indexed_context(metadata.path(), chosen, trained, most)
+            }
+            None => facts.max_context(family, need("context_length")?),
+        },
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,

@@ -5,7 +5,7 @@ use super::streams;
 use super::value::Metadata;
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
-use crate::families::{Absent, Arch, Family, Quirk};
+use crate::families::{Absent, Arch, Family, QkNorm, Quirk};
 
 /// The sizes and tensors that some forms follow from.
 #[derive(Clone, Copy)]
@@ -72,6 +72,7 @@ pub(super) fn form(
         ffn_bias: family.ffn_bias || shape.ffn_bias,
         sinks: family.sinks,
         value_norm: family.value_norm,
+        rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
         embedding_scale: match family.width_scale {
             true => (shape.d_model as f32).sqrt(),

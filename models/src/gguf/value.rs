@@ -79,6 +79,11 @@ impl Metadata {
         }
     }
 
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), Error> {
         if self.values.contains_key(&key) {
             return Err(Error::Duplicate {

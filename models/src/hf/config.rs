@@ -13,6 +13,7 @@ use super::form;
 use super::json::Keys;
 use super::latent;
 use super::rope::ropes;
+use super::scales;
 use super::short_conv::adjusted_ffn;
 use super::text_part::text_part;
 use super::values::Sizes;
@@ -20,6 +21,7 @@ use super::windows::windows;
 use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use crate::error::Error;
 use crate::families::{self, Bias, Family, QkNorm, Quirk};
+use crate::store::indexed_context;
 
 /// Epsilon of PyTorch's LayerNorm.
 const LAYER_NORM_EPS: f32 = 1e-5;
@@ -84,7 +86,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         o_bias,
         qk_norm: qk_norm(&keys, family)?,
         tied_head: tied_head(&keys, family)?,
-        max_context: keys.need_u32("max_position_embeddings")?,
+        max_context: max_context(path, &keys, family)?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
         eos: keys.tokens("eos_token_id")?,
@@ -105,6 +107,18 @@ fn family_of(path: &Path, name: &str) -> Result<&'static Family, Error> {
             .collect::<Vec<_>>()
             .join(", "),
     })
+}
+
+/// The context that the model was trained for, or that is implemented.
+fn max_context(path: &Path, keys: &Keys, family: &Family) -> Result<u32, Error> {
+    // of every class
+    const USUAL: u32 = 2048;
+    let trained = keys.need_u32("max_position_embeddings")?;
+    let Some([key, _]) = family.indexed() else {
+        return Ok(trained);
+    };
+    let most = keys.u32(key)?.unwrap_or(USUAL);
+    Ok(indexed_context(path, key, trained, most))
 }
 
 /// Whether the head is the embedding.
@@ -188,8 +202,9 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
     let blocks = family.experts.is_some_and(|experts| experts.blocks)
         && (keys.object("quantization_config", "quantization_config.")?)
             .is_some_and(|object| object.get("quant_method") == Some(&"mxfp4".into()));
+    let known = blocks || scales::block_of(keys)?.is_some();
     for key in ["quantization_config", "compression_config"] {
-        if keys.get(key).is_some() && !(blocks && key == "quantization_config") {
+        if keys.get(key).is_some() && !(known && key == "quantization_config") {
             return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
         }
     }

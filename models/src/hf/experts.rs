@@ -34,7 +34,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
     };
     let scoring = scoring(keys, of.scoring)?;
     let mixed = scoring == Scoring::SparseMixer;
-    let chosen = keys.need_u32(of.chosen)?;
+    let chosen = uniform(keys, of.chosen)?.ok_or_else(|| keys.missing(of.chosen, "an integer"))?;
     if mixed && chosen != 2 {
         let why = "this family's router chooses 2";
         return Err(keys.unsupported(of.chosen, why));
@@ -53,7 +53,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
                 None => 0,
                 Some(Shared::Gated(key)) => keys.need_u32(key)?,
                 Some(Shared::Experts(key, absent)) => {
-                    keys.u32(key)?.unwrap_or(absent).saturating_mul(ffn)
+                    uniform(keys, key)?.unwrap_or(absent).saturating_mul(ffn)
                 }
             },
             shared_is_plain: matches!(of.shared, Some(Shared::Experts(..))),
@@ -78,6 +78,19 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
             },
         },
     })
+}
+
+/// A number, or a list of the same number for each layer (Hunyuan).
+fn uniform(keys: &Keys, key: &'static str) -> Result<Option<u32>, Error> {
+    let Some(Value::Array(list)) = keys.get(key) else {
+        return keys.u32(key);
+    };
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let first = list.first().and_then(number);
+    match first.filter(|_| list.iter().all(|value| number(value) == first)) {
+        Some(number) => Ok(Some(number)),
+        None => Err(keys.unsupported(key, "the numbers of the layers are not the same")),
+    }
 }
 
 /// The layers that have a dense FFN.

@@ -73,7 +73,10 @@ const FOREIGN: [(&str, Harmless); 65] = [
     ("final_logit_softcapping", Off),
     ("lm_head_bias", Off),
     // norms and the FFN
-    ("norm_type", Words(&["rmsnorm", "rms_norm", "RMSNorm"])),
+    (
+        "norm_type",
+        Words(&["rms", "rmsnorm", "rms_norm", "RMSNorm"]),
+    ),
     ("n_routed_experts", AtMostOne),
     ("n_shared_experts", Off),
     ("num_shared_experts", Off),

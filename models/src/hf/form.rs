@@ -11,7 +11,7 @@ use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
-use crate::families::{self, Absent, Check, Family, Key, Quirk, Unrotated};
+use crate::families::{self, Absent, Check, Family, Key, QkNorm, Quirk, Unrotated};
 use crate::names::Role;
 
 /// Whether checkpoints of the family store such a tensor less one.
@@ -39,6 +39,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         ffn_bias: family.ffn_bias,
         sinks: family.sinks,
         value_norm: family.value_norm,
+        rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
         attention_scale: family.attention_scale,
         embedding_scale: match family.width_scale {
             true => (sizes.d_model as f32).sqrt(),

@@ -12,6 +12,7 @@ mod json;
 mod latent;
 mod rope;
 mod safetensors;
+mod scales;
 mod short_conv;
 mod streams;
 #[cfg(test)]
@@ -22,12 +23,12 @@ mod values;
 mod windows;
 pub mod write;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::json::MAX_CONFIG;
 pub(crate) use self::latent::NORM_EPS as LATENT_EPS;
 use self::safetensors::DTYPES;
+use self::scales::ScaleTensors;
 use self::text_part::text_name;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -38,13 +39,8 @@ use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
-use crate::store::{
-    About, Found, Layout, Scales, Store, latent_order, shape_text, warn_of_left_out,
-};
+use crate::store::{About, Found, Layout, Scales, Store, latent_order, warn_of_left_out};
 use crate::tensor_id::split_index;
-
-/// Ends of the names of blocks, and of their scales.
-const BLOCKS: [&str; 2] = ["_blocks", "_scales"];
 
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
@@ -110,9 +106,14 @@ fn open_with(
     let mut found = Vec::new();
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
-    let mut scales = take_scales(&mut shards, &config);
+    let mut scales = ScaleTensors::take(
+        &mut shards,
+        &config,
+        scales::fp8_block(&config_path, &value)?,
+    );
     for (file, header) in shards {
         for mut raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
+            let scales = scales.of(&raw, &file)?;
             let Some(name) = text_name(&config.family, &raw.name) else {
                 left_out += 1;
                 continue;
@@ -121,7 +122,6 @@ fn open_with(
                 continue;
             }
             raw.name = name.into_owned();
-            let scales = scales_of(&raw, &file, &mut scales)?;
             for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
@@ -133,9 +133,9 @@ fn open_with(
         files.push(file);
     }
     warn_of_left_out(path, left_out);
-    if let Some((tensor, (scales, _))) = scales.into_iter().next() {
+    if let Some((file, tensor)) = scales.rest() {
         return Err(Error::UnexpectedTensor {
-            path: files[scales.file].path.clone(),
+            path: files[file].path.clone(),
             tensor,
             family: config.family,
         });
@@ -156,63 +156,6 @@ fn open_with(
         store.expect_the_embedding(head)?;
     }
     Ok(Box::new(store))
-}
-
-/// Scales and their shape, by their name.
-type ScalesByName = BTreeMap<String, (Scales, Vec<usize>)>;
-
-/// Takes the scales of blocks, bytes by name, out of the shards.
-fn take_scales(shards: &mut Shards, config: &ModelConfig) -> ScalesByName {
-    let mut found = ScalesByName::new();
-    let experts = families::of(&config.family).experts;
-    if !experts.is_some_and(|experts| experts.blocks) {
-        return found;
-    }
-    for (file, (_, header)) in shards.iter_mut().enumerate() {
-        header.retain(|raw| {
-            let take = raw.name.ends_with(BLOCKS[1]) && raw.dtype == "U8";
-            if take {
-                let offset = raw.offset;
-                found.insert(
-                    raw.name.clone(),
-                    (Scales { file, offset }, raw.shape.clone()),
-                );
-            }
-            !take
-        });
-    }
-    found
-}
-
-/// The scales of `raw`, if it consists of blocks; each has one.
-fn scales_of(
-    raw: &safetensors::Raw,
-    file: &DataFile,
-    scales: &mut ScalesByName,
-) -> Result<Option<Scales>, Error> {
-    let Some(name) = raw
-        .name
-        .strip_suffix(BLOCKS[0])
-        .filter(|_| raw.dtype == "U8")
-    else {
-        return Ok(None);
-    };
-    let name = format!("{name}{}", BLOCKS[1]);
-    let expected = &raw.shape[..raw.shape.len().saturating_sub(1)];
-    match scales.remove(&name) {
-        Some((scales, shape)) if shape == expected => Ok(Some(scales)),
-        Some((_, shape)) => Err(Error::WrongShape {
-            path: file.path.clone(),
-            tensor: name,
-            found: shape_text(&shape),
-            expected: shape_text(expected),
-        }),
-        None => Err(Error::MissingTensor {
-            path: file.path.clone(),
-            tensor: name,
-            expected: shape_text(expected),
-        }),
-    }
 }
 
 /// What a tensor is: one of the decoder's, or those of all experts.
@@ -236,6 +179,7 @@ fn identify(
         "F16" => DType::F16,
         "BF16" => DType::Bf16,
         "U8" if scales.is_some() => DType::Mxfp4Pairs,
+        "F8_E4M3" if scales.is_some() => DType::F8E4M3,
         _ => {
             return Err(Error::WrongDtype {
                 path: file.path.clone(),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::json::Keys;
 use crate::config::{Rope, RopeScaling, yarn_attention};
 use crate::error::Error;
-use crate::families::Family;
+use crate::families::{Family, Quirk};
 
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
@@ -114,14 +114,37 @@ fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
         scaling = Some(parsed);
         theta = object.f32("rope_theta")?.or(theta);
     }
+    let mut theta = theta.unwrap_or(family.theta);
+    if let Some(alpha) = alpha(family, old.iter().chain(&modern))? {
+        let power = f64::from(head_dim) / (f64::from(head_dim) - 2.0);
+        theta = (f64::from(theta) * f64::from(alpha).powf(power)) as f32;
+    }
     let named = family.rotated_dims.filter(|_| rotated.is_none());
     let named = named.map_or(Ok(None), |key| keys.u32(key))?;
     let share = rotated.or(family.rotated).unwrap_or(1.0);
     Ok(Rope {
-        theta: theta.unwrap_or(family.theta),
+        theta,
         dims: named.unwrap_or((f64::from(head_dim) * f64::from(share)) as u32),
         scaling: scaling.unwrap_or(RopeScaling::None),
     })
+}
+
+/// What stretches the base of the frequencies, whatever the length of a text.
+fn alpha<'a>(
+    family: &Family,
+    objects: impl Iterator<Item = &'a Keys<'a>>,
+) -> Result<Option<f32>, Error> {
+    if !family.has(Quirk::NtkAlpha) {
+        return Ok(None);
+    }
+    let mut found = None;
+    for object in objects {
+        let kind = object.str("rope_type")?.or(object.str("type")?);
+        if kind == Some("dynamic") {
+            found = object.f32("alpha")?.filter(|alpha| *alpha != 0.0).or(found);
+        }
+    }
+    Ok(found)
 }
 
 fn rope_scaling(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, Error> {
@@ -146,7 +169,9 @@ fn rope_scaling(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScalin
         }),
         Some("yarn") => yarn(top, object),
         // longer contexts than this are not run, and up to there nothing is scaled
-        Some("dynamic") if object.get("alpha").is_none() => Ok(RopeScaling::None),
+        Some("dynamic") if object.get("alpha").is_none() || family.has(Quirk::NtkAlpha) => {
+            Ok(RopeScaling::None)
+        }
         // the name in Phi-3's first releases
         Some("longrope" | "su") => long_rope(top, object, family),
         Some(_) => Err(object.unsupported(

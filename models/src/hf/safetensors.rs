@@ -18,7 +18,7 @@ use crate::file::{DataFile, read_text};
 use crate::store::shape_text;
 
 /// The element types that are read.
-pub(super) const DTYPES: &str = "F32, F16, BF16";
+pub(super) const DTYPES: &str = "F32, F16, BF16, and F8_E4M3 with scales for blocks";
 
 /// Longest header, the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;

@@ -41,9 +41,8 @@ pub(super) fn text_part<'a>(
     let (mut part, of, prefix) = match text {
         Some(text) => {
             let inner = inner.ok_or_else(|| keys.missing(KEY, "an object"))?;
-            // Mistral Small 3 has the text model of Mistral, whose names are not those of a whole
             let kind = inner.str("model_type")?.unwrap_or(text.name);
-            if families::find(kind).is_some_and(|of| of.whole.is_none()) {
+            if families::find(kind).is_some_and(|of| of.whole != Some(family)) {
                 let known: Vec<&str> = of_whole().map(|text| text.name).collect();
                 let why = format!("implemented in a {family}: {}", known.join(", "));
                 return Err(inner.unsupported("model_type", &why));
@@ -113,7 +112,7 @@ mod tests {
             part("ministral3").unwrap(),
             (json!("ministral3"), "text_config.")
         );
-        let refused = part("mistral").unwrap_err().to_string();
+        let refused = part("llama").unwrap_err().to_string();
         assert!(
             refused.contains("text_config.model_type") && refused.contains("ministral3"),
             "{refused}"

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 10] = [
+const LATER: [&str; 11] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -14,6 +14,7 @@ const LATER: [&str; 10] = [
     ", output_gate: false",
     ", query_scale: None",
     ", latent: None",
+    ", rotated_qk_norm: false",
 ];
 
 /// A configuration as part of a fingerprint. Fields that came later count only where they are set,

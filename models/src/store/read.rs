@@ -1,6 +1,6 @@
 //! Rows of every layout, as they are presented.
 
-use super::{Layout, READ_BYTES, RowGroups, Scales, Store};
+use super::{Layout, READ_BYTES, RowGroups, ScaleKind, Scales, Store};
 use crate::dequant;
 use crate::error::Error;
 
@@ -27,12 +27,55 @@ impl Store {
             file.read_at(&mut raw, offset, &|| {
                 format!("tensor {}", self.infos[at].source_name)
             })?;
-            if let Some(scales) = place.scales {
-                self.decode_apart(at, scales, row, &raw, piece)?;
-            } else {
-                place.dtype.decode(&raw, piece);
+            match place.scales.map(|scales| (scales, scales.kind)) {
+                Some((scales, ScaleKind::Exponents)) => {
+                    self.decode_apart(at, scales, row, &raw, piece)?;
+                }
+                Some((scales, _)) => self.decode_grid(at, scales, row, &raw, piece)?,
+                None => place.dtype.decode(&raw, piece),
             }
             row += count;
+        }
+        Ok(())
+    }
+
+    /// Decodes `raw`, eight-bit floats of stored rows from `row` on, with a scale for each block of rows
+    /// and columns.
+    fn decode_grid(
+        &self,
+        at: usize,
+        scales: Scales,
+        row: usize,
+        raw: &[u8],
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let ScaleKind::Grid {
+            dtype,
+            block,
+            in_a_row,
+            first,
+        } = scales.kind
+        else {
+            return Ok(());
+        };
+        let (place, file) = (&self.places[at], &self.files[scales.file]);
+        place.dtype.decode(raw, out);
+        let bytes_of_row = dtype.row_bytes(in_a_row).unwrap_or(0);
+        let (mut bytes, mut line) = (vec![0; bytes_of_row], vec![0.0; in_a_row]);
+        let mut read = None;
+        for (row, out) in (first + row..).zip(out.chunks_mut(place.cols)) {
+            let blocks = row / block[0];
+            if read != Some(blocks) {
+                let offset = scales.offset.saturating_add((blocks * bytes_of_row) as u64);
+                file.read_at(&mut bytes, offset, &|| {
+                    format!("scales of tensor {}", self.infos[at].source_name)
+                })?;
+                dtype.decode(&bytes, &mut line);
+                read = Some(blocks);
+            }
+            for (out, scale) in out.chunks_mut(block[1]).zip(&line) {
+                out.iter_mut().for_each(|value| *value *= scale);
+            }
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 23] = [
+const CASES: [&str; 27] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -36,6 +36,10 @@ const CASES: [&str; 23] = [
     "deepseek_v2_lite",
     "glm4_moe_lite",
     "mistral4",
+    "deepseek_v3_fp8",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "hunyuan_v1_moe",
 ];
 
 /// Those whose experts have exact zeros.

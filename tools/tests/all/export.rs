@@ -32,15 +32,20 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 21] = [
+const NO_FOLDER: [&str; 26] = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v3_fp8",
     "ernie4_5_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
     "gpt_oss",
     "gpt_oss_odd",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
     "lfm2",
     "lfm2_idxs",
     "lfm2_moe",

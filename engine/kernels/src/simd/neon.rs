@@ -73,7 +73,11 @@ impl Lanes for Neon {
             let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(bytes));
             let (scale, less) = (vdupq_n_f32(scale), vdupq_n_f32(-min));
             let nibbles = scale_bytes(low, high, 1.0).0;
-            Neon(nibbles.map(|nibbles| vfmaq_f32(less, nibbles, scale)))
+            let mut values = nibbles;
+            for value in &mut values {
+                *value = vfmaq_f32(less, *value, scale);
+            }
+            Neon(values)
         }
     }
 

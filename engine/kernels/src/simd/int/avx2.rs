@@ -203,7 +203,12 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> [__m256; 2] {
         // SAFETY: the caller guarantees AVX2; the values are two registers long.
-        unsafe { [0, 8].map(|i| _mm256_loadu_ps(values[i..].as_ptr())) }
+        unsafe {
+            [
+                _mm256_loadu_ps(values.as_ptr()),
+                _mm256_loadu_ps(values.as_ptr().add(8)),
+            ]
+        }
     }
 
     #[inline(always)]

@@ -238,8 +238,14 @@ unsafe fn transpose_groups(quads: [__m512i; 4]) -> [__m512i; 4] {
         let [a, b, c, d] = quads;
         let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
         let second = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31);
-        let [ab, cd] = [(a, b), (c, d)]
-            .map(|(x, y)| [first, second].map(|order| _mm512_permutex2var_epi32(x, order, y)));
+        let ab = [
+            _mm512_permutex2var_epi32(a, first, b),
+            _mm512_permutex2var_epi32(a, second, b),
+        ];
+        let cd = [
+            _mm512_permutex2var_epi32(c, first, d),
+            _mm512_permutex2var_epi32(c, second, d),
+        ];
         [
             _mm512_shuffle_i64x2::<0b01_00_01_00>(ab[0], cd[0]),
             _mm512_shuffle_i64x2::<0b11_10_11_10>(ab[0], cd[0]),

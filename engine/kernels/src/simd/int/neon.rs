@@ -110,7 +110,14 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     #[inline(always)]
     unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> [float32x4_t; 4] {
         // SAFETY: the caller guarantees NEON; the values are four registers long.
-        unsafe { [0, 4, 8, 12].map(|i| vld1q_f32(&values[i])) }
+        unsafe {
+            [
+                vld1q_f32(&values[0]),
+                vld1q_f32(&values[4]),
+                vld1q_f32(&values[8]),
+                vld1q_f32(&values[12]),
+            ]
+        }
     }
 
     #[inline(always)]

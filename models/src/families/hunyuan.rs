@@ -1,0 +1,43 @@
+//! Hunyuan (Tencent).
+
+use super::experts::{EXPERTS, Experts, Renormalise, Shared};
+use super::{Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk};
+use super::{gguf_names, hf_names};
+
+/// `modeling_hunyuan_v1_dense.py`: norms of queries and keys after their rotation.
+const HUNYUAN_V1_DENSE: Family = Family {
+    name: "hunyuan_v1_dense",
+    names: &hf_names::HUNYUAN,
+    gguf: Some(Arch {
+        name: "hunyuan-dense",
+        ..PLAIN_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    qk_norm: QkNorm::HeadRotated,
+    kv_heads_default: true,
+    checks: &[Check::Flag("use_cla", false), Check::Flag("use_mla", false)],
+    quirks: &[Quirk::NtkAlpha],
+    ..PLAIN
+};
+
+/// `modeling_hunyuan_v1_moe.py` (A13B): the same with experts and a shared expert.
+const HUNYUAN_V1_MOE: Family = Family {
+    name: "hunyuan_v1_moe",
+    gguf: Some(Arch {
+        name: "hunyuan-moe",
+        names: &gguf_names::PLAIN,
+        reads: &["expert_shared_count"],
+        ..PLAIN_ARCH
+    }),
+    experts: Some(Experts {
+        count: "num_experts",
+        chosen: "moe_topk",
+        renormalise: Renormalise::Always,
+        gguf_renormalise: true,
+        shared: Some(Shared::Experts("num_shared_expert", 1)),
+        ..EXPERTS
+    }),
+    ..HUNYUAN_V1_DENSE
+};
+
+pub(super) const FAMILIES: [Family; 2] = [HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE];

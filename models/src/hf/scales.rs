@@ -1,0 +1,194 @@
+//! Scales that have a tensor of their own: exponents of four-bit blocks (gpt-oss), and numbers for blocks
+//! of eight-bit floats, as DeepSeek-V3 and others release them (`W = W8 · scale` over blocks of
+//! `weight_block_size`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::json::Keys;
+use super::safetensors::Raw;
+use crate::config::ModelConfig;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::families;
+use crate::file::DataFile;
+use crate::store::{ScaleKind, Scales, shape_text};
+
+/// Ends of the names of four-bit blocks, and of their scales.
+const FOUR_BITS: [&str; 2] = ["_blocks", "_scales"];
+/// What the name of scales has after that of a tensor of eight-bit floats.
+const EIGHT_BITS: &str = "_scale_inv";
+
+/// The tensors of scales, by name, with the index of their file.
+pub(super) struct ScaleTensors {
+    found: BTreeMap<String, (usize, Raw)>,
+    /// Rows and columns of a block of eight-bit floats.
+    block: Option<[usize; 2]>,
+}
+
+impl ScaleTensors {
+    /// Takes them out of the shards; `block` is that of eight-bit floats, if the weights are such.
+    pub(super) fn take(
+        shards: &mut [(DataFile, Vec<Raw>)],
+        config: &ModelConfig,
+        block: Option<[usize; 2]>,
+    ) -> Self {
+        let mut found = BTreeMap::new();
+        let four = families::of(&config.family)
+            .experts
+            .is_some_and(|experts| experts.blocks);
+        let is_one = |raw: &Raw| {
+            four && raw.name.ends_with(FOUR_BITS[1]) && raw.dtype == "U8"
+                || block.is_some() && raw.name.ends_with(EIGHT_BITS)
+        };
+        for (file, (_, header)) in shards.iter_mut().enumerate() {
+            for raw in header.extract_if(.., |raw| is_one(raw)) {
+                found.insert(raw.name.clone(), (file, raw));
+            }
+        }
+        Self { found, block }
+    }
+
+    /// Takes those of `raw`, if it has some.
+    ///
+    /// # Errors
+    /// They are missing, or not one for each block.
+    pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
+        let four = (raw.name.strip_suffix(FOUR_BITS[0])).filter(|_| raw.dtype == "U8");
+        let eight = self.block.filter(|_| raw.dtype == "F8_E4M3");
+        let (name, blocks) = match (four, eight) {
+            (Some(name), _) => {
+                let blocks = &raw.shape[..raw.shape.len().saturating_sub(1)];
+                (format!("{name}{}", FOUR_BITS[1]), blocks.to_vec())
+            }
+            (None, Some(block)) => {
+                let sizes = raw.shape.iter().zip(block);
+                let blocks = sizes.map(|(size, block)| size.div_ceil(block));
+                (format!("{}{EIGHT_BITS}", raw.name), blocks.collect())
+            }
+            (None, None) => return Ok(None),
+        };
+        let expected = shape_text(&blocks);
+        let path = file.path.clone();
+        let Some((at, scales)) = self.found.remove(&name) else {
+            return Err(Error::MissingTensor {
+                path,
+                tensor: name,
+                expected,
+            });
+        };
+        if scales.shape != blocks || eight.is_some() && raw.shape.len() != 2 {
+            return Err(Error::WrongShape {
+                path,
+                tensor: name,
+                found: shape_text(&scales.shape),
+                expected,
+            });
+        }
+        let kind = match (eight, scales.dtype.as_str()) {
+            (None, _) => ScaleKind::Exponents,
+            (Some(block), "F32" | "BF16") => ScaleKind::Grid {
+                dtype: match scales.dtype.as_str() {
+                    "F32" => DType::F32,
+                    _ => DType::Bf16,
+                },
+                block,
+                in_a_row: blocks[1],
+                first: 0,
+            },
+            _ => {
+                return Err(Error::WrongDtype {
+                    path,
+                    tensor: name,
+                    found: scales.dtype,
+                    supported: "F32, BF16".into(),
+                });
+            }
+        };
+        Ok(Some(Scales {
+            file: at,
+            offset: scales.offset,
+            kind,
+        }))
+    }
+
+    /// One that belongs to no tensor: its file and name.
+    pub(super) fn rest(self) -> Option<(usize, String)> {
+        let (name, (file, _)) = self.found.into_iter().next()?;
+        Some((file, name))
+    }
+}
+
+/// Rows and columns of the blocks of eight-bit floats; `None` if the weights are not such.
+///
+/// # Errors
+/// [`Error::Unsupported`] for others than e4m3, [`Error::MissingKey`] without the sizes.
+pub(super) fn fp8_block(path: &Path, config: &Value) -> Result<Option<[usize; 2]>, Error> {
+    let keys = Keys::new(path, config)?;
+    let inner = keys.object("text_config", "text_config.")?;
+    for keys in [Some(keys), inner].into_iter().flatten() {
+        if let Some(block) = block_of(&keys)? {
+            return Ok(Some(block));
+        }
+    }
+    Ok(None)
+}
+
+/// The same of a model's own keys.
+pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
+    let Some(object) = keys.object("quantization_config", "quantization_config.")? else {
+        return Ok(None);
+    };
+    if object.str("quant_method")? != Some("fp8") {
+        return Ok(None);
+    }
+    if object.str("fmt")?.is_some_and(|fmt| fmt != "e4m3") {
+        return Err(object.unsupported("fmt", "implemented: e4m3"));
+    }
+    const BLOCK: &str = "weight_block_size";
+    const SIZES: &str = "two sizes above 0, as other scales are not implemented";
+    let size = |value: &Value| {
+        usize::try_from(value.as_u64()?)
+            .ok()
+            .filter(|size| *size > 0)
+    };
+    let block = object.read(BLOCK, SIZES, |value| {
+        let sizes = value.as_array()?.iter().map(size);
+        let sizes: Vec<usize> = sizes.collect::<Option<_>>()?;
+        <[usize; 2]>::try_from(sizes).ok()
+    })?;
+    match block {
+        Some(block) => Ok(Some(block)),
+        None => Err(object.missing(BLOCK, SIZES)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_e4m3_by_blocks_is_read() {
+        let path = Path::new("config.json");
+        let of =
+            |quantization: Value| fp8_block(path, &json!({"quantization_config": quantization}));
+        let usual = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64]});
+        assert_eq!(of(usual.clone()).unwrap(), Some([128, 64]));
+        let inner = json!({"text_config": {"quantization_config": usual}});
+        assert_eq!(fp8_block(path, &inner).unwrap(), Some([128, 64]));
+        assert_eq!(of(json!({"quant_method": "mxfp4"})).unwrap(), None);
+        for bad in [
+            json!({"quant_method": "fp8"}),
+            json!({"quant_method": "fp8", "weight_block_size": null}),
+            json!({"quant_method": "fp8", "weight_block_size": [128]}),
+            json!({"quant_method": "fp8", "weight_block_size": [0, 128]}),
+            json!({"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}),
+        ] {
+            assert!(of(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}
