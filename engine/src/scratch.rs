@@ -1,11 +1,10 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::{DeltaNetShape, ModelConfig, Parallel};
+use emberflow_models::config::{DeltaNetShape, LatentSizes, ModelConfig, Parallel};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
-use crate::mixer::{self, LatentSizes};
 use crate::options::Options;
 use crate::router::Routes;
 use crate::state::BLOCK;
@@ -152,7 +151,7 @@ impl Scratch {
 
 /// Length of [`Scratch::partials`].
 fn partials_len(c: &ModelConfig, context: usize) -> usize {
-    let width = mixer::key_width(c).next_multiple_of(GROUP);
+    let width = c.key_width().next_multiple_of(GROUP);
     match context.div_ceil(BLOCK) {
         0 | 1 => 0,
         blocks => blocks

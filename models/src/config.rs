@@ -13,7 +13,7 @@ mod rope;
 pub use form::{
     DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
 };
-pub use latent::LatentShape;
+pub use latent::{LatentShape, LatentSizes};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};

@@ -81,3 +81,33 @@ pub fn argmax(x: &[f32]) -> Option<usize> {
     }
     best.map(|(i, _)| i)
 }
+
+/// An f16 as f32, exact; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn f16_to_f32(half: u16) -> f32 {
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23); // 2^112, 127 - 15 = 112
+    let sign = u32::from(half & 0x8000) << 16;
+    let rest = u32::from(half & 0x7fff) << 13;
+    // Also correct for subnormals: the multiplication normalises them, exactly.
+    let finite = (f32::from_bits(rest) * REBIAS).to_bits();
+    let special = rest | 0x7f80_0000;
+    let magnitude = if half & 0x7c00 == 0x7c00 {
+        special
+    } else {
+        finite
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_conversion_is_exact() {
+        for bits in 0..=u16::MAX {
+            let (got, expected) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32_const());
+            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan());
+        }
+    }
+}

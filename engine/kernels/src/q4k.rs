@@ -17,7 +17,7 @@ use half::f16;
 
 use crate::{
     dtype::{DType, GROUP, SUPER_BYTES, SUPER_GROUPS, SUPER_HEAD},
-    simd::portable::f16_to_f32,
+    math::f16_to_f32,
 };
 
 /// Largest scale or minimum.

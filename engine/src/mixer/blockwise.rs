@@ -355,13 +355,7 @@ impl Pass<'_> {
         let start = low.start / GROUP * GROUP;
         let scores = &mut buffers.scores[..count * BLOCK];
         for piece in self.kv.pieces(low.start..high.end) {
-            if self.kv.is_latent() {
-                self.latent_scores(piece, start, queries, scores, buffers.products);
-                continue;
-            }
-            let (keys, first) = self.kv.keys(head, piece);
-            let scores = &mut scores[first - start..];
-            cpu.key_scores(self.kv.dtype(), keys, hd, queries, scores, BLOCK);
+            self.scores(head, piece, start, queries, scores, buffers.products);
         }
         let mut sums = [Sums { max: 0.0, sum: 0.0 }; BATCH];
         for ((sums, scores), (_, _, seen)) in sums
@@ -409,10 +403,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Products of the queries and the latent vectors at `positions`, which lie in one page. Rows of
+    /// Products of the queries and the keys of `head` at `positions`, which lie in one page. Rows of
     /// `scores` are [`BLOCK`] apart and begin at position `start`.
-    fn latent_scores(
+    fn scores(
         &self,
+        head: usize,
         positions: Range<usize>,
         start: usize,
         queries: &[f32],
@@ -420,6 +415,12 @@ impl Pass<'_> {
         products: &mut [f32],
     ) {
         let (dtype, dim) = (self.kv.dtype(), self.head_dim);
+        if !self.kv.is_latent() {
+            let (keys, first) = self.kv.keys(head, positions);
+            let scores = &mut scores[first - start..];
+            (self.cpu).key_scores(dtype, keys, dim, queries, scores, BLOCK);
+            return;
+        }
         let stride = dtype.row_bytes(self.kv.width());
         let scores = &mut scores[positions.start - start..];
         let count = queries.len() / dim;

@@ -14,7 +14,7 @@
 //! sums, and saves those of `k_h` and `v_h`.
 
 use emberflow_kernels::Compute;
-use emberflow_models::config::{LatentShape, ModelConfig};
+use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
@@ -51,47 +51,6 @@ pub(crate) struct LatentAttention {
     pub output: Matrix,
     /// Place of what it stores in a page.
     place: usize,
-}
-
-/// Elements of vectors, and heads.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LatentSizes {
-    pub heads: usize,
-    /// Of a query.
-    pub query: usize,
-    /// Of its part that is rotated.
-    pub rotated: usize,
-    /// Of the latent vector.
-    pub rank: usize,
-    /// Of the queries' own; 0 without.
-    pub query_rank: usize,
-    /// Of a head's value.
-    pub value: usize,
-}
-
-impl LatentSizes {
-    /// Of a model whose layers are so.
-    pub fn new(c: &ModelConfig, shape: LatentShape) -> Self {
-        let n = |number: u32| number as usize;
-        Self {
-            heads: n(c.heads),
-            query: n(c.head_dim),
-            rotated: n(c.rope.dims),
-            rank: n(shape.rank),
-            query_rank: shape.query_rank.map_or(0, n),
-            value: n(shape.value_dim),
-        }
-    }
-
-    /// Elements of a query that are not rotated.
-    pub fn plain(self) -> usize {
-        self.query - self.rotated
-    }
-
-    /// Elements that are stored for a position.
-    pub fn stored(self) -> usize {
-        self.rank + self.rotated
-    }
 }
 
 impl LatentAttention {

@@ -14,7 +14,7 @@ mod layer_pass;
 mod short_conv;
 
 use emberflow_kernels::{Compute, DType};
-use emberflow_models::config::{MixerKind, ModelConfig};
+use emberflow_models::config::{LatentSizes, MixerKind, ModelConfig};
 use emberflow_models::names::Role;
 
 use crate::error::Error;
@@ -26,7 +26,6 @@ use crate::state::{KvShape, Span, StateShape};
 use attention::Attention;
 use delta_net::DeltaNet;
 use latent::LatentAttention;
-pub(crate) use latent::LatentSizes;
 pub(crate) use layer_pass::LayerPass;
 use short_conv::ShortConv;
 
@@ -187,7 +186,7 @@ pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> Stat
     StateShape {
         pages: KvShape {
             latent: c.form.latent.is_some(),
-            ..KvShape::new(dtype, c.kv_layers(), kv_heads(c), key_width(c), context)
+            ..KvShape::new(dtype, c.kv_layers(), kv_heads(c), c.key_width(), context)
         },
         recurrent: recurrent_floats(c, c.layers),
     }
@@ -201,16 +200,10 @@ fn kv_heads(c: &ModelConfig) -> usize {
     }
 }
 
-/// Elements of a key as attention multiplies it.
-pub(crate) fn key_width(c: &ModelConfig) -> usize {
-    let latent = c.form.latent.map(|shape| LatentSizes::new(c, shape));
-    latent.map_or(c.head_dim as usize, LatentSizes::stored)
-}
-
 /// Floats of a thread's buffer for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     let group = c.heads as usize / kv_heads(c).max(1);
-    blockwise::thread_floats(key_width(c), group, rows, c.form.latent.is_some())
+    blockwise::thread_floats(c.key_width(), group, rows, c.form.latent.is_some())
 }
 
 /// Floats of recurrent state before layer `layer`.

@@ -20,7 +20,55 @@ pub struct LatentShape {
     pub norm_eps: f32,
 }
 
+/// Elements of the vectors of latent attention, and heads.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentSizes {
+    /// Heads.
+    pub heads: usize,
+    /// Of a query.
+    pub query: usize,
+    /// Of its part that is rotated.
+    pub rotated: usize,
+    /// Of the latent vector.
+    pub rank: usize,
+    /// Of the queries' own; 0 without.
+    pub query_rank: usize,
+    /// Of a head's value.
+    pub value: usize,
+}
+
+impl LatentSizes {
+    /// Of a model whose layers are so.
+    pub fn new(c: &ModelConfig, shape: LatentShape) -> Self {
+        let n = |number: u32| number as usize;
+        Self {
+            heads: n(c.heads),
+            query: n(c.head_dim),
+            rotated: n(c.rope.dims),
+            rank: n(shape.rank),
+            query_rank: shape.query_rank.map_or(0, n),
+            value: n(shape.value_dim),
+        }
+    }
+
+    /// Elements of a query that are not rotated.
+    pub fn plain(self) -> usize {
+        self.query - self.rotated
+    }
+
+    /// Elements that are stored for a position.
+    pub fn stored(self) -> usize {
+        self.rank + self.rotated
+    }
+}
+
 impl ModelConfig {
+    /// Elements of a key as attention multiplies it.
+    pub fn key_width(&self) -> usize {
+        let latent = self.form.latent.map(|shape| LatentSizes::new(self, shape));
+        latent.map_or(self.head_dim as usize, LatentSizes::stored)
+    }
+
     /// Latent attention that cannot be.
     pub(super) fn bad_latent(&self) -> Option<BadField> {
         let latent = self.form.latent?;

@@ -73,9 +73,19 @@ pub(super) struct Facts {
 
 impl Facts {
     /// The context. A file with learned positions declares the rows of their table, or fewer.
-    fn max_context(&self, family: &Family, declared: u32) -> u32 {
+    fn max_context(&self, metadata: &Metadata, family: &Family, arch: &Arch) -> Result<u32, Error> {
+        let need = |rest: &str| {
+            let key = format!("{}.{rest}", arch.name);
+            let value = metadata.uniform_u32(&key)?;
+            value.ok_or_else(|| metadata.missing(&key, "an integer"))
+        };
+        let declared = need("context_length")?;
+        if let Some([_, chosen]) = family.indexed() {
+            let most = need(chosen)?;
+            return Ok(indexed_context(metadata.path(), chosen, declared, most));
+        }
         let rows = self.positions.unwrap_or(u32::MAX);
-        declared.min(rows.saturating_sub(family.learned_positions.unwrap_or(0)))
+        Ok(declared.min(rows.saturating_sub(family.learned_positions.unwrap_or(0))))
     }
 
     /// Whether queries and keys are normed.
@@ -120,10 +130,7 @@ pub(super) fn model_config(
     let layers = layer_count(metadata, arch, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let head_dim = match family.has(Quirk::Latent) {
-        true => latent::head_dim(metadata, arch)?,
-        false => head_dim(metadata, arch, d_model, heads)?,
-    };
+    let head_dim = head_dim(metadata, family, arch, d_model, heads)?;
     let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
@@ -143,10 +150,7 @@ pub(super) fn model_config(
     if family.two_ropes && window.size > 0 {
         form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
     }
-    let kv_heads = match form.latent {
-        Some(_) => None,
-        None => kv_heads(metadata, family, arch, layers, &mut form)?,
-    };
+    let kv_heads = kv_heads(metadata, family, arch, layers, &mut form)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
@@ -169,13 +173,7 @@ pub(super) fn model_config(
         o_bias: facts.has_o_bias,
         qk_norm: facts.qk_norm(family),
         tied_head: !facts.has_head,
-        max_context: match family.indexed() {
-            Some([_, chosen]) => {
-                let (trained, most) = (need("context_length")?, need(chosen)?);
-                indexed_context(metadata.path(), chosen, trained, most)
-            }
-            None => facts.max_context(family, need("context_length")?),
-        },
+        max_context: facts.max_context(metadata, family, arch)?,
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
@@ -199,6 +197,9 @@ fn kv_heads(
 ) -> Result<Option<u32>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let heads = key("attention.head_count_kv");
+    if family.has(Quirk::Latent) {
+        return Ok(None);
+    }
     if !family.has(Quirk::ShortConv) {
         return metadata.uniform_u32(&heads);
     }
@@ -343,7 +344,16 @@ fn ffn_kind(
     })
 }
 
-fn head_dim(metadata: &Metadata, arch: &Arch, d_model: u32, heads: u32) -> Result<u32, Error> {
+fn head_dim(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    d_model: u32,
+    heads: u32,
+) -> Result<u32, Error> {
+    if family.has(Quirk::Latent) {
+        return latent::head_dim(metadata, arch);
+    }
     let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
     let head_dim = match metadata.u32(&key("key_length"))? {
         Some(length) => length,

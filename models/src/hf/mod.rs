@@ -205,23 +205,7 @@ fn identify(
         name: raw.name,
         shape,
         dtype,
-        layout: match id.role {
-            Role::Down => Layout::Transposed,
-            Role::DeltaRate => Layout::NegativeLog,
-            Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
-                let head_dim = config.head_dim as usize;
-                Layout::Interleaved {
-                    head_dim,
-                    rotated: config
-                        .form
-                        .latent
-                        .map_or(head_dim, |_| config.rope.dims as usize),
-                }
-            }
-            Role::LatentKv if family.interleaved => latent_order(config),
-            role if form::is_less_one(&config.family, role) => Layout::PlusOne,
-            _ => Layout::AsIs,
-        },
+        layout: layout_of(id.role, config),
         file: index,
         offset: raw.offset,
         scales,
@@ -230,6 +214,28 @@ fn identify(
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
         Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
+    }
+}
+
+/// How a tensor is stored.
+fn layout_of(role: Role, config: &ModelConfig) -> Layout {
+    let family = families::of(&config.family);
+    match role {
+        Role::Down => Layout::Transposed,
+        Role::DeltaRate => Layout::NegativeLog,
+        Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
+            let head_dim = config.head_dim as usize;
+            Layout::Interleaved {
+                head_dim,
+                rotated: config
+                    .form
+                    .latent
+                    .map_or(head_dim, |_| config.rope.dims as usize),
+            }
+        }
+        Role::LatentKv if family.interleaved => latent_order(config),
+        role if form::is_less_one(&config.family, role) => Layout::PlusOne,
+        _ => Layout::AsIs,
     }
 }
 

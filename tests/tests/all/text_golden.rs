@@ -379,6 +379,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen3_next", "chatml"),
     ("qwen3_5", "chatml"),
     ("ministral3", "chatml"),
+    ("mistral_whole", "chatml"),
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),

@@ -4,6 +4,7 @@
 use std::array;
 
 use super::lanes::{Lanes, Register};
+use crate::math::f16_to_f32;
 
 entry_points!([] Portable, 2, 2);
 
@@ -162,36 +163,11 @@ pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
     f64::from_bits(odd) as f32
 }
 
-/// Exact for every f16; NaN stays NaN.
-#[inline(always)]
-pub(crate) fn f16_to_f32(half: u16) -> f32 {
-    const REBIAS: f32 = f32::from_bits((127 + 112) << 23); // 2^112, 127 - 15 = 112
-    let sign = u32::from(half & 0x8000) << 16;
-    let rest = u32::from(half & 0x7fff) << 13;
-    // Also correct for subnormals: the multiplication normalises them, exactly.
-    let finite = (f32::from_bits(rest) * REBIAS).to_bits();
-    let special = rest | 0x7f80_0000;
-    let magnitude = if half & 0x7c00 == 0x7c00 {
-        special
-    } else {
-        finite
-    };
-    f32::from_bits(sign | magnitude)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn f16_conversion_is_exact() {
-        for bits in 0..=u16::MAX {
-            let (got, expected) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32_const());
-            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan());
-        }
-    }
 
     /// Numbers whose sums hit ties, cancellation, subnormals and the ends of the range.
     fn number() -> impl Strategy<Value = f32> {

@@ -14,9 +14,9 @@ use crate::{
     activations::{CHUNK, CHUNK_GROUPS, HALF},
     columns::Columns,
     dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
+    math::f16_to_f32,
     matrix::Rows,
     q4k,
-    simd::portable::f16_to_f32,
 };
 
 /// Rows of the largest panel.

@@ -9,8 +9,9 @@ use super::{
 use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
+    math::f16_to_f32,
     q4k,
-    simd::portable::{f16_to_f32, fused},
+    simd::portable::fused,
 };
 
 entry_points!([] Portable);
