@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LatentShape, Rope};
+use super::{LatentShape, MambaLayers, MambaShape, Rope};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -84,6 +84,9 @@ pub struct Form {
     /// Every layer has latent attention (DeepSeek-V2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentShape>,
+    /// Layers with Mamba-2 in place of attention (Granite 4 H).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mamba: Option<MambaLayers>,
     /// Attention's output is multiplied by sigmoids of gates, which its input gives.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
@@ -123,6 +126,8 @@ pub enum MixerKind {
     },
     /// A gated DeltaNet.
     DeltaNet(DeltaNetShape),
+    /// Mamba-2.
+    Mamba(MambaShape),
 }
 
 /// Gated DeltaNets in place of attention.
@@ -233,6 +238,7 @@ impl Default for Form {
             short_conv: None,
             delta_net: None,
             latent: None,
+            mamba: None,
             output_gate: false,
             streams: None,
         }

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 23] = [
+const CASES: [&str; 24] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -36,6 +36,7 @@ const CASES: [&str; 23] = [
     "deepseek_v2_lite",
     "glm4_moe_lite",
     "mistral4",
+    "granitemoehybrid",
 ];
 
 /// Those whose experts have exact zeros.

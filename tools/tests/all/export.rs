@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 21] = [
+const NO_FOLDER: [&str; 24] = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -41,6 +41,9 @@ const NO_FOLDER: [&str; 21] = [
     "glm4_moe_lite",
     "gpt_oss",
     "gpt_oss_odd",
+    "granitehybrid_attention",
+    "granitehybrid_dense",
+    "granitemoehybrid",
     "lfm2",
     "lfm2_idxs",
     "lfm2_moe",

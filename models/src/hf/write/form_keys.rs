@@ -51,6 +51,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::ShortConv
                 | Quirk::DeltaNet(_)
                 | Quirk::Latent
+                | Quirk::Mamba
+                | Quirk::RotatedByName
                 | Quirk::QueryScale
                 | Quirk::AdjustedFfn,
                 _,
