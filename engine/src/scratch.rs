@@ -1,7 +1,7 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::{DeltaNetShape, LatentSizes, ModelConfig, Parallel};
+use emberflow_models::config::{DeltaNetShape, LatentSizes, MambaShape, ModelConfig, Parallel};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
@@ -70,11 +70,11 @@ pub(crate) struct Scratch {
     /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
     /// follows from.
     pub v: Vec<f32>,
-    /// Gates of a mixer's output, or what latent attention computes between its steps; empty where no
-    /// mixer needs it.
+    /// Gates of a mixer's output, what latent attention computes between its steps, or what a Mamba's heads
+    /// give, head by head; empty where no mixer needs it.
     pub gate: Vec<f32>,
     /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
-    /// convolved channels of a DeltaNet.
+    /// convolved channels of a DeltaNet or a Mamba.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
     /// and query head. Empty if the context is a single block.
@@ -176,6 +176,7 @@ fn projected(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(mamba(c).map_or(0, MambaShape::inputs))
 }
 
 /// Width of [`Scratch::attended`].
@@ -186,6 +187,7 @@ fn mixed(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(mamba(c).map_or(0, MambaShape::channels))
 }
 
 /// Width of [`Scratch::k`] and [`Scratch::v`].
@@ -204,6 +206,7 @@ fn output_gates(c: &ModelConfig) -> usize {
     of_attention
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
+        .max(mamba(c).map_or(0, MambaShape::values))
 }
 
 /// Columns of the widest matrix outside the FFN.
@@ -215,7 +218,8 @@ fn widest_input(c: &ModelConfig) -> usize {
         parts.into_iter().fold(whole, usize::max)
     });
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
-    d.max(q).max(latent).max(delta)
+    let mamba = mamba(c).map_or(0, MambaShape::values);
+    d.max(q).max(latent).max(delta).max(mamba)
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {
@@ -224,6 +228,10 @@ fn latent(c: &ModelConfig) -> Option<LatentSizes> {
 
 fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {
     c.form.delta_net.as_ref().map(|nets| nets.shape)
+}
+
+fn mamba(c: &ModelConfig) -> Option<MambaShape> {
+    c.form.mamba.as_ref().map(|mambas| mambas.shape)
 }
 
 fn widths(c: &ModelConfig) -> [usize; 4] {

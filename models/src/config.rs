@@ -7,6 +7,7 @@
 
 mod form;
 mod latent;
+mod mamba;
 mod mixture;
 mod rope;
 
@@ -14,6 +15,7 @@ pub use form::{
     DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
 };
 pub use latent::{LatentShape, LatentSizes};
+pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -216,6 +218,10 @@ impl ModelConfig {
 
     /// What mixes the tokens of layer `layer`.
     pub fn mixer_of(&self, layer: u32) -> MixerKind {
+        let mambas = self.form.mamba.as_ref();
+        if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
+            return MixerKind::Mamba(of.shape);
+        }
         let convs = self.form.short_conv.as_ref();
         let nets = self.form.delta_net.as_ref();
         let conv = convs.filter(|convs| convs.layers.binary_search(&layer).is_ok());
@@ -242,7 +248,7 @@ impl ModelConfig {
     fn kv_before(&self, layer: u32) -> u32 {
         let has_keys = |&l: &u32| match self.mixer_of(l) {
             MixerKind::Attention | MixerKind::Latent(_) => true,
-            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) => false,
+            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
         };
         (0..layer).filter(has_keys).count() as u32
     }
@@ -445,6 +451,7 @@ impl ModelConfig {
         }
         let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
+        let bad = bad.or_else(|| self.bad_mamba());
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
             return Some(bad);
         }

@@ -168,6 +168,8 @@ pub(crate) struct Arch {
     pub(crate) windows: Windows,
     /// Layers without rotary positions.
     pub(crate) unrotated: Option<EveryNth>,
+    /// `rope.scaling.finetuned` says whether there are rotary positions.
+    pub(crate) rotated_by_key: bool,
     /// The ends of YaRN's ramp are rounded outwards.
     pub(crate) yarn_truncate: bool,
     /// Scores are scaled by the width of a head; by `d_model / heads` in the model of so many layers.
@@ -360,6 +362,10 @@ pub(crate) enum Quirk {
     Indexed(&'static str, &'static str),
     /// `alpha` of the type `dynamic` stretches the base of the rotary frequencies (Hunyuan).
     NtkAlpha,
+    /// Some layers have Mamba-2 in place of attention (Granite 4 H).
+    Mamba,
+    /// Queries and keys are rotated only if `position_embedding_type` says `rope` (Granite 4).
+    RotatedByName,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).
     QueryScale,
     /// The FFN's size is computed from the key's (LFM2).
@@ -439,6 +445,7 @@ const PLAIN_ARCH: Arch = Arch {
     usual_eps: None,
     windows: Windows::Never,
     unrotated: None,
+    rotated_by_key: false,
     yarn_truncate: true,
     widest: None,
     without_sigmoids: None,

@@ -23,7 +23,7 @@ pub(crate) fn split(
         Fused::LatentKeysValues => latent,
         _ => config.d_model as usize,
     };
-    let parts = parts(fused, config);
+    let parts = parts(fused, layer, config);
     let rows: usize = parts.iter().map(|part| part.rows).sum();
     let stored = [rows, d];
     let row_bytes = whole.dtype.row_bytes(d);
@@ -39,7 +39,10 @@ pub(crate) fn split(
     let part = |part: &FusedPart| {
         let before = rows_before;
         rows_before += part.rows;
-        let id = TensorId::layer(part.role, layer);
+        let id = TensorId {
+            expert: bank(fused, layer, config).0,
+            ..TensorId::layer(part.role, layer)
+        };
         let stored = rows / groups(fused, config).max(1);
         match part.of_group {
             Some(_) if part.role == Role::LatentKeys => Found {
@@ -84,6 +87,15 @@ impl FusedPart {
     }
 }
 
+/// The expert that Gate and Up of a layer belong to, and its neurons.
+fn bank(fused: Fused, layer: u32, config: &ModelConfig) -> (u32, usize) {
+    let mixture = config.mixture_of(layer);
+    match mixture.filter(|_| fused == Fused::SharedGateUp) {
+        Some(mixture) => (config.experts, mixture.shared as usize),
+        None => (0, config.ffn as usize),
+    }
+}
+
 /// The groups of rows in which matrices are stored.
 fn groups(fused: Fused, config: &ModelConfig) -> usize {
     let delta = config
@@ -95,16 +107,17 @@ fn groups(fused: Fused, config: &ModelConfig) -> usize {
         Fused::QkvByGroup => config.kv_heads,
         Fused::GatedQ | Fused::LatentKeysValues => config.heads,
         Fused::DeltaQkvz | Fused::DeltaBa => delta,
-        Fused::Qkv | Fused::GateUp => 1,
+        Fused::Qkv | Fused::GateUp | Fused::SharedGateUp => 1,
     };
     groups as usize
 }
 
 /// The matrices that are stored together.
-fn parts(fused: Fused, config: &ModelConfig) -> Vec<FusedPart> {
+fn parts(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<FusedPart> {
     const NONE: [usize; 2] = [0; 2];
-    let [heads, kv_heads, head_dim, ffn] =
-        [config.heads, config.kv_heads, config.head_dim, config.ffn].map(|n| n as usize);
+    let [heads, kv_heads, head_dim] =
+        [config.heads, config.kv_heads, config.head_dim].map(|n| n as usize);
+    let (_, ffn) = bank(fused, layer, config);
     let [q, kv] = [heads, kv_heads].map(|n| n * head_dim);
     let groups = groups(fused, config);
     let grouped = |role, of_group: [[usize; 2]; 3]| FusedPart {
@@ -124,7 +137,7 @@ fn parts(fused: Fused, config: &ModelConfig) -> Vec<FusedPart> {
             FusedPart::whole(Role::K, kv),
             FusedPart::whole(Role::V, kv),
         ],
-        Fused::GateUp => vec![
+        Fused::GateUp | Fused::SharedGateUp => vec![
             FusedPart::whole(Role::Gate, ffn),
             FusedPart::whole(Role::Up, ffn),
         ],

@@ -33,6 +33,8 @@ pub(crate) enum Fused {
     QkvByGroup,
     /// Gate and Up.
     GateUp,
+    /// Those of the shared expert, or of the dense FFN of a model without experts.
+    SharedGateUp,
     /// Q and the gates of attention's output, head by head.
     GatedQ,
     /// A DeltaNet's queries, keys, values and gates, key head by key head.
@@ -49,7 +51,7 @@ impl Fused {
     fn holds(self, role: Role) -> bool {
         match self {
             Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
-            Self::GateUp => matches!(role, Role::Gate | Role::Up),
+            Self::GateUp | Self::SharedGateUp => matches!(role, Role::Gate | Role::Up),
             Self::GatedQ => matches!(role, Role::Q | Role::QGate),
             Self::DeltaQkvz => matches!(role, Role::DeltaIn | Role::DeltaGate),
             Self::DeltaBa => matches!(role, Role::DeltaBeta | Role::DeltaDecay),
@@ -121,12 +123,6 @@ impl NameTable {
             }
         }
         let (layer, rest) = split_index(name.strip_prefix(self.layer_prefix)?)?;
-        if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
-            return Some(Named::One(TensorId::layer(role, layer)));
-        }
-        if let Some(fused) = find(self.fused, rest) {
-            return Some(Named::Fused(fused, layer));
-        }
         let one = |role, expert| {
             Named::One(TensorId {
                 role,
@@ -134,8 +130,16 @@ impl NameTable {
                 expert,
             })
         };
-        if let Some(role) = find(self.experts.shared, rest) {
+        // without experts, the same name may be that of a dense FFN
+        let shared = find(self.experts.shared, rest).filter(|_| experts > 1);
+        if let Some(role) = shared {
             return Some(one(role, experts));
+        }
+        if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
+            return Some(Named::One(TensorId::layer(role, layer)));
+        }
+        if let Some(fused) = find(self.fused, rest) {
+            return Some(Named::Fused(fused, layer));
         }
         if let Some(stack) = find(self.experts.stacked, rest) {
             return Some(Named::Stacked(stack, layer));
@@ -170,16 +174,19 @@ impl NameTable {
             Stack::EitherDown => id.role == Role::Down,
             _ => false,
         };
+        let fused = || {
+            let mut fused = self.fused.iter();
+            Some(fused.find(|entry| entry.0.holds(id.role))?.1)
+        };
         let rest = match () {
             () if !is_expert => {
-                let mut fused = self.fused.iter();
-                let name = fused
-                    .find(|entry| entry.0.holds(id.role))
-                    .map(|entry| entry.1);
-                let name = name.or_else(|| self.layers.iter().find_map(|table| find(table)));
+                let name = fused().or_else(|| self.layers.iter().find_map(|table| find(table)));
                 name.map(str::to_owned)
             }
-            () if id.expert == config.experts => find(self.experts.shared).map(str::to_owned),
+            () if id.expert == config.experts => {
+                let name = find(self.experts.shared).or_else(fused);
+                name.map(str::to_owned)
+            }
             () if prefix.is_empty() => {
                 let mut all = self.experts.stacked.iter();
                 all.find(|entry| stacked(&entry.0)).map(|e| e.1.to_owned())
@@ -335,6 +342,19 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
                 (Role::DeltaConv, net.channels(), taps),
                 (Role::DeltaNorm, 1, dim),
                 (Role::DeltaOut, d, net.values()),
+            ];
+            push_all(list, layer, &all);
+        }
+        MixerKind::Mamba(mamba) => {
+            let all = [
+                (Role::MambaIn, mamba.inputs(), d),
+                (Role::MambaConv, mamba.channels(), mamba.taps as usize),
+                (Role::MambaConvBias, 1, mamba.channels()),
+                (Role::MambaStep, 1, mamba.heads as usize),
+                (Role::MambaRate, 1, mamba.heads as usize),
+                (Role::MambaSkip, 1, mamba.heads as usize),
+                (Role::MambaNorm, 1, mamba.values()),
+                (Role::MambaOut, d, mamba.values()),
             ];
             push_all(list, layer, &all);
         }

@@ -121,6 +121,23 @@ pub enum Role {
     DeltaNorm,
     /// Its output projection, `[d_model × values]`.
     DeltaOut,
+    /// Input projection of a Mamba-2 layer, `[inputs × d_model]`: rows of the gates of its output, of the
+    /// channels that it convolves, of the steps of its heads.
+    MambaIn,
+    /// Weights of its convolution, `[channels × taps]`, that of the token itself last.
+    MambaConv,
+    /// Its bias, `[1 × channels]`.
+    MambaConvBias,
+    /// What is added to the steps of its heads, `[1 × heads]`.
+    MambaStep,
+    /// Factor of the decay, below 0, `[1 × heads]`.
+    MambaRate,
+    /// Factor of a head's input in its output, `[1 × heads]`.
+    MambaSkip,
+    /// Weight of the RMSNorms of its output, `[1 × values]`.
+    MambaNorm,
+    /// Its output projection, `[d_model × values]`.
+    MambaOut,
     /// Weight of the norm before the FFN, `[1 × d_model]`.
     FfnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -165,7 +182,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 70] = [
+const ROLES: [(Role, Place, &str); 78] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -221,6 +238,14 @@ const ROLES: [(Role, Place, &str); 70] = [
     (Role::DeltaConv, Place::Layer, "delta.conv"),
     (Role::DeltaNorm, Place::Layer, "delta.norm"),
     (Role::DeltaOut, Place::Layer, "delta.out"),
+    (Role::MambaIn, Place::Layer, "mamba.in"),
+    (Role::MambaConv, Place::Layer, "mamba.conv"),
+    (Role::MambaConvBias, Place::Layer, "mamba.conv_bias"),
+    (Role::MambaStep, Place::Layer, "mamba.step"),
+    (Role::MambaRate, Place::Layer, "mamba.rate"),
+    (Role::MambaSkip, Place::Layer, "mamba.skip"),
+    (Role::MambaNorm, Place::Layer, "mamba.norm"),
+    (Role::MambaOut, Place::Layer, "mamba.out"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
     (Role::FfnNormBias, Place::Layer, "ffn.norm_bias"),
     (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
@@ -271,12 +296,13 @@ impl Role {
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
-            | LatentValues => false,
+            | LatentValues | MambaIn | MambaConv | MambaOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
-            | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm => true,
+            | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm
+            | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm => true,
         }
     }
 }

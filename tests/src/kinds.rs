@@ -19,14 +19,17 @@ pub enum Kind {
     DeltaNet,
     /// Of latent attention alone: a fixture.
     Latent,
+    /// With Mamba-2 layers: a fixture.
+    Mamba,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 4] = [
+pub const KINDS: [Kind; 5] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
     Kind::Latent,
+    Kind::Mamba,
 ];
 
 impl Kind {
@@ -37,6 +40,7 @@ impl Kind {
             Self::ShortConv => fixture("lfm2"),
             Self::DeltaNet => fixture("qwen3_5"),
             Self::Latent => fixture("deepseek_v3"),
+            Self::Mamba => fixture("granitehybrid_dense"),
         }
     }
 
@@ -44,7 +48,7 @@ impl Kind {
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
-            Self::ShortConv | Self::DeltaNet | Self::Latent => 260,
+            Self::ShortConv | Self::DeltaNet | Self::Latent | Self::Mamba => 260,
         };
         (0..len as u32)
             .map(|i| 40 + (i * 31 + n * 17) % texts)
@@ -56,8 +60,8 @@ impl Kind {
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention | Self::Latent => len,
-            Self::ShortConv | Self::DeltaNet if len >= prompt - 1 => prompt - 1,
-            Self::ShortConv | Self::DeltaNet => 0,
+            Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
+            Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
         }
     }
 }

@@ -55,7 +55,7 @@ fn a_token_allocates_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     // Its embedding is not its head, so rows of it are read.
     let untied = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8);
-    let recurrent = ["lfm2", "qwen3_5"].map(|name| {
+    let recurrent = ["lfm2", "qwen3_5", "granitehybrid_dense"].map(|name| {
         let case = fixtures().join("models").join(name);
         packed(&case, dir.path(), DType::Q8)
     });
@@ -67,6 +67,7 @@ fn a_token_allocates_nothing() {
         (Some(&untied), IoChoice::Auto, Sparsity::Exact, 0.45),
         (Some(&recurrent[0]), IoChoice::Auto, Sparsity::Auto, 0.45),
         (Some(&recurrent[1]), IoChoice::Auto, Sparsity::Auto, 0.45),
+        (Some(&recurrent[2]), IoChoice::Auto, Sparsity::Auto, 0.45),
     ] {
         let model = model.cloned();
         let model = open_model(&ModelArg { model }).expect("a model");

@@ -69,7 +69,7 @@
 //! | `simd/int/` | integer products of q4, q4k, q8 and mxfp4 rows with quantised activations |
 //! | `tests/reference/` | the kernels one element at a time: the oracle of the tests |
 //! | `elementwise.rs`, `math.rs` | norms, softmax, activations, rope, exp |
-//! | `delta.rs` | the gated delta rule |
+//! | `delta.rs`, `scan.rs` | the gated delta rule, the scan of a state-space model |
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
@@ -105,6 +105,7 @@ mod ops_int;
 mod q4k;
 mod quantize;
 mod row;
+mod scan;
 mod select;
 mod signs;
 mod simd;
@@ -121,11 +122,12 @@ pub use delta::DeltaToken;
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
 pub use narrow::{NARROW_GROUP, Narrow};
-pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid};
+pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid, selective_scan};
 pub use ops_int::matmul_scratch_q;
 pub use q4k::{SIX_BITS, SuperBlock, best_super_block, nibble, store_q4k_row, super_blocks};
 pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};
 pub use row::Row;
+pub use scan::ScanToken;
 pub use signs::sign_bytes;
 pub use workers::{Lane, Lanes, Workers};
 

@@ -11,6 +11,7 @@ use crate::{
     matrix::Matrix,
     narrow::Narrow,
     row::Row,
+    scan::ScanToken,
     simd::{self, attend::Head},
 };
 
@@ -412,6 +413,29 @@ pub fn delta_rule(
     out: &mut [f32],
 ) {
     simd::delta_rule(cpu, before, state, token, out);
+}
+
+/// One token of the scan of a state-space model (Dao and Gu, 2024), for a state of `write.len()` rows
+/// and `input.len()` columns:
+///
+/// ```text
+/// S ← decay·S + write ⊗ step·input        out = readᵀ·S + skip·input
+/// ```
+///
+/// The sum runs over the rows in order. The state is read from `before`, if there is one, and written
+/// to `state`.
+///
+/// # Panics
+/// If the lengths do not match as described.
+#[inline]
+pub fn selective_scan(
+    cpu: Cpu,
+    before: Option<&[f32]>,
+    state: &mut [f32],
+    token: ScanToken<'_>,
+    out: &mut [f32],
+) {
+    simd::selective_scan(cpu, before, state, token, out);
 }
 
 /// `x[i] = x[i] / (1 + e^−gate[i])`.

@@ -1,7 +1,7 @@
 //! A causal convolution of each channel over a few tokens:
 //!
 //! ```text
-//! y[t] = Σⱼ w[j] ∘ x[t − taps + 1 + j]
+//! y[t] = bias + Σⱼ w[j] ∘ x[t − taps + 1 + j]
 //! ```
 //!
 //! Its state is `x` of the last `taps − 1` tokens, the oldest first; zeros before the first token.
@@ -12,6 +12,8 @@ pub(super) struct Convolution<'a> {
     pub channels: usize,
     /// `[taps × channels]`.
     pub weights: &'a [f32],
+    /// One number for each channel; `None` stands for zeros.
+    pub bias: Option<&'a [f32]>,
     /// State before the first row, `[(taps − 1) × channels]`.
     pub before: &'a [f32],
     /// Each row begins with its channels.
@@ -44,10 +46,13 @@ impl Convolution<'_> {
         }
     }
 
-    /// `y` of row `row`: taps in order, the oldest token first.
+    /// `y` of row `row`: the bias, then taps in order, the oldest token first.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let taps = self.weights.len() / self.channels;
-        out.fill(0.0);
+        match self.bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
         for (tap, w) in self.weights.chunks_exact(self.channels).enumerate() {
             let x = self.token(row, taps - 1 - tap);
             for ((y, w), x) in out.iter_mut().zip(w).zip(x) {
@@ -71,10 +76,10 @@ mod tests {
     use crate::testing::floats;
 
     /// The formula, one element at a time over the whole text.
-    fn textbook(channels: usize, weights: &[f32], text: &[f32]) -> Vec<f32> {
+    fn textbook(weights: &[f32], bias: Option<&[f32]>, channels: usize, text: &[f32]) -> Vec<f32> {
         let taps = weights.len() / channels;
         let element = |t: usize, i: usize| {
-            let mut sum = 0.0;
+            let mut sum = bias.map_or(0.0, |bias| bias[i]);
             for j in 0..taps {
                 if let Some(t) = (t + j + 1).checked_sub(taps) {
                     sum += weights[j * channels + i] * text[t * channels + i];
@@ -93,7 +98,9 @@ mod tests {
         for (channels, taps, rows) in [(1, 2, 5), (5, 3, 17), (40, 4, 9), (8, 3, 2), (3, 7, 11)] {
             let weights = floats(1, taps * channels);
             let text = floats(2, rows * channels);
-            let expected = textbook(channels, &weights, &text);
+            let bias = floats(3, channels);
+            let bias = Some(&bias[..]).filter(|_| taps.is_multiple_of(2));
+            let expected = textbook(&weights, bias, channels, &text);
             for chunks in [&[rows][..], &[1], &[2, 1, 3], &[4]] {
                 let mut state = vec![0.0; state_floats(channels, taps)];
                 let (mut found, mut first) = (Vec::new(), 0);
@@ -105,6 +112,7 @@ mod tests {
                     let conv = Convolution {
                         channels,
                         weights: &weights,
+                        bias,
                         before: &state,
                         rows: &text[first * channels..][..n * channels],
                         stride: channels,

@@ -126,6 +126,7 @@ impl DeltaNet {
         let conv = Convolution {
             channels,
             weights: &self.weights,
+            bias: None,
             before: conv_before,
             rows: &s.q[first * channels..][..n * channels],
             stride: channels,
@@ -247,7 +248,7 @@ impl Rows<'_> {
 }
 
 /// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     match x > 20.0 {
         true => x,
         false => libm::log1pf(math::exp(x)),

@@ -11,6 +11,7 @@ mod conv;
 mod delta_net;
 mod latent;
 mod layer_pass;
+mod mamba;
 mod short_conv;
 
 use emberflow_kernels::{Compute, DType};
@@ -27,10 +28,11 @@ use attention::Attention;
 use delta_net::DeltaNet;
 use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
+use mamba::Mamba;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 12] = [
+pub(crate) const PROJECTIONS: [Role; 14] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -43,6 +45,8 @@ pub(crate) const PROJECTIONS: [Role; 12] = [
     Role::DeltaOut,
     Role::LatentQ,
     Role::LatentKv,
+    Role::MambaIn,
+    Role::MambaOut,
 ];
 
 /// A layer's mixer: its weights.
@@ -52,6 +56,7 @@ pub(crate) enum Mixer {
     Latent(LatentAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
+    Mamba(Mamba),
 }
 
 /// What a mixer has read and stored, for an observer.
@@ -76,6 +81,10 @@ impl Mixer {
                 let at = recurrent_floats(c, layer);
                 Self::DeltaNet(DeltaNet::load(from, c, layer, shape, at)?)
             }
+            MixerKind::Mamba(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::Mamba(Mamba::load(from, c, layer, shape, at)?)
+            }
         })
     }
 
@@ -87,6 +96,7 @@ impl Mixer {
             Self::Latent(attention) => attention.run(on, at, spans, s),
             Self::ShortConv(conv) => conv.run(on, spans, s),
             Self::DeltaNet(net) => net.run(on, at, spans, s),
+            Self::Mamba(mamba) => mamba.run(on, at, spans, s),
         }
     }
 
@@ -94,7 +104,7 @@ impl Mixer {
     pub fn seen<'a>(&self, c: &ModelConfig, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(_) => rows * c.kv_heads as usize * c.head_dim as usize,
-            Self::Latent(_) | Self::ShortConv(_) | Self::DeltaNet(_) => 0,
+            Self::Latent(_) | Self::ShortConv(_) | Self::DeltaNet(_) | Self::Mamba(_) => 0,
         };
         Mixed {
             mixed: &s.attended[..rows * self.output().cols()],
@@ -112,6 +122,7 @@ impl Mixer {
             }
             Self::ShortConv(of) => [Some(&of.input), None, None, None],
             Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
+            Self::Mamba(of) => [Some(&of.input), None, None, None],
         };
         all.into_iter().flatten()
     }
@@ -123,6 +134,7 @@ impl Mixer {
             Self::Latent(of) => &of.output,
             Self::ShortConv(of) => &of.output,
             Self::DeltaNet(of) => &of.output,
+            Self::Mamba(of) => &of.output,
         }
     }
 
@@ -151,6 +163,7 @@ impl Mixer {
                 None,
                 Some(&mut of.output),
             ],
+            Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
         };
         all.into_iter().flatten()
     }
@@ -178,6 +191,7 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
             let rows = channels + values + 2 * shape.value_heads as usize;
             [[rows, d], [d, values]]
         }
+        MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()]],
     }
 }
 
@@ -212,6 +226,7 @@ fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
         MixerKind::Attention | MixerKind::Latent(_) => 0,
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
+        MixerKind::Mamba(shape) => mamba::state_floats(shape),
     };
     (0..layer).map(floats).sum()
 }

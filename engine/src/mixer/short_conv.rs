@@ -68,6 +68,7 @@ impl ShortConv {
             let conv = Convolution {
                 channels: d,
                 weights: &self.weights,
+                bias: None,
                 before: state.before,
                 rows: &projected[2 * d..],
                 stride: 3 * d,

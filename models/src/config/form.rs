@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LatentShape, Rope};
+use super::{LatentShape, MambaLayers, MambaShape, Rope};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -87,6 +87,9 @@ pub struct Form {
     /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rotated_qk_norm: bool,
+    /// Layers with Mamba-2 in place of attention (Granite 4 H).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mamba: Option<MambaLayers>,
     /// Attention's output is multiplied by sigmoids of gates, which its input gives.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
@@ -126,6 +129,8 @@ pub enum MixerKind {
     },
     /// A gated DeltaNet.
     DeltaNet(DeltaNetShape),
+    /// Mamba-2.
+    Mamba(MambaShape),
 }
 
 /// Gated DeltaNets in place of attention.
@@ -237,6 +242,7 @@ impl Default for Form {
             delta_net: None,
             latent: None,
             rotated_qk_norm: false,
+            mamba: None,
             output_gate: false,
             streams: None,
         }

@@ -34,6 +34,8 @@ pub(crate) struct Experts {
     pub(crate) epsilon: f32,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
+    /// With 0 experts, the shared one is the dense FFN of every layer.
+    pub(crate) optional: bool,
 }
 
 /// Whether the weights of the chosen experts are divided by their sum.
@@ -57,6 +59,8 @@ pub(crate) enum ScoringBy {
 pub(crate) enum Shared {
     /// Of as many neurons as this key says, with a gate of its own.
     Gated(&'static str),
+    /// Of as many neurons as this key says, without a gate.
+    Plain(&'static str),
     /// Of the neurons of as many experts as this key says, or so many without it; without a gate.
     Experts(&'static str, u32),
 }
@@ -79,10 +83,17 @@ pub(crate) enum Dense {
 }
 
 impl Experts {
+    /// Whether there is a shared expert without a gate of its own.
+    pub(crate) fn has_plain_shared(&self) -> bool {
+        matches!(self.shared, Some(Shared::Plain(_) | Shared::Experts(..)))
+    }
+
     /// Whether a key is read for them that families without such experts refuse.
     pub(super) fn reads(&self, key: &str) -> bool {
         let shared = match self.shared {
-            Some(Shared::Gated(name) | Shared::Experts(name, _)) => Some(name),
+            Some(Shared::Gated(name) | Shared::Plain(name) | Shared::Experts(name, _)) => {
+                Some(name)
+            }
             None => None,
         };
         let dense = match self.dense {
@@ -113,6 +124,7 @@ pub(super) const EXPERTS: Experts = Experts {
     scale: None,
     epsilon: 0.0,
     blocks: false,
+    optional: false,
 };
 
 /// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighed by the sigmoids, times a factor; a

@@ -312,6 +312,27 @@ pub(super) const LFM2: NameTable = NameTable {
     ..PLAIN
 };
 
+/// Layers of attention and of Mamba-2.
+pub(super) const GRANITE_HYBRID: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        FFN,
+        &[
+            (Role::MambaIn, "ssm_in.weight"),
+            (Role::MambaConv, "ssm_conv1d.weight"),
+            (Role::MambaConvBias, "ssm_conv1d.bias"),
+            (Role::MambaStep, "ssm_dt.bias"),
+            (Role::MambaRate, "ssm_a"),
+            (Role::MambaSkip, "ssm_d"),
+            (Role::MambaNorm, "ssm_norm.weight"),
+            (Role::MambaOut, "ssm_out.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+        ],
+    ],
+    ..PLAIN
+};
+
 /// Attention without Q, which is stored with the gates of its output.
 const GATED_ATTENTION: Spellings = &[
     (Role::K, "attn_k.weight"),

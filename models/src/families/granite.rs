@@ -1,7 +1,32 @@
-//! Granite.
+//! Granite 3 and 4.
 
+use super::Preset::{Float, Int, Text};
+use super::experts::{EXPERTS, Experts, Renormalise, Shared};
 use super::keys::{By, Key, Sets, Spelled};
-use super::{Arch, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH};
+use super::{
+    Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names, hf_names,
+};
+
+const OF_EMBEDDINGS: Key = Key::new(
+    Sets::EmbeddingScale,
+    Spelled::or("embedding_multiplier", 1.0),
+    Spelled::or("embedding_scale", 1.0),
+);
+const OF_LAYERS: Key = Key::new(
+    Sets::ResidualScale,
+    Spelled::or("residual_multiplier", 1.0),
+    Spelled::or("residual_scale", 1.0),
+);
+const OF_SCORES: Key = Key::new(
+    Sets::AttentionScale,
+    Spelled::or("attention_multiplier", 1.0),
+    Spelled::or_kept("attention.scale"),
+);
+const OF_LOGITS: Key = Key::new(
+    Sets::LogitScale,
+    Spelled::or("logits_scaling", 1.0).by(By::Reciprocal),
+    Spelled::or("logit_scale", 1.0).by(By::Reciprocal),
+);
 
 /// `modeling_granite.py`: embeddings, what a layer adds and attention scores are multiplied, logits
 /// are divided. All factors are 1 if absent; in GGUF, that of attention is the usual one.
@@ -11,34 +36,80 @@ const GRANITE: Family = Family {
     gguf: Some(Arch {
         name: "granite",
         interleaved: true,
+        rotated_by_key: true,
+        // in files of Granite 4 without Mamba-2 layers
+        reads: MAMBA_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
     kv_heads_default: true,
     keys: &[
-        Key::new(
-            Sets::EmbeddingScale,
-            Spelled::or("embedding_multiplier", 1.0),
-            Spelled::or("embedding_scale", 1.0),
-        ),
-        Key::new(
-            Sets::ResidualScale,
-            Spelled::or("residual_multiplier", 1.0),
-            Spelled::or("residual_scale", 1.0),
-        ),
-        Key::new(
-            Sets::AttentionScale,
-            Spelled::or("attention_multiplier", 1.0),
-            Spelled::or_kept("attention.scale"),
-        ),
-        Key::new(
-            Sets::LogitScale,
-            Spelled::or("logits_scaling", 1.0).by(By::Reciprocal),
-            Spelled::or("logit_scale", 1.0).by(By::Reciprocal),
-        ),
+        OF_EMBEDDINGS,
+        OF_LAYERS,
+        OF_SCORES,
+        OF_LOGITS,
         Key::flag(Sets::FfnBias, "mlp_bias", false),
     ],
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 1] = [GRANITE];
+/// Sizes of Mamba-2 layers in GGUF.
+const MAMBA_KEYS: &[&str] = &[
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.group_count",
+];
+
+/// `modeling_granitemoehybrid.py`: Granite 4, with Mamba-2 layers or without, with experts beside a shared
+/// one, or with a dense FFN of that one's size.
+const GRANITE_HYBRID: Family = Family {
+    name: "granitemoehybrid",
+    defaults: &[
+        ("hidden_size", Int(4096)),
+        ("intermediate_size", Int(11008)),
+        ("num_hidden_layers", Int(32)),
+        ("num_attention_heads", Int(32)),
+        ("max_position_embeddings", Int(2048)),
+        ("rms_norm_eps", Float(1e-6)),
+        ("hidden_act", Text("silu")),
+        ("num_local_experts", Int(8)),
+        ("num_experts_per_tok", Int(2)),
+        ("shared_intermediate_size", Int(1024)),
+    ],
+    names: &hf_names::GRANITE_HYBRID,
+    gguf: Some(Arch {
+        name: "granitehybrid",
+        names: &gguf_names::GRANITE_HYBRID,
+        interleaved: true,
+        rotated_by_key: true,
+        reads: MAMBA_KEYS,
+        ..PLAIN_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    act_default: Some("silu"),
+    one_act: true,
+    ffn: "shared_intermediate_size",
+    kv_heads_default: true,
+    windows: Windows::None,
+    experts: Some(Experts {
+        count: "num_local_experts",
+        // a softmax of the chosen scores is the share among all, renormalised
+        renormalise: Renormalise::Always,
+        gguf_renormalise: true,
+        shared: Some(Shared::Plain("shared_intermediate_size")),
+        optional: true,
+        ..EXPERTS
+    }),
+    keys: &[OF_EMBEDDINGS, OF_LAYERS, OF_SCORES, OF_LOGITS],
+    checks: &[
+        Check::Flag("mamba_conv_bias", true),
+        Check::Flag("mamba_proj_bias", false),
+    ],
+    reads: &["position_embedding_type"],
+    quirks: &[Quirk::Mamba, Quirk::RotatedByName],
+    ..PLAIN
+};
+
+pub(super) const FAMILIES: [Family; 2] = [GRANITE, GRANITE_HYBRID];

@@ -517,6 +517,43 @@ pub(super) const LFM2: NameTable = NameTable {
     ..PLAIN
 };
 
+/// Experts as releases name them, and as transformers 5 holds them. Without experts, the FFN has the name
+/// of the shared one.
+pub(super) const GRANITE_HYBRID: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        &[
+            (Role::MambaIn, "mamba.in_proj.weight"),
+            (Role::MambaConv, "mamba.conv1d.weight"),
+            (Role::MambaConvBias, "mamba.conv1d.bias"),
+            (Role::MambaStep, "mamba.dt_bias"),
+            (Role::MambaRate, "mamba.A_log"),
+            (Role::MambaSkip, "mamba.D"),
+            (Role::MambaNorm, "mamba.norm.weight"),
+            (Role::MambaOut, "mamba.out_proj.weight"),
+            (Role::Down, "shared_mlp.output_linear.weight"),
+            (Role::Router, "block_sparse_moe.router.layer.weight"),
+            (Role::Router, "block_sparse_moe.router.weight"),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: &[(Role::Down, "shared_mlp.output_linear.weight")],
+        stacked: &[
+            (Stack::GateUp, "block_sparse_moe.input_linear.weight"),
+            (
+                Stack::One(Role::Down),
+                "block_sparse_moe.output_linear.weight",
+            ),
+            (Stack::GateUp, "block_sparse_moe.experts.gate_up_proj"),
+            (Stack::One(Role::Down), "block_sparse_moe.experts.down_proj"),
+        ],
+        ..NO_EXPERTS
+    },
+    fused: &[(Fused::SharedGateUp, "shared_mlp.input_linear.weight")],
+    ..PLAIN
+};
+
 /// Attention without Q, which is stored with the gates of its output.
 const GATED_ATTENTION: Spellings = &[
     (Role::K, "self_attn.k_proj.weight"),

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::experts;
 use super::form::{self, Shape};
 use super::latent::{self, latent};
+use super::mamba::mamba_layers;
 use super::rope::{local_rope, rope};
 use super::streams;
 use super::value::Metadata;
@@ -187,7 +188,8 @@ pub(super) fn model_config(
     })
 }
 
-/// The heads of keys and values. Layers of LFM2 that have none are short convolutions.
+/// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H
+/// are Mamba-2.
 fn kv_heads(
     metadata: &Metadata,
     family: &Family,
@@ -200,9 +202,10 @@ fn kv_heads(
     if family.has(Quirk::Latent) {
         return Ok(None);
     }
-    if !family.has(Quirk::ShortConv) {
+    let recurrent = [Quirk::ShortConv, Quirk::Mamba];
+    let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
         return metadata.uniform_u32(&heads);
-    }
+    };
     let list = metadata.u32s(&heads)?;
     let own = list.iter().copied().find(|&heads| heads != 0);
     let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
@@ -210,14 +213,18 @@ fn kv_heads(
         let expected = format!("0 or the same number for each of {layers} layers");
         return Err(metadata.bad(&heads, &expected));
     }
-    let convs = (0..).zip(list).filter(|(_, heads)| *heads == 0);
-    let convs: Vec<u32> = convs.map(|(layer, _)| layer).collect();
+    let without = (0..).zip(list).filter(|(_, heads)| *heads == 0);
+    let without: Vec<u32> = without.map(|(layer, _)| layer).collect();
+    if recurrent == Quirk::Mamba && !without.is_empty() {
+        form.mamba = Some(mamba_layers(metadata, arch, without)?);
+        return Ok(own);
+    }
     let taps = key("shortconv.l_cache");
-    form.short_conv = match (convs.is_empty(), metadata.u32(&taps)?) {
+    form.short_conv = match (without.is_empty(), metadata.u32(&taps)?) {
         (true, _) => None,
         (false, None) => return Err(metadata.missing(&taps, "an integer")),
         (false, Some(taps)) => Some(ShortConvs {
-            layers: convs,
+            layers: without,
             taps,
         }),
     };

@@ -32,6 +32,7 @@ pub(super) fn read(
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
     let (of, count) = match (experts_of(family), count) {
         ((_, false), None) => return Ok(None),
+        ((Some(of), true), None) if of.optional => return Ok(None),
         ((None, _), Some(_)) => {
             let why = "experts are not known for this architecture";
             return Err(metadata.unsupported(&key("expert_count"), why));
@@ -74,9 +75,12 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
                     _ => count.saturating_mul(need("expert_feed_forward_length")?),
                 }
             }
+            Some(Shared::Plain(_)) => metadata
+                .u32(&key("expert_shared_feed_forward_length"))?
+                .unwrap_or(0),
             None => 0,
         },
-        shared_is_plain: matches!(of.shared, Some(Shared::Experts(..))),
+        shared_is_plain: of.has_plain_shared(),
         dense_ffn: match dense {
             0 => 0,
             _ => need("feed_forward_length")?,

@@ -53,6 +53,16 @@ fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, E
     }))
 }
 
+/// The layers without rotary positions.
+fn nope_layers(metadata: &Metadata, arch: &Arch, shape: Shape) -> Result<Vec<u32>, Error> {
+    let key = format!("{}.rope.scaling.finetuned", arch.name);
+    if arch.rotated_by_key && metadata.bool(&key)? == Some(false) {
+        return Ok((0..shape.layers).collect());
+    }
+    let unrotated = (arch.unrotated).filter(|of| shape.windowed || !of.windowed);
+    Ok(unrotated.map_or_else(Vec::new, |of| of.of(shape.layers)))
+}
+
 /// The form of a file.
 pub(super) fn form(
     metadata: &Metadata,
@@ -60,7 +70,6 @@ pub(super) fn form(
     arch: &Arch,
     shape: Shape,
 ) -> Result<Form, Error> {
-    let unrotated = (arch.unrotated).filter(|of| shape.windowed || !of.windowed);
     let scores = |widest| 1.0 / (shape.score_width(widest) as f32).sqrt();
     let mut form = Form {
         layer_norm: family.layer_norm,
@@ -78,7 +87,7 @@ pub(super) fn form(
             true => (shape.d_model as f32).sqrt(),
             false => 1.0,
         },
-        nope_layers: unrotated.map_or_else(Vec::new, |of| of.of(shape.layers)),
+        nope_layers: nope_layers(metadata, arch, shape)?,
         ..Form::default()
     };
     for known in family.keys.iter().filter(|key| !key.gguf.name.is_empty()) {

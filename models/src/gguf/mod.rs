@@ -10,6 +10,7 @@ mod experts;
 mod form;
 mod header;
 mod latent;
+mod mamba;
 mod rope;
 mod sampling;
 mod split;
@@ -133,12 +134,17 @@ fn is_of_other_inputs(name: &str) -> bool {
 /// What the tensors and the vocabulary say of the configuration.
 fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
     let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
+    // in any layer: not all have attention
+    let some_has = |end: &str| {
+        let of_layer = |raw: &Raw| raw.name.starts_with("blk.") && raw.name.ends_with(end);
+        tensors.iter().any(of_layer)
+    };
     Facts {
         powerinfer,
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
-        has_qkv_bias: has("blk.0.attn_q.bias"),
+        has_qkv_bias: some_has(".attn_q.bias"),
         has_qk_norm: has("blk.0.attn_q_norm.weight"),
-        has_o_bias: has("blk.0.attn_output.bias"),
+        has_o_bias: some_has(".attn_output.bias"),
         has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
@@ -291,6 +297,10 @@ fn identify(
         &[heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
             vec![heads.saturating_mul(rows), cols]
         }
+        &[outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
+            Some(len) => vec![len],
+            None => raw.shape,
+        },
         _ => raw.shape,
     };
     let whole = Found {

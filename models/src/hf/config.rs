@@ -43,7 +43,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let head_dim = head_dim(&keys, family, d_model, heads)?;
     let experts = match &family.experts {
-        Some(of) => Some(experts::read(&keys, of, layers)?),
+        Some(of) => experts::read(&keys, of, layers)?,
         None => None,
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;

@@ -7,7 +7,8 @@ use crate::error::Error;
 
 /// The layers that have one, and its sizes; absent keys have the values of the configuration class.
 pub(super) fn delta_nets(keys: &Keys, layers: u32) -> Result<Option<DeltaNets>, Error> {
-    let with = match layers_of(keys, "linear_attention", layers)? {
+    let kinds: [&[&str]; 2] = [&["linear_attention"], &["full_attention"]];
+    let with = match layers_of(keys, kinds, layers)? {
         Some(with) => with,
         None => {
             const KEY: &str = "full_attention_interval";

@@ -19,8 +19,11 @@ pub(super) struct OfExperts {
     pub(super) mixture: Mixture,
 }
 
-/// Reads the keys of a model of so many layers.
-pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, Error> {
+/// Reads the keys of a model of so many layers; `None` if it has no experts.
+pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfExperts>, Error> {
+    if of.optional && keys.u32(of.count)? == Some(0) {
+        return Ok(None);
+    }
     if let Some(key) = of.early_router
         && keys.bool(key)? == Some(false)
     {
@@ -40,7 +43,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
         return Err(keys.unsupported(of.chosen, why));
     }
     let ffn = keys.need_u32(of.ffn)?;
-    Ok(OfExperts {
+    Ok(Some(OfExperts {
         count: count(keys, of.count)?,
         ffn,
         mixture: Mixture {
@@ -51,12 +54,12 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
             },
             shared: match of.shared {
                 None => 0,
-                Some(Shared::Gated(key)) => keys.need_u32(key)?,
+                Some(Shared::Gated(key) | Shared::Plain(key)) => keys.need_u32(key)?,
                 Some(Shared::Experts(key, absent)) => {
                     uniform(keys, key)?.unwrap_or(absent).saturating_mul(ffn)
                 }
             },
-            shared_is_plain: matches!(of.shared, Some(Shared::Experts(..))),
+            shared_is_plain: of.has_plain_shared(),
             dense_ffn,
             dense_layers,
             scoring,
@@ -77,7 +80,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<OfExperts, 
                 false => 0.0,
             },
         },
-    })
+    }))
 }
 
 /// A number, or a list of the same number for each layer (Hunyuan).

@@ -6,6 +6,7 @@ use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::json::Keys;
 use super::latent::latent;
+use super::mamba::{is_rotated, mamba_layers};
 use super::short_conv::short_convs;
 use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
@@ -64,6 +65,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
+            }
+            Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
+            Quirk::RotatedByName if !is_rotated(keys)? => {
+                form.nope_layers = (0..sizes.layers).collect();
             }
             _ => {}
         }

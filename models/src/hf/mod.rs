@@ -10,6 +10,7 @@ mod form;
 mod generation;
 mod json;
 mod latent;
+mod mamba;
 mod rope;
 mod safetensors;
 mod scales;
@@ -197,7 +198,9 @@ fn identify(
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
         // one kernel for each channel
-        (Role::Conv | Role::DeltaConv, &[channels, 1, taps]) => vec![channels, taps],
+        (Role::Conv | Role::DeltaConv | Role::MambaConv, &[channels, 1, taps]) => {
+            vec![channels, taps]
+        }
         _ => raw.shape,
     };
     let whole = Found {
@@ -222,7 +225,7 @@ fn layout_of(role: Role, config: &ModelConfig) -> Layout {
     let family = families::of(&config.family);
     match role {
         Role::Down => Layout::Transposed,
-        Role::DeltaRate => Layout::NegativeLog,
+        Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
         Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
             let head_dim = config.head_dim as usize;
             Layout::Interleaved {

@@ -8,7 +8,8 @@ use crate::error::Error;
 
 /// The layers that are no attention: by their kinds or, in older files, all but those of a list.
 pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
-    let convs = match (layers_of(keys, "conv", layers)?, attention(keys, layers)?) {
+    let named = layers_of(keys, [&["conv"], &["full_attention"]], layers)?;
+    let convs = match (named, attention(keys, layers)?) {
         (Some(convs), _) => convs,
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
@@ -22,13 +23,19 @@ pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>
     })
 }
 
-/// The layers that are `wanted` by `layer_types`; the others have to be `full_attention`.
-pub(super) fn layers_of(keys: &Keys, wanted: &str, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+/// The layers that `layer_types` calls by one of the names `wanted`; the others have to have one of the
+/// names `others`.
+pub(super) fn layers_of(
+    keys: &Keys,
+    [wanted, others]: [&[&str]; 2],
+    layers: u32,
+) -> Result<Option<Vec<u32>>, Error> {
     const KEY: &str = "layer_types";
-    let expected = format!("{wanted} or full_attention for each of {layers} layers");
+    let names = [wanted, others].concat().join(" or ");
+    let expected = format!("{names} for each of {layers} layers");
     let is_wanted = |kind: &Value| match kind.as_str() {
-        Some("full_attention") => Some(false),
-        Some(kind) if kind == wanted => Some(true),
+        Some(kind) if others.contains(&kind) => Some(false),
+        Some(kind) if wanted.contains(&kind) => Some(true),
         _ => None,
     };
     let kinds = keys.read(KEY, &expected, |value| {

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 27] = [
+const CASES: [&str; 28] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -40,6 +40,7 @@ const CASES: [&str; 27] = [
     "deepseek_v32",
     "glm_moe_dsa",
     "hunyuan_v1_moe",
+    "granitemoehybrid",
 ];
 
 /// Those whose experts have exact zeros.

@@ -383,6 +383,8 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),
+    ("granitehybrid_dense", "chatml"),
+    ("granitemoehybrid", "chatml"),
     ("smollm3", "chatml"),
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),

@@ -156,6 +156,8 @@ impl PackOptions {
             | Role::DeltaIn
             | Role::DeltaGate
             | Role::DeltaOut
+            | Role::MambaIn
+            | Role::MambaOut
             | Role::StreamIn
             | Role::StreamOut
             | Role::LayerInputsProj

@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 26] = [
+const NO_FOLDER: [&str; 29] = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -44,6 +44,9 @@ const NO_FOLDER: [&str; 26] = [
     "glm_moe_dsa",
     "gpt_oss",
     "gpt_oss_odd",
+    "granitehybrid_attention",
+    "granitehybrid_dense",
+    "granitemoehybrid",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "lfm2",

@@ -129,6 +129,16 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn selective_scan(
+            before: Option<&[f32]>,
+            state: &mut [f32],
+            token: $crate::ScanToken<'_>,
+            out: &mut [f32],
+        ) {
+            $crate::scan::selective_scan(before, state, token, out);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn silu(x: &mut [f32]) {
             $crate::elementwise::silu(x);
         }
@@ -175,6 +185,7 @@ use crate::{
     matrix::Matrix,
     narrow::Narrow,
     row::Row,
+    scan::ScanToken,
     signs::sign_bytes,
 };
 
@@ -473,6 +484,23 @@ pub(crate) fn delta_rule(
         check_len("before", before.len(), rows * columns);
     }
     dispatch!(cpu, delta_rule(before, state, token, out))
+}
+
+pub(crate) fn selective_scan(
+    cpu: Cpu,
+    before: Option<&[f32]>,
+    state: &mut [f32],
+    token: ScanToken<'_>,
+    out: &mut [f32],
+) {
+    let (rows, columns) = (token.write.len(), out.len());
+    check_len("read", token.read.len(), rows);
+    check_len("input", token.input.len(), columns);
+    check_len("state", state.len(), rows * columns);
+    if let Some(before) = before {
+        check_len("before", before.len(), rows * columns);
+    }
+    dispatch!(cpu, selective_scan(before, state, token, out))
 }
 
 pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {

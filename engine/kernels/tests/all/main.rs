@@ -10,6 +10,7 @@ mod int;
 mod narrow;
 mod quantize;
 mod reference;
+mod scan;
 mod select;
 mod signs;
 mod workers;

@@ -53,6 +53,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::Latent
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
+                | Quirk::Mamba
+                | Quirk::RotatedByName
                 | Quirk::QueryScale
                 | Quirk::AdjustedFfn,
                 _,

@@ -96,7 +96,7 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut V
         config["decoder_sparse_step"] = json!(1);
     }
     match of.shared {
-        Some(Shared::Gated(key)) => config[key] = json!(mixture.shared),
+        Some(Shared::Gated(key) | Shared::Plain(key)) => config[key] = json!(mixture.shared),
         Some(Shared::Experts(key, _)) => config[key] = json!(mixture.shared / c.ffn),
         None => {}
     }

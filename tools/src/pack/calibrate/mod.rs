@@ -236,9 +236,13 @@ impl Calibrator<'_> {
                     Role::ConvIn,
                     Role::DeltaIn,
                     Role::DeltaGate,
+                    Role::MambaIn,
                 ][..],
             ),
-            (seen.mixed, &[Role::O, Role::ConvOut, Role::DeltaOut]),
+            (
+                seen.mixed,
+                &[Role::O, Role::ConvOut, Role::DeltaOut, Role::MambaOut],
+            ),
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {

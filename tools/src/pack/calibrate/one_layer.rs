@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
+    DeltaNets, Form, MambaLayers, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
@@ -181,6 +181,13 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
         },
         delta_net: match c.mixer_of(layer) {
             MixerKind::DeltaNet(shape) => Some(DeltaNets {
+                layers: vec![0],
+                shape,
+            }),
+            _ => None,
+        },
+        mamba: match c.mixer_of(layer) {
+            MixerKind::Mamba(shape) => Some(MambaLayers {
                 layers: vec![0],
                 shape,
             }),

@@ -81,6 +81,7 @@ impl Gathered {
             MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
+            MixerKind::Mamba(mamba) => mamba.values(),
         };
         let neurons = c.ffn as usize;
         let blocks = (0..neurons).step_by(DOWN_BLOCK);

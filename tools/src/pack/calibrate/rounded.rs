@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 15] = [
+pub const ROLES: [Role; 17] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -30,6 +30,8 @@ pub const ROLES: [Role; 15] = [
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaOut,
+    Role::MambaIn,
+    Role::MambaOut,
     Role::Gate,
     Role::Up,
     Role::Down,

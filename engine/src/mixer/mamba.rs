@@ -1,0 +1,231 @@
+//! Mamba-2 (Granite 4 H): a state-space model with heads.
+//!
+//! ```text
+//! [z, u, dt] = In · x        [v, B, C] = silu(conv(u) + bias)
+//! Δ = softplus(dt + step)        S ← exp(rate · Δ)·S + B ⊗ Δ·v        y = Cᵀ·S + skip·v        per head
+//! out = Out · rmsnorm(y ∘ silu(z))
+//! ```
+//!
+//! The heads of a group share `B` and `C`, and the norm is over each group by itself. The state is the
+//! convolution's, then `S` of each head, `[state_dim × head_dim]`. Heads are independent; the tokens of a
+//! head follow each other in order, so that no bit depends on chunks.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Compute, ScanToken, math, selective_scan};
+use emberflow_models::config::{MambaShape, ModelConfig};
+use emberflow_models::names::Role;
+
+use super::LayerPass;
+use super::conv::{self, Convolution, by_tap};
+use super::delta_net::softplus;
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::scratch::Scratch;
+use crate::state::{RecurrentPart, Span};
+
+/// The weights of one layer.
+#[derive(Debug)]
+pub(crate) struct Mamba {
+    shape: MambaShape,
+    /// Projection to the gates of the output, the channels of the convolution and the steps of the heads,
+    /// `[inputs × d_model]`.
+    pub input: Matrix,
+    /// Output projection, `[d_model × values]`.
+    pub output: Matrix,
+    /// The convolution, `[taps × channels]`.
+    weights: Vec<f32>,
+    /// Its bias, by channel.
+    bias: Vec<f32>,
+    /// By head: the factor of the decay, below 0, what is added to its step, the factor of its input in
+    /// its output.
+    rate: Vec<f32>,
+    step: Vec<f32>,
+    skip: Vec<f32>,
+    /// Weights of the RMSNorms over the groups, `values` in all.
+    norm: Vec<f32>,
+    /// Its part of a sequence's recurrent state.
+    part: Range<usize>,
+}
+
+/// Floats of a layer's state.
+pub(super) fn state_floats(shape: MambaShape) -> usize {
+    conv_floats(shape) + shape.values() * shape.state_dim as usize
+}
+
+fn conv_floats(shape: MambaShape) -> usize {
+    conv::state_floats(shape.channels(), shape.taps as usize)
+}
+
+impl Mamba {
+    /// Reads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    pub fn load(
+        from: &Loader<'_>,
+        c: &ModelConfig,
+        l: u32,
+        shape: MambaShape,
+        at: usize,
+    ) -> Result<Self, Error> {
+        let [d, heads, taps] = [c.d_model, shape.heads, shape.taps].map(|n| n as usize);
+        let (channels, values) = (shape.channels(), shape.values());
+        Ok(Self {
+            shape,
+            input: from.matrix(Role::MambaIn, l, shape.inputs(), d)?,
+            output: from.matrix(Role::MambaOut, l, d, values)?,
+            weights: by_tap(&from.rows(Role::MambaConv, l, channels, taps)?, taps),
+            bias: from.vector(Role::MambaConvBias, l, channels)?,
+            rate: from.vector(Role::MambaRate, l, heads)?,
+            step: from.vector(Role::MambaStep, l, heads)?,
+            skip: from.vector(Role::MambaSkip, l, heads)?,
+            norm: from.vector(Role::MambaNorm, l, values)?,
+            part: at..at + state_floats(shape),
+        })
+    }
+
+    /// See [`super::Mixer::run`].
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let d = self.output.rows();
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        self.input.matmul(on, input, &mut s.rows, &mut s.q);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, first, s);
+            first += span.tokens.len();
+        }
+        self.gate_and_norm(on, at.config.rms_eps, spans, s);
+        let mixed = &s.attended[..rows * self.shape.values()];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+    }
+
+    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
+    /// leaves `y` of its rows in their part of `s.gate`, head by head.
+    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
+        let (shape, n) = (self.shape, span.tokens.len());
+        let (inputs, channels, values) = (shape.inputs(), shape.channels(), shape.values());
+        let RecurrentPart {
+            before,
+            after,
+            marked,
+        } = span.sequence.recurrent(self.part.clone());
+        let (conv_before, before) = before.split_at(conv_floats(shape));
+        let (conv_after, after) = after.split_at_mut(conv_floats(shape));
+        let projected = &s.q[first * inputs..][..n * inputs];
+        let conv = Convolution {
+            channels,
+            weights: &self.weights,
+            bias: Some(&self.bias),
+            before: conv_before,
+            rows: &projected[values..],
+            stride: inputs,
+        };
+        let convolved = &mut s.attended[first * channels..][..n * channels];
+        (on.workers).for_each_chunk_mut(convolved, channels, &|_, row, out| {
+            conv.row(row, out);
+            on.cpu.silu(out);
+        });
+        conv.state(n, conv_after);
+        let marked = marked.map(|(rows, to)| {
+            let (conv_to, to) = to.split_at_mut(conv_floats(shape));
+            conv.state(rows, conv_to);
+            (rows, to)
+        });
+        let scan = Scan {
+            mamba: self,
+            convolved,
+            projected,
+        };
+        let out = &mut s.gate[first * values..][..n * values];
+        match marked {
+            None => scan.run(on, before, after, 0..n, out),
+            Some((middle, to)) => {
+                scan.run(on, before, to, 0..middle, out);
+                scan.run(on, to, after, middle..n, out);
+            }
+        }
+    }
+
+    /// `s.attended[row] = rmsnorm(y ∘ silu(z))`, group by group.
+    fn gate_and_norm(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
+        let (inputs, values) = (self.shape.inputs(), self.shape.values());
+        let dim = self.shape.head_dim as usize;
+        let group = values / self.shape.groups as usize;
+        let mut first = 0;
+        for span in spans {
+            let n = span.tokens.len();
+            let y = &s.gate[first * values..][..n * values];
+            let projected = &s.q[first * inputs..][..n * inputs];
+            let out = &mut s.attended[first * values..][..n * values];
+            (on.workers).for_each_chunk_mut(out, values, &|_, row, out| {
+                out.copy_from_slice(&projected[row * inputs..][..values]);
+                on.cpu.silu(out);
+                for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                    let y = &y[(head * n + row) * dim..][..dim];
+                    out.iter_mut().zip(y).for_each(|(z, y)| *z *= *y);
+                }
+                for (out, norm) in out.chunks_exact_mut(group).zip(self.norm.chunks(group)) {
+                    on.cpu.rmsnorm_inplace(out, norm, eps);
+                }
+            });
+            first += n;
+        }
+    }
+}
+
+/// The inputs of the recurrence for one sequence's rows.
+struct Scan<'a> {
+    mamba: &'a Mamba,
+    /// `v`, `B` and `C`, `[rows × channels]`.
+    convolved: &'a [f32],
+    /// `z`, `u` and `dt`, `[rows × inputs]`.
+    projected: &'a [f32],
+}
+
+impl Scan<'_> {
+    /// Runs all heads over the rows `rows`, from the state `before` to `after`.
+    fn run(
+        &self,
+        on: &Compute,
+        before: &[f32],
+        after: &mut [f32],
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let shape = self.mamba.shape;
+        let dim = shape.head_dim as usize;
+        let state = dim * shape.state_dim as usize;
+        let of_head = out.len() / shape.heads as usize;
+        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
+            let mut from = Some(&before[head * state..][..state]);
+            for row in rows.clone() {
+                let token = self.token(row, head);
+                let out = &mut out[row * dim..][..dim];
+                selective_scan(on.cpu, from.take(), after, token, out);
+            }
+        });
+    }
+
+    /// Row `row` of head `head`.
+    fn token(&self, row: usize, head: usize) -> ScanToken<'_> {
+        let (mamba, shape) = (self.mamba, self.mamba.shape);
+        let [dim, state] = [shape.head_dim, shape.state_dim].map(|n| n as usize);
+        let (values, shared) = (shape.values(), shape.groups as usize * state);
+        let group = shape.group_of(head as u32) as usize;
+        let convolved = &self.convolved[row * shape.channels()..];
+        let [write, read] =
+            [0, shared].map(|at| &convolved[values + at + group * state..][..state]);
+        let dt = self.projected[row * shape.inputs()..][values + shape.channels() + head];
+        let step = softplus(dt + mamba.step[head]);
+        ScanToken {
+            input: &convolved[head * dim..][..dim],
+            write,
+            read,
+            decay: math::exp(mamba.rate[head] * step),
+            step,
+            skip: mamba.skip[head],
+        }
+    }
+}
