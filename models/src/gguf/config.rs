@@ -97,16 +97,17 @@ impl Facts {
         }
     }
 
-    /// What the tensors say of the form.
-    fn shape(&self) -> Shape {
+    /// What the tensors say of the form; `sizes` are `d_model`, layers, heads, `head_dim`.
+    fn shape(&self, sizes: [u32; 4], windowed: bool) -> Shape {
+        let [d_model, layers, heads, head_dim] = sizes;
         Shape {
-            d_model: 0,
-            layers: 0,
-            heads: 0,
-            head_dim: 0,
+            d_model,
+            layers,
+            heads,
+            head_dim,
             ffn_bias: self.has_ffn_bias,
             two_norms: self.two_norms,
-            windowed: false,
+            windowed,
             streams: self.streams,
         }
     }
@@ -135,14 +136,7 @@ pub(super) fn model_config(
     let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
-    let shape = Shape {
-        d_model,
-        layers,
-        heads,
-        head_dim,
-        windowed: window.size > 0,
-        ..facts.shape()
-    };
+    let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
     let mut rope = rope(metadata, family, arch, head_dim)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     if family.has(Quirk::Latent) {
