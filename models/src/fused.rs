@@ -61,7 +61,7 @@ pub(crate) fn split(
                 layout: Layout::AsIs,
                 // past the end of the file, if it overflows
                 offset: whole.offset.saturating_add((before * row_bytes) as u64),
-                scales: whole.scales.map(|scales| scales.from_row(before)),
+                scales: whole.scales.map(|scales| scales.after_rows(before)),
                 ..whole.clone()
             },
         }

@@ -329,7 +329,7 @@ impl<'a> Comparison<'a> {
         self.buffer.resize(found.len(), 0.0);
         self.source.read_rows(id, row, 1, &mut self.buffer)?;
         if let Some(calibrated) = &mut self.calibrated
-            && calibrate::is_calibrated(id.role, dtype)
+            && calibrate::is_calibrated(self.source.config(), id.role, dtype)
         {
             let sums = calibrated.entry(id).or_default();
             for (w, h) in self.buffer.iter().zip(found) {

@@ -290,14 +290,14 @@ fn identify(
         Role::LatentKv if arch.interleaved => latent_order(config),
         _ => Layout::AsIs,
     };
-    let shape = match &raw.shape[..] {
+    let shape = match raw.shape[..] {
         // outer dimensions of 1 mean nothing to ggml
-        &[1, n] if id.role.is_vector() => vec![n],
+        [1, n] if id.role.is_vector() => vec![n],
         // a matrix for each head
-        &[heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
+        [heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
             vec![heads.saturating_mul(rows), cols]
         }
-        &[outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
+        [outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
             Some(len) => vec![len],
             None => raw.shape,
         },

@@ -117,7 +117,7 @@ pub(crate) enum ScaleKind {
 
 impl Scales {
     /// Those of the rows from `rows` on.
-    pub(crate) fn from_row(self, rows: usize) -> Self {
+    pub(crate) fn after_rows(self, rows: usize) -> Self {
         match self.kind {
             ScaleKind::Exponents => self,
             ScaleKind::Grid {

@@ -63,7 +63,11 @@ impl ExpertCalibrator<'_, '_> {
                 rows.put(id(role), self.calibrator.rows(id(role), &rounder)?);
             }
             drop(rounder);
-            if is_calibrated(Role::Down, self.calibrator.options.dtype_of(id(Role::Down))) {
+            if is_calibrated(
+                self.calibrator.source.config(),
+                Role::Down,
+                self.calibrator.options.dtype_of(id(Role::Down)),
+            ) {
                 let hidden = self.hidden(bank, visits, &inputs, rows)?;
                 rows.put(
                     id(Role::Down),

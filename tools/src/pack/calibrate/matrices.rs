@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use emberflow_kernels::{Compute, DType};
 use emberflow_models::Checkpoint;
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_predictor::rounding::{Covariance, Rounder};
 
@@ -15,9 +16,12 @@ use crate::pack::options::PackOptions;
 /// Rows read and rounded at once.
 const BATCH: usize = 1024;
 
-/// Whether matrices of this role and format are calibrated.
-pub(crate) fn is_calibrated(role: Role, dtype: DType) -> bool {
-    ROLES.contains(&role) && dtype.is_grouped() && dtype != DType::Mxfp4
+/// Whether matrices of this role and format are calibrated. Queries that are projected from a latent
+/// vector are not: their input is not the layer's.
+pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
+    let latent = c.form.latent.and_then(|latent| latent.query_rank);
+    let deeper = role == Role::Q && latent.is_some();
+    ROLES.contains(&role) && !deeper && dtype.is_grouped() && dtype != DType::Mxfp4
 }
 
 /// A running calibration: the checkpoint, storage formats and files.

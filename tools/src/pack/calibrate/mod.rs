@@ -82,7 +82,7 @@ pub fn calibrate(
     how: Calibration<'_>,
 ) -> Result<Calibrated, Failure> {
     let c = source.config();
-    let rounds = |t: &TensorInfo| is_calibrated(t.id.role, options.dtype_of(t.id));
+    let rounds = |t: &TensorInfo| is_calibrated(source.config(), t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
             "--calibrate needs q4, q4k or q8; the requested formats are floats",
@@ -128,7 +128,7 @@ pub fn calibrate(
         hash: job.name.clone(),
     };
     let stored =
-        |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| is_calibrated(id.role, dtype));
+        |id: TensorId| Some(options.dtype_of(id)).filter(|&dtype| is_calibrated(c, id.role, dtype));
     Ok(Calibrated {
         rounded: Rounded::open(paths, c, summary, &stored)?,
         resumed,
@@ -247,11 +247,8 @@ impl Calibrator<'_> {
         ];
         for (covariance, roles) in groups {
             let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
-            // its input is not the layer's
-            let deeper = |role| role == Role::Q && has(Role::LatentQ);
-            let takes = |&role: &Role| {
-                has(role) && !deeper(role) && is_calibrated(role, self.dtype(role, layer))
-            };
+            let c = self.source.config();
+            let takes = |&role: &Role| has(role) && is_calibrated(c, role, self.dtype(role, layer));
             let wanted = roles.iter().any(takes);
             let Some(covariance) = covariance.filter(|_| wanted) else {
                 continue;
@@ -263,7 +260,13 @@ impl Calibrator<'_> {
                 rows.put(id, self.rows(id, &rounder)?);
             }
         }
-        if !seen.hidden.is_empty() && is_calibrated(Role::Down, self.dtype(Role::Down, layer)) {
+        if !seen.hidden.is_empty()
+            && is_calibrated(
+                self.source.config(),
+                Role::Down,
+                self.dtype(Role::Down, layer),
+            )
+        {
             let id = TensorId::layer(Role::Down, layer);
             rows.put(id, self.down(id, seen.hidden)?);
         }
@@ -275,6 +278,10 @@ impl Calibrator<'_> {
 
     /// Whether the FFN of a layer is calibrated.
     fn calibrates_ffn(&self, layer: u32) -> bool {
-        is_calibrated(Role::Gate, self.dtype(Role::Gate, layer))
+        is_calibrated(
+            self.source.config(),
+            Role::Gate,
+            self.dtype(Role::Gate, layer),
+        )
     }
 }
