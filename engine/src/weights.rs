@@ -159,7 +159,8 @@ impl Weights {
     fn projections_on_device(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
             let its = Matrix::weights_on_device(l.mixer.inputs(), n);
-            its + Matrix::weights_on_device([l.mixer.output()].into_iter(), n)
+            let rest = l.mixer.between().chain([l.mixer.output()]);
+            its + (rest.map(|one| Matrix::weights_on_device([one].into_iter(), n))).sum::<f64>()
         };
         self.layers.iter().map(layer).sum()
     }
@@ -208,7 +209,8 @@ impl Weights {
 
 /// The matrices of a mixer.
 fn projections(mixer: &Mixer) -> impl Iterator<Item = &Matrix> {
-    mixer.inputs().chain([mixer.output()])
+    let inner = mixer.between();
+    mixer.inputs().chain(inner).chain([mixer.output()])
 }
 
 fn is_predictor(name: &str) -> bool {

@@ -44,9 +44,9 @@ pub(crate) struct LatentAttention {
     /// RMSNorm of the latent vector.
     norm: Vec<f32>,
     /// `Keys_hᵀ` of each head, `[heads·rank × head_dim − rotated]`.
-    keys: Matrix,
+    pub keys: Matrix,
     /// `Values_h` of each head, `[heads·value_dim × rank]`.
-    values: Matrix,
+    pub values: Matrix,
     /// Output projection, `[d_model × heads·value_dim]`.
     pub output: Matrix,
     /// Place of what it stores in a page.

@@ -127,6 +127,18 @@ impl Mixer {
         all.into_iter().flatten()
     }
 
+    /// The matrices between those of its input and that of its output.
+    pub fn between(&self) -> impl Iterator<Item = &Matrix> + Clone {
+        let all = match self {
+            Self::Latent(of) => {
+                let deeper = of.query_latent.is_some().then_some(&of.q);
+                [deeper, Some(&of.keys), Some(&of.values)]
+            }
+            _ => [None; 3],
+        };
+        all.into_iter().flatten()
+    }
+
     /// The matrix that gives its output.
     pub fn output(&self) -> &Matrix {
         match self {
@@ -169,29 +181,44 @@ impl Mixer {
     }
 }
 
-/// Rows and columns of the matrices of layer `layer`'s mixer, of one with keys and values of its own.
-pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 2] {
+/// Rows and columns of the matrices of layer `layer`'s mixer, of one with keys and values of its own:
+/// those of its input, of its output, and up to three between.
+pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
+    const NONE: [usize; 2] = [0; 2];
     let [d, hd, heads, kv] = [c.d_model, c.head_dim, c.heads, c.kv_heads].map(|n| n as usize);
     match c.mixer_of(layer) {
         MixerKind::Attention => {
             let gated = 1 + usize::from(c.form.output_gate);
-            [[(gated * heads + 2 * kv) * hd, d], [d, heads * hd]]
+            [
+                [(gated * heads + 2 * kv) * hd, d],
+                [d, heads * hd],
+                NONE,
+                NONE,
+                NONE,
+            ]
         }
         MixerKind::Latent(shape) => {
             let of = LatentSizes::new(c, shape);
-            let queries = match of.query_rank {
-                0 => of.heads * of.query,
-                rank => rank,
+            let all = of.heads * of.query;
+            let (queries, deeper) = match of.query_rank {
+                0 => (all, NONE),
+                rank => (rank, [all, rank]),
             };
-            [[queries + of.stored(), d], [d, of.heads * of.value]]
+            [
+                [queries + of.stored(), d],
+                [d, of.heads * of.value],
+                deeper,
+                [of.heads * of.rank, of.plain()],
+                [of.heads * of.value, of.rank],
+            ]
         }
-        MixerKind::ShortConv { .. } => [[3 * d, d], [d, d]],
+        MixerKind::ShortConv { .. } => [[3 * d, d], [d, d], NONE, NONE, NONE],
         MixerKind::DeltaNet(shape) => {
             let (channels, values) = (shape.channels(), shape.values());
             let rows = channels + values + 2 * shape.value_heads as usize;
-            [[rows, d], [d, values]]
+            [[rows, d], [d, values], NONE, NONE, NONE]
         }
-        MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()]],
+        MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
     }
 }
 

@@ -136,9 +136,14 @@ fn bad_choice(mixture: &Mixture, experts: u32) -> Option<BadField> {
     if mixture.chooses_apart() && mixture.scoring == Scoring::SparseMixer {
         return BadField::some("choice_bias", &true, "false, with sparsemixer");
     }
-    let ExpertGroups { count, chosen, .. } = mixture.groups?;
+    let ExpertGroups {
+        count,
+        chosen,
+        by_best,
+    } = mixture.groups?;
     let size = experts.checked_div(count).unwrap_or(0);
-    let fits = size >= 2 && experts.is_multiple_of(count) && (1..=count).contains(&chosen);
+    let least = 2 - u32::from(by_best);
+    let fits = size >= least && experts.is_multiple_of(count) && (1..=count).contains(&chosen);
     if !fits || chosen.saturating_mul(size) < mixture.chosen {
         let expected = "a divisor of the experts, and enough groups for those that are chosen";
         return BadField::some("groups of experts", &mixture.groups, expected);

@@ -76,6 +76,7 @@ const DEEPSEEK_V3: Family = Family {
     further_tokens: FurtherTokens::PastLast,
     experts: Some(Experts {
         scale: Some(("routed_scaling_factor", 2.5)),
+        groups: [8, 4],
         dense: Dense::First("first_k_dense_replace", 3),
         ..SIGMOID
     }),
@@ -90,14 +91,16 @@ const DEEPSEEK_V3: Family = Family {
     ..LATENT
 };
 
+const INDEXED_EXPERTS: Experts = Experts {
+    scale: Some(("routed_scaling_factor", 2.5)),
+    dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 3),
+    ..SIGMOID
+};
+
 const INDEXED: Family = Family {
     further_tokens: FurtherTokens::PastLastOr(".indexer."),
     windows: Windows::None,
-    experts: Some(Experts {
-        scale: Some(("routed_scaling_factor", 2.5)),
-        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 3),
-        ..SIGMOID
-    }),
+    experts: Some(INDEXED_EXPERTS),
     quirks: &[
         Quirk::Latent,
         Quirk::Indexed("index_topk", "attention.indexer.top_k"),
@@ -108,6 +111,10 @@ const INDEXED: Family = Family {
 /// `modeling_deepseek_v32.py`: DeepSeek-V3 whose attention sees what an indexer chooses.
 const DEEPSEEK_V32: Family = Family {
     name: "deepseek_v32",
+    experts: Some(Experts {
+        groups: [8, 4],
+        ..INDEXED_EXPERTS
+    }),
     gguf: Some(Arch {
         name: "deepseek32",
         reads: INDEXED_KEYS,

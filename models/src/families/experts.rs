@@ -26,6 +26,8 @@ pub(crate) struct Experts {
     pub(crate) choice_bias: bool,
     /// `n_group` and `topk_group` say from which groups experts are chosen.
     pub(crate) grouped: bool,
+    /// What they are without these keys.
+    pub(crate) groups: [u32; 2],
     /// A group is as good as the best of its experts, and `topk_method` says whether there are groups.
     pub(crate) best_of_groups: bool,
     /// Key of the factor of the weights, and the factor without it.
@@ -120,6 +122,7 @@ pub(super) const EXPERTS: Experts = Experts {
     router_bias: false,
     choice_bias: false,
     grouped: false,
+    groups: [1; 2],
     best_of_groups: false,
     scale: None,
     epsilon: 0.0,

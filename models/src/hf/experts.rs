@@ -67,7 +67,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
             router_bias: of.router_bias,
             choice_bias: of.choice_bias,
             groups: match of.grouped {
-                true => groups(keys, of.best_of_groups)?,
+                true => groups(keys, of)?,
                 false => None,
             },
             epsilon: of.epsilon,
@@ -130,7 +130,8 @@ fn scoring(keys: &Keys, of: ScoringBy) -> Result<Scoring, Error> {
 }
 
 /// The groups that experts are chosen from, if there is more than one.
-fn groups(keys: &Keys, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
+fn groups(keys: &Keys, of: &Experts) -> Result<Option<ExpertGroups>, Error> {
+    let by_best = of.best_of_groups;
     // DeepSeek-V2-Lite names a group and chooses from all experts
     if by_best
         && keys
@@ -139,8 +140,8 @@ fn groups(keys: &Keys, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
     {
         return Ok(None);
     }
-    let count = keys.u32("n_group")?.unwrap_or(1);
-    let chosen = keys.u32("topk_group")?.unwrap_or(1);
+    let count = keys.u32("n_group")?.unwrap_or(of.groups[0]);
+    let chosen = keys.u32("topk_group")?.unwrap_or(of.groups[1]);
     if count == 0 || chosen == 0 || chosen > count {
         let expected = format!("1 to {count}, that of all groups");
         return Err(keys.bad("topk_group", &expected));

@@ -58,6 +58,14 @@ impl ScaleTensors {
     pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
         let four = (raw.name.strip_suffix(FOUR_BITS[0])).filter(|_| raw.dtype == "U8");
         let eight = self.block.filter(|_| raw.dtype == "F8_E4M3");
+        if eight.is_some() && raw.shape.len() != 2 {
+            return Err(Error::WrongShape {
+                path: file.path.clone(),
+                tensor: raw.name.clone(),
+                found: shape_text(&raw.shape),
+                expected: "a matrix, in eight-bit floats with scales".into(),
+            });
+        }
         let (name, blocks) = match (four, eight) {
             (Some(name), _) => {
                 let blocks = &raw.shape[..raw.shape.len().saturating_sub(1)];
@@ -79,7 +87,7 @@ impl ScaleTensors {
                 expected,
             });
         };
-        if scales.shape != blocks || eight.is_some() && raw.shape.len() != 2 {
+        if scales.shape != blocks {
             return Err(Error::WrongShape {
                 path,
                 tensor: name,

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 11] = [
+const LATER: [&str; 12] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -14,6 +14,7 @@ const LATER: [&str; 11] = [
     ", output_gate: false",
     ", query_scale: None",
     ", latent: None",
+    ", mamba: None",
     ", rotated_qk_norm: false",
 ];
 
