@@ -7,7 +7,7 @@ mod found;
 mod identity;
 mod read;
 
-pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, latent_order};
+pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -52,6 +52,8 @@ pub(crate) struct Store {
     fingerprint: u64,
     /// The last transposed matrix, by its index in `infos` and its head.
     transposed: RefCell<Option<([usize; 2], Vec<f32>)>>,
+    /// The last scales of a row of blocks, by the tensor's index in `infos` and the row.
+    scales: RefCell<Option<([usize; 2], Vec<f32>)>>,
     raw: RefCell<Vec<u8>>,
 }
 
@@ -96,6 +98,7 @@ impl Store {
             index: HashMap::new(),
             fingerprint: 0,
             transposed: RefCell::new(None),
+            scales: RefCell::new(None),
             raw: RefCell::new(Vec::new()),
             about,
             files,

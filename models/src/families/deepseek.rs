@@ -4,17 +4,13 @@ use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
 use super::{Windows, gguf_names, hf_names};
 
-/// Keys of such files in GGUF.
+/// Keys of the experts of such files in GGUF.
 const KEYS: &[&str] = &[
-    "attention.q_lora_rank",
-    "attention.kv_lora_rank",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
-    "rope.scaling.yarn_log_multiplier",
     "leading_dense_block_count",
     "expert_shared_count",
     "expert_group_count",
     "expert_group_used_count",
+    "nextn_predict_layers",
 ];
 
 const INTERLEAVED: Check = Check::Flag("rope_interleave", true);
@@ -24,17 +20,12 @@ const NOT_NULL: [Check; 2] = [
     Check::NotNull("norm_topk_prob"),
 ];
 
-/// The same of files with an indexer.
+/// The same, and those of an indexer.
 const INDEXED_KEYS: &[&str] = &[
-    "attention.q_lora_rank",
-    "attention.kv_lora_rank",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
     "attention.indexer.head_count",
     "attention.indexer.key_length",
     "attention.indexer.top_k",
     "attention.indexer.types",
-    "rope.scaling.yarn_log_multiplier",
     "leading_dense_block_count",
     "expert_shared_count",
     "expert_group_count",
@@ -191,11 +182,6 @@ const MISTRAL4: Family = Family {
         reads: &[
             "attention.temperature_scale",
             "attention.temperature_length",
-            "attention.q_lora_rank",
-            "attention.kv_lora_rank",
-            "attention.key_length_mla",
-            "attention.value_length_mla",
-            "rope.scaling.yarn_log_multiplier",
             "leading_dense_block_count",
             "expert_shared_count",
             "expert_group_count",

@@ -292,6 +292,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
         let key = format!("{prefix}{rest}");
         let passes = match rest {
             _ if arch.reads.contains(&rest) => true,
+            _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),

@@ -11,6 +11,15 @@ use crate::hf::LATENT_EPS;
 const YARN_ALL: &str = "rope.scaling.yarn_log_multiplier";
 const TENTH: f32 = 0.1;
 
+/// The keys that are read for it, after the architecture.
+pub(super) const KEYS: [&str; 5] = [
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    YARN_ALL,
+];
+
 /// Width of a query. Files from before these keys hold keys and values in one matrix.
 pub(super) fn head_dim(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
     let key = format!("{}.attention.key_length_mla", arch.name);

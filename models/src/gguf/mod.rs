@@ -38,7 +38,7 @@ use crate::gguf_vocab::GgufVocab;
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
-use crate::store::{About, Found, Layout, Store, latent_order, warn_of_left_out};
+use crate::store::{About, Found, Layout, Store, rotary_order, warn_of_left_out};
 use crate::tensor_id::split_index;
 
 /// Magic of a PowerInfer file for sparse inference.
@@ -277,18 +277,9 @@ fn identify(
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
-        Role::Q | Role::K | Role::QBias | Role::KBias if arch.interleaved => {
-            let head_dim = config.head_dim as usize;
-            Layout::Interleaved {
-                head_dim,
-                rotated: config
-                    .form
-                    .latent
-                    .map_or(head_dim, |_| config.rope.dims as usize),
-            }
-        }
-        Role::LatentKv if arch.interleaved => latent_order(config),
-        _ => Layout::AsIs,
+        role => rotary_order(role, config)
+            .filter(|_| arch.interleaved)
+            .unwrap_or(Layout::AsIs),
     };
     let shape = match raw.shape[..] {
         // outer dimensions of 1 mean nothing to ggml

@@ -40,7 +40,7 @@ use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
-use crate::store::{About, Found, Layout, Scales, Store, latent_order, warn_of_left_out};
+use crate::store::{About, Found, Layout, Scales, Store, rotary_order, warn_of_left_out};
 use crate::tensor_id::split_index;
 
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
@@ -222,21 +222,13 @@ fn identify(
 
 /// How a tensor is stored.
 fn layout_of(role: Role, config: &ModelConfig) -> Layout {
-    let family = families::of(&config.family);
+    let interleaved = families::of(&config.family).interleaved;
+    if let Some(rotary) = rotary_order(role, config).filter(|_| interleaved) {
+        return rotary;
+    }
     match role {
         Role::Down => Layout::Transposed,
         Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
-        Role::Q | Role::K | Role::QBias | Role::KBias if family.interleaved => {
-            let head_dim = config.head_dim as usize;
-            Layout::Interleaved {
-                head_dim,
-                rotated: config
-                    .form
-                    .latent
-                    .map_or(head_dim, |_| config.rope.dims as usize),
-            }
-        }
-        Role::LatentKv if family.interleaved => latent_order(config),
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,
         _ => Layout::AsIs,
     }

@@ -2,7 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::dtype::DType;
-use crate::names::TensorId;
+use crate::names::{Role, TensorId};
 
 /// Relation of the stored matrix to the presented one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,15 +138,17 @@ impl Scales {
     }
 }
 
-/// The order of what latent vectors and the rotated elements of keys are projected by, in interleaved
-/// rotary order.
-pub(crate) fn latent_order(config: &ModelConfig) -> Layout {
-    let (rank, rotated) = (
-        config.form.latent.map_or(0, |latent| latent.rank),
-        config.rope.dims,
-    );
-    Layout::Interleaved {
-        head_dim: rank as usize + rotated as usize,
-        rotated: rotated as usize,
-    }
+/// The layout of a tensor whose rows are stored in interleaved rotary order, where the others of its
+/// checkpoint are; `None` if it is not rotated.
+pub(crate) fn rotary_order(role: Role, config: &ModelConfig) -> Option<Layout> {
+    let rotated = config.rope.dims as usize;
+    let (head_dim, rotated) = match (role, config.form.latent) {
+        (Role::Q, Some(_)) => (config.head_dim as usize, rotated),
+        (Role::LatentKv, Some(latent)) => (latent.rank as usize + rotated, rotated),
+        (Role::Q | Role::K | Role::QBias | Role::KBias, None) => {
+            (config.head_dim as usize, config.head_dim as usize)
+        }
+        _ => return None,
+    };
+    Some(Layout::Interleaved { head_dim, rotated })
 }

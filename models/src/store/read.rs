@@ -61,19 +61,24 @@ impl Store {
         let (place, file) = (&self.places[at], &self.files[scales.file]);
         place.dtype.decode(raw, out);
         let bytes_of_row = dtype.row_bytes(in_a_row).unwrap_or(0);
-        let (mut bytes, mut line) = (vec![0; bytes_of_row], vec![0.0; in_a_row]);
-        let mut read = None;
+        let mut cache = self.scales.borrow_mut();
         for (row, out) in (first + row..).zip(out.chunks_mut(place.cols)) {
             let blocks = row / block[0];
-            if read != Some(blocks) {
+            if cache
+                .as_ref()
+                .is_none_or(|(cached, _)| *cached != [at, blocks])
+            {
+                let mut bytes = vec![0; bytes_of_row];
                 let offset = scales.offset.saturating_add((blocks * bytes_of_row) as u64);
                 file.read_at(&mut bytes, offset, &|| {
                     format!("scales of tensor {}", self.infos[at].source_name)
                 })?;
+                let mut line = vec![0.0; in_a_row];
                 dtype.decode(&bytes, &mut line);
-                read = Some(blocks);
+                *cache = Some(([at, blocks], line));
             }
-            for (out, scale) in out.chunks_mut(block[1]).zip(&line) {
+            let line = cache.iter().flat_map(|(_, line)| line);
+            for (out, scale) in out.chunks_mut(block[1]).zip(line) {
                 out.iter_mut().for_each(|value| *value *= scale);
             }
         }
