@@ -13,6 +13,7 @@ use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
+use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed};
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
@@ -81,8 +82,9 @@ pub(crate) struct Decoder {
     pub weights: Weights,
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
-    /// The inputs by layer, and the residual streams' buffers.
+    /// The table of the inputs by layer, what is made of them, and further residual streams.
     pub inputs: Option<Embedding>,
+    pub layer_inputs: Option<LayerInputs>,
     pub streams: Option<ResidualStreams>,
     pub ffn: Ffn,
     /// Of a model with experts.
@@ -110,7 +112,10 @@ impl Decoder {
     /// Bytes of resident weights read per token.
     pub fn bytes_per_token(&self) -> u64 {
         let streams = self.streams.as_ref();
-        self.weights.bytes_per_token() + streams.map_or(0, ResidualStreams::bytes_per_token)
+        let inputs = self.layer_inputs.as_ref();
+        self.weights.bytes_per_token()
+            + streams.map_or(0, ResidualStreams::bytes_per_token)
+            + inputs.map_or(0, LayerInputs::bytes_per_token)
     }
 
     /// Most rows of logits per call.
@@ -178,9 +183,12 @@ impl Decoder {
         between: Option<Between<'_>>,
     ) -> Result<(), Error> {
         let given = between.map_or(&[][..], |rows| rows.x);
-        if given.is_empty() || self.streams.is_some() {
+        if given.is_empty() || self.layer_inputs.is_some() {
             self.embed(pass, spans)?;
-            self.begin_streams(pass, spans, given.is_empty())?;
+            self.begin_inputs(pass, spans)?;
+        }
+        if let (Some(streams), true) = (&mut self.streams, given.is_empty()) {
+            streams.others(&self.on, pass, &mut self.scratch);
         }
         if !given.is_empty() {
             streams::put(&self.config, pass, given);
@@ -188,25 +196,16 @@ impl Decoder {
         Ok(())
     }
 
-    /// Reads the inputs of all layers, and makes the `others` of the streams.
-    fn begin_streams(
-        &mut self,
-        pass: &mut Pass,
-        spans: &[Span<'_>],
-        others: bool,
-    ) -> Result<(), Error> {
-        let (Some(streams), Some(inputs)) = (&mut self.streams, &mut self.inputs) else {
+    /// Makes the inputs of all layers.
+    fn begin_inputs(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
+        let (Some(inputs), Some(table)) = (&mut self.layer_inputs, &mut self.inputs) else {
             return Ok(());
         };
-        let known = self.config.form.streams.map_or(0, |s| s.per_layer_vocab);
         let tokens = spans.iter().flat_map(|span| span.tokens);
-        let tokens = tokens.map(|&token| if token < known { token } else { 0 });
-        let rows = streams.table_rows(pass.rows);
-        inputs.rows(self.on.cpu, &mut self.ffn.store, tokens, rows)?;
-        streams.inputs(&self.on, pass, &mut self.scratch);
-        if others {
-            streams.others(&self.on, pass, &mut self.scratch);
-        }
+        let numbers: Vec<u32> = tokens.map(|&token| inputs.row_of(token)).collect();
+        let rows = inputs.table_rows(pass.rows);
+        table.rows(self.on.cpu, &mut self.ffn.store, numbers.into_iter(), rows)?;
+        inputs.begin(&self.on, pass, &mut self.scratch);
         Ok(())
     }
 
@@ -261,11 +260,26 @@ impl Decoder {
         self.mix(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
         let fed = self.feed(number, pass, hooks);
-        if let (Some(streams), Ok(())) = (&mut self.streams, &fed) {
-            streams.correct(&self.on, number, pass, &mut self.scratch);
+        if fed.is_ok() {
+            self.end_layer(number, pass);
         }
         lap(&mut self.times.ffn, &mut last);
         fed
+    }
+
+    /// What comes after a layer's FFN: further streams, the layer's input, a factor.
+    fn end_layer(&mut self, number: usize, pass: &mut Pass) {
+        let s = &mut self.scratch;
+        match (&mut self.streams, &mut self.layer_inputs) {
+            (Some(streams), Some(inputs)) => streams.correct(&self.on, number, inputs, pass, s),
+            (None, Some(inputs)) => inputs.add(&self.on, number, pass, s),
+            (_, None) => {}
+        }
+        let scale = self.weights.layers[number].scale;
+        if scale != 1.0 {
+            let len = pass.rows * self.config.d_model as usize;
+            pass.x[..len].iter_mut().for_each(|x| *x *= scale);
+        }
     }
 
     /// Asks an early router, which reads the layer's input, and begins to read the experts that it
@@ -317,7 +331,7 @@ impl Decoder {
         };
         layer.mixer.run(on, at, spans, s);
         if let Some(observer) = &mut hooks.attention {
-            let Mixed { mixed, stored } = layer.mixer.seen(c, n, s);
+            let Mixed { mixed, stored } = layer.mixer.seen(n, s);
             observer(&AttentionSeen {
                 layer: number,
                 tokens: n,
@@ -348,6 +362,103 @@ impl Decoder {
         &mut self,
         number: usize,
         pass: &mut Pass,
+        hooks: &mut Hooks<'_, '_>,
+    ) -> Result<(), Error> {
+        let layer = &self.weights.layers[number];
+        match &layer.beside {
+            Some(_) => self.run_beside(number, pass, hooks)?,
+            None => self.run_ffn(number, pass, hooks)?,
+        }
+        let (cpu, c, s) = (self.on.cpu, &self.config, &mut self.scratch);
+        let layer = &self.weights.layers[number];
+        let (width, scale) = (pass.rows * c.d_model as usize, c.form.residual_scale);
+        if c.form.parallel != Parallel::No {
+            add_output(cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
+        }
+        let post = layer.ffn_post_norm.as_ref();
+        add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x);
+        Ok(())
+    }
+
+    /// Experts and a dense FFN beside them, each with norms of its own, into `scratch.out`. The router
+    /// reads the residual stream.
+    fn run_beside(
+        &mut self,
+        number: usize,
+        pass: &Pass,
+        hooks: &mut Hooks<'_, '_>,
+    ) -> Result<(), Error> {
+        let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
+        let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
+        let (layer, residual) = (&layers[number], &pass.x[..n * d]);
+        let (Some(norms), Some(router), Some(mixture)) = (&layer.beside, &layer.router, &c.mixture)
+        else {
+            return Ok(());
+        };
+        let bank = ffn.store.layout.banks_of(number).start;
+        ffn.store.tracer.section(&trace::ROUTER, [number as u64, 0]);
+        let dense_out = &mut s.parallel[..n * d];
+        rows_or_copy(router.norm.as_ref(), on.cpu, residual, dense_out);
+        let input = Input::new(on.cpu, dense_out, n, &mut s.input);
+        s.routes.choose(on, router, mixture, input, &mut s.rows);
+        if n == 1 {
+            let units = s.routes.visited().map(|expert| bank + expert);
+            ffn.store.read_chosen(number, units)?;
+        }
+        let units = s.routes.units(bank, n, None);
+        let Some((dense, experts)) = units.split_last() else {
+            return Ok(());
+        };
+        // `normed` has the norm before the FFN.
+        let dense = LayerInput {
+            number,
+            units: std::slice::from_ref(dense),
+            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
+            residual,
+            next: None,
+            ahead: &[],
+        };
+        ffn.layer(on, &dense, dense_out)?;
+        norms.dense_post.rows_inplace(on.cpu, dense_out);
+        norms.experts.rows(on.cpu, residual, &mut s.normed);
+        let ahead = match (&mut self.ahead, layers.get(number + 1)) {
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
+                let first = ffn.store.layout.banks_of(number + 1).start;
+                ahead.banks(on, c, next, &pass.x[..d], first)
+            }
+            _ => &[],
+        };
+        let experts = LayerInput {
+            number,
+            units: experts,
+            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
+            residual,
+            next: None,
+            ahead,
+        };
+        ffn.layer(on, &experts, &mut s.out)?;
+        let out = &mut s.out[..n * d];
+        norms.experts_post.rows_inplace(on.cpu, out);
+        add_rows(out, dense_out, n * d);
+        if let Some(observer) = &mut hooks.observer {
+            observer(&ffn.seen(FfnSeen {
+                layer: number,
+                tokens: n,
+                residual,
+                x: &s.normed[..n * d],
+                choices: s.routes.choices(n),
+                gates: &[],
+                hidden: &[],
+            }));
+        }
+        Ok(())
+    }
+
+    /// The FFN of a layer for the rows of `scratch.normed`, into `scratch.out`.
+    fn run_ffn(
+        &mut self,
+        number: usize,
+        pass: &Pass,
         hooks: &mut Hooks<'_, '_>,
     ) -> Result<(), Error> {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
@@ -404,12 +515,6 @@ impl Decoder {
                 hidden: &[],
             }));
         }
-        let scale = c.form.residual_scale;
-        if c.form.parallel != Parallel::No {
-            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
-        }
-        let post = layer.ffn_post_norm.as_ref();
-        add_output(on.cpu, post, scale, &mut s.out[..width], &mut pass.x);
         Ok(())
     }
 

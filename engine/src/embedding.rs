@@ -48,10 +48,10 @@ impl Embedding {
 
     /// The table of per-layer inputs, if the model has one.
     pub fn of_layers(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        let Some(streams) = c.form.streams else {
+        let Some(inputs) = c.form.inputs_by_layer() else {
             return Ok(None);
         };
-        let (rows, width) = (streams.per_layer_vocab, c.layers * streams.per_layer);
+        let (rows, width) = (inputs.vocab, c.layers * inputs.width);
         Self::table(layout, Role::LayerInputs, rows as usize, width as usize).map(Some)
     }
 
@@ -79,7 +79,7 @@ impl Embedding {
         } else {
             Self::bytes_of(layout, Role::Embed, c.vocab)
         };
-        let inputs = c.form.streams.map(|streams| streams.per_layer_vocab);
+        let inputs = c.form.inputs_by_layer().map(|inputs| inputs.vocab);
         let inputs = inputs.map(|rows| Self::bytes_of(layout, Role::LayerInputs, rows));
         let inputs = inputs.unwrap_or_default();
         EmbeddingBytes {

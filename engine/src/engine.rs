@@ -14,6 +14,8 @@ use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::lanes::{self, DeviceLane, Sharing};
+use crate::layer_inputs::LayerInputs;
+use crate::loader::Loader;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
@@ -490,7 +492,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut embedding = Embedding::open(&layout, &c)?;
     let mut inputs = Embedding::of_layers(&layout, &c)?;
     let mut weights = Weights::load(&layout.container, &c)?;
-    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
+    let from = Loader {
+        container: &layout.container,
+    };
+    let streams = ResidualStreams::load(&from, &c, room.rows)?;
+    let layer_inputs = LayerInputs::load(&from, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
@@ -527,6 +533,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     Ok(Decoder {
         embedding,
         inputs,
+        layer_inputs,
         streams,
         on,
         rope: Ropes::new(&c, rows, options.context),

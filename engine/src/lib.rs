@@ -106,6 +106,7 @@ mod error;
 mod ffn;
 mod input;
 mod lanes;
+mod layer_inputs;
 mod limits;
 mod loader;
 mod matrix;

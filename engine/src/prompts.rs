@@ -69,7 +69,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::set_budget`].
     pub(crate) fn begin_prompt(&mut self, tokens: usize) -> Result<(), Error> {
-        let fixed = self.config().form.streams.is_some() || self.options.lab.observe;
+        let fixed = self.config().form.inputs_by_layer().is_some() || self.options.lab.observe;
         if fixed
             || self.options.lab.count_fired
             || self.short_prompts

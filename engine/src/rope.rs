@@ -109,6 +109,9 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
                 plain / factor * (1.0 - kept) + plain * kept
             })
             .collect(),
+        RopeScaling::Proportional { pairs } => frequencies
+            .map(|i| if i < *pairs { 1.0 / power(i) } else { 0.0 })
+            .collect(),
         scaling => frequencies
             .map(|i| scaled(1.0 / power(i), scaling))
             .collect(),
@@ -148,7 +151,10 @@ fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
 
 fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
     match scaling {
-        RopeScaling::None | RopeScaling::Long { .. } | RopeScaling::Yarn { .. } => freq,
+        RopeScaling::None
+        | RopeScaling::Long { .. }
+        | RopeScaling::Yarn { .. }
+        | RopeScaling::Proportional { .. } => freq,
         RopeScaling::Linear { factor } => freq / factor,
         RopeScaling::Llama3 {
             factor,

@@ -8,6 +8,7 @@ use emberflow_models::config::{ExpertGroups, Mixture, ModelConfig, Scoring};
 use crate::ffn::{BankWork, Bias, Choice, FfnBiases, Rows};
 use crate::input::Input;
 use crate::matrix::Matrix;
+use crate::norm::Norm;
 
 /// The router of a layer's experts.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub struct Router {
     pub choice_bias: Option<Vec<f32>>,
     /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
     pub shared: Option<Vec<f32>>,
+    /// Norm of its input, where that is the residual stream and not the input of the experts.
+    pub norm: Option<Norm>,
+    /// Factors of the experts' weights, `[experts]`.
+    pub factors: Option<Vec<f32>>,
 }
 
 /// The routes of the rows of a layer.
@@ -105,6 +110,10 @@ impl Routes {
                 Scoring::SparseMixer => mix(scores, choices, mixture.jitter),
             }
             weigh(choices, mixture);
+            if let Some(factors) = &router.factors {
+                let scaled = choices.iter_mut();
+                scaled.for_each(|choice| choice.weight *= factors[choice.expert as usize]);
+            }
         }
         self.sort(n);
         self.shared.clear();

@@ -58,7 +58,8 @@ impl RouterAhead {
         let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
             return &[];
         };
-        let norm = next.before_ffn().filter(|_| !mixture.early_router);
+        let norm = router.norm.as_ref().or_else(|| next.before_ffn());
+        let norm = norm.filter(|_| !mixture.early_router);
         rows_or_copy(norm, on.cpu, x, &mut self.normed);
         let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
         self.routes

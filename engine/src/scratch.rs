@@ -151,7 +151,8 @@ impl Scratch {
 
 /// Length of [`Scratch::partials`].
 fn partials_len(c: &ModelConfig, context: usize) -> usize {
-    let width = c.key_width().next_multiple_of(GROUP);
+    let global = c.form.global_heads.map_or(0, |of| of.head_dim as usize);
+    let width = c.key_width().max(global).next_multiple_of(GROUP);
     match context.div_ceil(BLOCK) {
         0 | 1 => 0,
         blocks => blocks
@@ -163,6 +164,7 @@ fn partials_len(c: &ModelConfig, context: usize) -> usize {
 /// Width of [`Scratch::parallel`].
 fn parallel(c: &ModelConfig) -> usize {
     match c.form.parallel {
+        Parallel::No if c.mixture.as_ref().is_some_and(|m| m.dense_beside) => c.d_model as usize,
         Parallel::No => 0,
         Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
     }
@@ -235,10 +237,12 @@ fn mamba(c: &ModelConfig) -> Option<MambaShape> {
 }
 
 fn widths(c: &ModelConfig) -> [usize; 4] {
+    let global = c.form.global_heads;
+    let global = global.map_or((0, 0), |of| (of.head_dim, of.kv_heads * of.head_dim));
     [
         c.d_model as usize,
-        c.heads as usize * c.head_dim as usize,
-        c.kv_heads as usize * c.head_dim as usize,
+        c.heads as usize * c.head_dim.max(global.0) as usize,
+        (c.kv_heads * c.head_dim).max(global.1) as usize,
         c.vocab as usize,
     ]
 }

@@ -1,20 +1,18 @@
-//! Gemma 3n: several residual streams (AltUp, arXiv 2301.13310), a low-rank path parallel to
-//! attention (LAuReL, arXiv 2411.07501), and per-layer inputs. Formulas as in
-//! `modeling_gemma3n.py`.
+//! Gemma 3n: several residual streams (AltUp, arXiv 2301.13310) and a low-rank path parallel to
+//! attention (LAuReL, arXiv 2411.07501). Formulas as in `modeling_gemma3n.py`.
 //!
 //! A layer reads and updates the first stream. Before it, *predict* mixes all streams with
 //! coefficients routed from the first; after it, *correct* adds to each stream its share of the
-//! layer's update. The other streams and the per-layer inputs of a row lie in [`Pass::beside`], so
-//! that a pass can yield between two layers.
+//! layer's update, and to the further ones the layer's own input ([`LayerInputs`]). The further streams
+//! of a row lie in [`Pass::beside`], so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu};
-use emberflow_models::config::{Activation, ModelConfig, Streams};
+use emberflow_models::config::{ModelConfig, Streams};
 use emberflow_models::names::Role;
-use emberflow_storage::container::Container;
 
-use crate::activation::activate;
 use crate::error::Error;
 use crate::input::Input;
+use crate::layer_inputs::{self, LayerInputs};
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::pass::Pass;
@@ -31,10 +29,6 @@ struct StreamWeights {
     into: Vec<Matrix>,
     /// From each further stream back, `[d_model × d_model]`.
     out: Vec<Matrix>,
-    /// From the embedding to the per-layer inputs, `[layers·per_layer × d_model]`.
-    inputs: Matrix,
-    /// Norm of each layer's input.
-    inputs_norm: Vec<f32>,
 }
 
 /// Weights of a layer.
@@ -51,9 +45,6 @@ struct LayerStreams {
     left: Matrix,
     right: Matrix,
     laurel_norm: Vec<f32>,
-    gate: Matrix,
-    proj: Matrix,
-    input_norm: Vec<f32>,
 }
 
 impl StreamWeights {
@@ -62,7 +53,7 @@ impl StreamWeights {
         let Some(streams) = c.form.streams else {
             return Ok(None);
         };
-        let [d, layers, each] = [c.d_model, c.layers, streams.per_layer].map(|n| n as usize);
+        let d = c.d_model as usize;
         let all = |role| -> Result<Vec<Matrix>, Error> {
             let numbers = 0..streams.count - 1;
             numbers.map(|n| from.numbered(role, n, d, d)).collect()
@@ -70,14 +61,12 @@ impl StreamWeights {
         Ok(Some(Self {
             into: all(Role::StreamIn)?,
             out: all(Role::StreamOut)?,
-            inputs: from.matrix(Role::LayerInputsProj, 0, layers * each, d)?,
-            inputs_norm: from.vector(Role::LayerInputsNorm, 0, each)?,
         }))
     }
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
-        let matrices = self.into.iter().chain(&self.out).chain([&self.inputs]);
+        let matrices = self.into.iter().chain(&self.out);
         matrices.map(Matrix::len).sum()
     }
 }
@@ -88,13 +77,8 @@ impl LayerStreams {
         let Some(streams) = c.form.streams else {
             return Ok(None);
         };
-        let Streams {
-            count,
-            laurel,
-            per_layer,
-            ..
-        } = streams;
-        let [d, n, rank, each] = [c.d_model, count, laurel, per_layer].map(|n| n as usize);
+        let Streams { count, laurel, .. } = streams;
+        let [d, n, rank] = [c.d_model, count, laurel].map(|n| n as usize);
         let matrix = |role, rows, cols| from.matrix(role, layer, rows, cols);
         let vector = |role| from.vector(role, layer, d);
         Ok(Some(Self {
@@ -106,21 +90,12 @@ impl LayerStreams {
             left: matrix(Role::LaurelLeft, rank, d)?,
             right: matrix(Role::LaurelRight, d, rank)?,
             laurel_norm: vector(Role::LaurelNorm)?,
-            gate: matrix(Role::InputGate, each, d)?,
-            proj: matrix(Role::InputProj, d, each)?,
-            input_norm: vector(Role::InputNorm)?,
         }))
     }
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
-        let all = [
-            &self.router,
-            &self.left,
-            &self.right,
-            &self.gate,
-            &self.proj,
-        ];
+        let all = [&self.router, &self.left, &self.right];
         all.map(Matrix::len).iter().sum()
     }
 }
@@ -130,11 +105,10 @@ impl LayerStreams {
 struct Sizes {
     d: usize,
     count: usize,
-    per_layer: usize,
-    layers: usize,
+    /// Elements of [`Pass::beside`].
+    beside: usize,
     eps: f32,
     scaled: bool,
-    activation: Activation,
 }
 
 impl Sizes {
@@ -143,17 +117,10 @@ impl Sizes {
         Some(Self {
             d: c.d_model as usize,
             count: streams.count as usize,
-            per_layer: streams.per_layer as usize,
-            layers: c.layers as usize,
+            beside: beside(c),
             eps: c.rms_eps,
             scaled: streams.scaled,
-            activation: c.ffn_kind.activation,
         })
-    }
-
-    /// Elements of a row's per-layer inputs.
-    fn inputs(self) -> usize {
-        self.layers * self.per_layer
     }
 
     /// Elements of a row's further streams.
@@ -164,12 +131,12 @@ impl Sizes {
 
 /// Elements per row of [`Pass::beside`].
 pub(crate) fn beside(c: &ModelConfig) -> usize {
-    Sizes::of(c).map_or(0, |sizes| sizes.others() + sizes.inputs())
+    c.further_streams() + layer_inputs::elements(c)
 }
 
 /// Elements per row of all streams.
 pub(crate) fn width(c: &ModelConfig) -> usize {
-    c.d_model as usize + Sizes::of(c).map_or(0, Sizes::others)
+    c.d_model as usize + c.further_streams()
 }
 
 /// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
@@ -203,15 +170,10 @@ pub(crate) struct ResidualStreams {
 impl ResidualStreams {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model with one
     /// stream.
-    pub fn load(
-        container: &Container,
-        c: &ModelConfig,
-        rows: usize,
-    ) -> Result<Option<Self>, Error> {
-        let from = Loader { container };
-        let layers = (0..c.layers).map(|layer| LayerStreams::load(&from, c, layer));
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
+        let layers = (0..c.layers).map(|layer| LayerStreams::load(from, c, layer));
         let layers: Option<Vec<LayerStreams>> = layers.collect::<Result<_, Error>>()?;
-        let weights = StreamWeights::load(&from, c)?;
+        let weights = StreamWeights::load(from, c)?;
         let parts = (weights, layers, StreamState::new(c, rows));
         let (Some(weights), Some(layers), Some(state)) = parts else {
             return Ok(None);
@@ -229,17 +191,6 @@ impl ResidualStreams {
         self.weights.bytes_per_token() + layers.sum::<u64>()
     }
 
-    /// Buffer for the rows of the input table, `[rows × layers·per_layer]`, consumed by
-    /// [`ResidualStreams::inputs`].
-    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
-        self.state.table_rows(rows)
-    }
-
-    /// See [`StreamState::inputs`].
-    pub fn inputs(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
-        self.state.inputs(on, &self.weights, pass, s);
-    }
-
     /// See [`StreamState::others`].
     pub fn others(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
         self.state.others(on, &self.weights, pass, s);
@@ -255,9 +206,18 @@ impl ResidualStreams {
         self.state.add_laurel(on, &self.layers[layer], pass, s);
     }
 
-    /// See [`StreamState::correct`].
-    pub fn correct(&mut self, on: &Compute, layer: usize, pass: &mut Pass, s: &mut Scratch) {
-        self.state.correct(on, &self.layers[layer], layer, pass, s);
+    /// See [`StreamState::correct`]; then adds the layer's gated input to the further streams.
+    pub fn correct(
+        &mut self,
+        on: &Compute,
+        layer: usize,
+        inputs: &mut LayerInputs,
+        pass: &mut Pass,
+        s: &mut Scratch,
+    ) {
+        self.state.correct(on, &self.layers[layer], pass, s);
+        inputs.gated(on, layer, pass, s);
+        self.state.add_input(pass, s);
     }
 
     /// See [`StreamState::merge`].
@@ -272,7 +232,7 @@ pub(crate) struct StreamState {
     sizes: Sizes,
     /// The first stream's prediction, `[rows × d_model]`.
     predicted: Vec<f32>,
-    /// A result of width `d_model` or of all per-layer inputs, `[rows × width]`.
+    /// A further stream, `[rows × d_model]`.
     wide: Vec<f32>,
     /// A narrow result, `[rows × width]`.
     narrow: Vec<f32>,
@@ -284,8 +244,7 @@ pub(crate) struct StreamState {
 /// Widths of [`StreamState`]'s buffers.
 fn widths(c: &ModelConfig, sizes: Sizes) -> [usize; 3] {
     let laurel = c.form.streams.map_or(0, |s| s.laurel as usize);
-    let narrow = laurel.max(sizes.per_layer).max(sizes.count);
-    [sizes.d, sizes.d.max(sizes.inputs()), narrow]
+    [sizes.d, sizes.d, laurel.max(sizes.count)]
 }
 
 impl StreamState {
@@ -310,49 +269,10 @@ impl StreamState {
         4 * (rows * elements + sizes.count * (1 + sizes.count)) as u64
     }
 
-    /// Buffer for the rows of the input table, `[rows × layers·per_layer]`, consumed by
-    /// [`StreamState::inputs`].
-    fn table_rows(&mut self, rows: usize) -> &mut [f32] {
-        &mut self.wide[..rows * self.sizes.inputs()]
-    }
-
-    /// Computes the per-layer inputs from the embedding and the table's rows.
-    fn inputs(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
-        let z = self.sizes;
-        let (rows, width) = (pass.rows, z.others() + z.inputs());
-        // Contribution of the table.
-        let factor = (z.per_layer as f32).sqrt();
-        for (row, table) in (pass.beside.chunks_exact_mut(width))
-            .zip(self.wide.chunks_exact(z.inputs()))
-            .take(rows)
-        {
-            for (to, from) in row[z.others()..].iter_mut().zip(table) {
-                *to = from * factor;
-            }
-        }
-        // Contribution of the embedding.
-        let x = &pass.x[..rows * z.d];
-        let input = Input::new(on.cpu, x, rows, &mut s.input);
-        let wide = &mut self.wide[..rows * z.inputs()];
-        w.inputs.matmul(on, input, &mut s.rows, wide);
-        let shrink = 1.0 / (z.d as f32).sqrt();
-        wide.iter_mut().for_each(|value| *value *= shrink);
-        for (row, wide) in
-            (pass.beside.chunks_exact_mut(width)).zip(wide.chunks_exact_mut(z.inputs()))
-        {
-            for part in wide.chunks_exact_mut(z.per_layer) {
-                on.cpu.rmsnorm_inplace(part, &w.inputs_norm, z.eps);
-            }
-            for (to, from) in row[z.others()..].iter_mut().zip(wide.iter()) {
-                *to = (*to + from) * std::f32::consts::FRAC_1_SQRT_2;
-            }
-        }
-    }
-
     /// Computes the further streams from the embedding.
     fn others(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
-        let (rows, width) = (pass.rows, z.others() + z.inputs());
+        let (rows, width) = (pass.rows, z.beside);
         let x = &pass.x[..rows * z.d];
         let input = Input::new(on.cpu, x, rows, &mut s.input);
         for (number, matrix) in w.into.iter().enumerate() {
@@ -372,7 +292,7 @@ impl StreamState {
     fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         self.route(on, w, &pass.x[..pass.rows * z.d], s);
-        let width = z.others() + z.inputs();
+        let width = z.beside;
         let rows = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
         let routes = self.narrow.chunks_exact(z.count);
         let predicted = self.predicted.chunks_exact_mut(z.d);
@@ -405,19 +325,12 @@ impl StreamState {
         }
     }
 
-    /// Correct: adds each stream's share of the update of layer `number`, and the layer's gated
-    /// input to the further streams.
-    fn correct(
-        &mut self,
-        on: &Compute,
-        w: &LayerStreams,
-        number: usize,
-        pass: &mut Pass,
-        s: &mut Scratch,
-    ) {
+    /// Correct: adds each stream's share of a layer's update; `s.normed` gets what the gate of the
+    /// layer's input reads.
+    fn correct(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         self.route(on, w, &pass.x[..rows * z.d], s);
-        let width = z.others() + z.inputs();
+        let width = z.beside;
         let streams = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
         let routes = self.narrow.chunks_exact(z.count);
         let predicted = self.predicted.chunks_exact_mut(z.d);
@@ -433,39 +346,15 @@ impl StreamState {
                 first.iter_mut().zip(&w.scale).for_each(|(y, f)| *y *= f);
             }
         }
-        self.add_input(on, w, number, pass, s);
     }
 
-    /// Adds the gated input of layer `number` to the further streams; `s.normed` holds the gate's
-    /// input.
-    fn add_input(
-        &mut self,
-        on: &Compute,
-        w: &LayerStreams,
-        number: usize,
-        pass: &mut Pass,
-        s: &mut Scratch,
-    ) {
+    /// Adds the gated input of a layer, in `s.out`, to the further streams.
+    fn add_input(&mut self, pass: &mut Pass, s: &Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
-        let width = z.others() + z.inputs();
-        let input = Input::new(on.cpu, &s.normed[..rows * z.d], rows, &mut s.input);
-        let narrow = &mut self.narrow[..rows * z.per_layer];
-        w.gate.matmul(on, input, &mut s.rows, narrow);
-        activate(z.activation, on.cpu, narrow);
-        let at = z.others() + number * z.per_layer;
-        for (gate, row) in
-            (narrow.chunks_exact_mut(z.per_layer)).zip(pass.beside.chunks_exact(width))
-        {
-            let inputs = &row[at..at + z.per_layer];
-            gate.iter_mut().zip(inputs).for_each(|(g, i)| *g *= i);
-        }
-        let input = Input::new(on.cpu, narrow, rows, &mut s.input);
-        let out = &mut s.out[..rows * z.d];
-        w.proj.matmul(on, input, &mut s.rows, out);
-        for (out, row) in (out.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width)) {
-            on.cpu.rmsnorm_inplace(out, &w.input_norm, z.eps);
+        let beside = pass.beside.chunks_exact_mut(z.beside);
+        for (out, row) in s.out.chunks_exact(z.d).zip(beside).take(rows) {
             for stream in row[..z.others()].chunks_exact_mut(z.d) {
-                stream.iter_mut().zip(out.iter()).for_each(|(x, y)| *x += y);
+                stream.iter_mut().zip(out).for_each(|(x, y)| *x += y);
             }
         }
     }
@@ -473,7 +362,7 @@ impl StreamState {
     /// Merges all streams into the first, after the last layer.
     fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
-        let width = z.others() + z.inputs();
+        let width = z.beside;
         let sum = &mut self.predicted[..rows * z.d];
         sum.copy_from_slice(&pass.x[..rows * z.d]);
         for (number, matrix) in w.out.iter().enumerate() {

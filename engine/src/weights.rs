@@ -39,6 +39,35 @@ pub(crate) struct LayerWeights {
     pub ffn_bias: Option<FfnBiases>,
     /// The router, if the FFN is a mixture of experts.
     pub router: Option<Router>,
+    /// Norms of experts that have a dense FFN beside them.
+    pub beside: Option<BesideNorms>,
+    /// Factor of the residual stream at the layer's end.
+    pub scale: f32,
+}
+
+/// Norms of experts and of a dense FFN beside them, whose input has the norm before the FFN.
+#[derive(Debug)]
+pub(crate) struct BesideNorms {
+    /// Before the experts.
+    pub experts: Norm,
+    /// Of the dense FFN's output.
+    pub dense_post: Norm,
+    /// Of the experts' output.
+    pub experts_post: Norm,
+}
+
+impl BesideNorms {
+    /// Those of layer `l`, if it has a dense FFN beside its experts.
+    fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Option<Self>, Error> {
+        if !c.mixture_of(l).is_some_and(|mixture| mixture.dense_beside) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            experts: norm(from, Role::ExpertsNorm, None, l, c)?,
+            dense_post: norm(from, Role::DensePostNorm, None, l, c)?,
+            experts_post: norm(from, Role::ExpertsPostNorm, None, l, c)?,
+        }))
+    }
 }
 
 impl LayerWeights {
@@ -58,6 +87,11 @@ impl LayerWeights {
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
             ffn_bias: ffn_biases(from, l, c)?,
             router: router(from, c, l)?,
+            beside: BesideNorms::load(from, c, l)?,
+            scale: match c.form.layer_scale {
+                true => from.vector(Role::LayerScale, l, 1)?[0],
+                false => 1.0,
+            },
         })
     }
 
@@ -292,5 +326,21 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
             0 => None,
             _ => Some(from.vector(Role::SharedGate, layer, d)?),
         },
+        norm: match mixture.dense_beside {
+            true => Some(router_norm(from, c, layer)?),
+            false => None,
+        },
+        factors: match mixture.dense_beside {
+            true => Some(from.vector(Role::ExpertScale, layer, experts)?),
+            false => None,
+        },
     }))
+}
+
+/// The norm of a router's input, with the factor `1 / √d_model` in its weights.
+fn router_norm(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Norm, Error> {
+    let mut norm = norm(from, Role::RouterScale, None, layer, c)?;
+    let factor = 1.0 / (c.d_model as f32).sqrt();
+    norm.weight.iter_mut().for_each(|weight| *weight *= factor);
+    Ok(norm)
 }

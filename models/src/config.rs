@@ -6,19 +6,21 @@
 //! this point: a family is only a set of field values.
 
 mod form;
+mod heads;
 mod latent;
 mod mamba;
 mod mixture;
 mod rope;
+mod streams;
 
-pub use form::{
-    DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
-};
+pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
+pub use heads::{GlobalHeads, HeadShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
+pub use streams::{LayerInputs, Streams};
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -187,7 +189,7 @@ impl ModelConfig {
         let (experts, neurons, shared) = match (&self.mixture, self.mixture_of(layer)) {
             (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
-            (None, None) => (self.experts, self.ffn, 0),
+            (None, None) => (self.experts, self.dense_neurons(layer), 0),
         };
         (0..experts)
             .map(move |expert| (expert, neurons))
@@ -204,6 +206,14 @@ impl ModelConfig {
         (0..self.layers).flat_map(|layer| self.banks_of(layer))
     }
 
+    /// Neurons of layer `layer` of a model without experts.
+    fn dense_neurons(&self, layer: u32) -> u32 {
+        match self.form.shared_kv_ffn {
+            wide if wide > 0 && layer >= self.first_shared() => wide,
+            _ => self.ffn,
+        }
+    }
+
     /// Whether layer `layer` rotates queries and keys.
     pub fn rotates(&self, layer: u32) -> bool {
         self.form.nope_layers.binary_search(&layer).is_err()
@@ -211,9 +221,8 @@ impl ModelConfig {
 
     /// The rotary embedding of layer `layer`.
     pub fn rope_of(&self, layer: u32) -> &Rope {
-        let windowed = self.window.get(layer as usize).is_some_and(|&w| w != 0);
         let local = self.form.local_rope.as_ref();
-        local.filter(|_| windowed).unwrap_or(&self.rope)
+        local.filter(|_| self.windowed(layer)).unwrap_or(&self.rope)
     }
 
     /// What mixes the tokens of layer `layer`.
@@ -231,41 +240,6 @@ impl ModelConfig {
             (None, Some(net), _) => MixerKind::DeltaNet(net.shape),
             (None, None, Some(latent)) => MixerKind::Latent(latent),
             (None, None, None) => MixerKind::Attention,
-        }
-    }
-
-    /// Number of layers with keys and values of their own.
-    pub fn kv_layers(&self) -> u32 {
-        self.kv_before(self.first_shared())
-    }
-
-    /// Place of the keys and values that layer `layer` reads among those of all layers.
-    pub fn kv_place(&self, layer: u32) -> u32 {
-        self.kv_before(self.kv_layer(layer))
-    }
-
-    /// Number of layers before layer `layer` that have keys and values of their own.
-    fn kv_before(&self, layer: u32) -> u32 {
-        let has_keys = |&l: &u32| match self.mixer_of(l) {
-            MixerKind::Attention | MixerKind::Latent(_) => true,
-            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
-        };
-        (0..layer).filter(has_keys).count() as u32
-    }
-
-    /// The first of the layers that read others' keys and values.
-    fn first_shared(&self) -> u32 {
-        self.layers - self.form.shared_kv.min(self.layers.saturating_sub(1))
-    }
-
-    /// The layer whose keys and values layer `layer` reads.
-    pub fn kv_layer(&self, layer: u32) -> u32 {
-        let own = self.first_shared();
-        let windowed = |l: u32| self.window.get(l as usize).is_some_and(|&w| w != 0);
-        let alike = |l: &u32| windowed(*l) == windowed(layer);
-        match layer < own {
-            true => layer,
-            false => (0..own).rev().find(alike).unwrap_or(0),
         }
     }
 
@@ -331,9 +305,13 @@ impl ModelConfig {
                 return BadField::some(key, &value, format!("1 to {limit}"));
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            let expected = format!("a divisor of heads = {}", self.heads);
-            return BadField::some("kv_heads", &self.kv_heads, expected);
+        let global = self.form.global_heads;
+        let global = global.map(|of| ("kv_heads without a window", of.kv_heads));
+        for (key, heads) in [("kv_heads", self.kv_heads)].into_iter().chain(global) {
+            if heads == 0 || !self.heads.is_multiple_of(heads) {
+                let expected = format!("a divisor of heads = {}", self.heads);
+                return BadField::some(key, &heads, expected);
+            }
         }
         None
     }
@@ -346,15 +324,19 @@ impl ModelConfig {
 
     /// A rotary embedding whose angles are no numbers.
     fn bad_rope(&self) -> Option<BadField> {
-        let all = [Some(&self.rope), self.form.local_rope.as_ref()];
-        all.into_iter()
-            .flatten()
-            .find_map(|rope| self.bad_angles(rope))
+        let global = self.form.global_heads.map(|of| of.head_dim);
+        let widest = match self.form.local_rope {
+            Some(_) => global.unwrap_or(self.head_dim),
+            None => global.map_or(self.head_dim, |dim| dim.min(self.head_dim)),
+        };
+        let local = self.form.local_rope.as_ref();
+        self.bad_angles(&self.rope, widest)
+            .or_else(|| self.bad_angles(local?, self.head_dim))
     }
 
-    fn bad_angles(&self, rope: &Rope) -> Option<BadField> {
-        if !rope.dims.is_multiple_of(2) || rope.dims > self.head_dim {
-            let expected = format!("even, at most head_dim = {}", self.head_dim);
+    fn bad_angles(&self, rope: &Rope, head_dim: u32) -> Option<BadField> {
+        if !rope.dims.is_multiple_of(2) || rope.dims > head_dim {
+            let expected = format!("even, at most head_dim = {head_dim}");
             return BadField::some("rope.dims", &rope.dims, expected);
         }
         if !(rope.theta.is_finite() && rope.theta > 1.0) {
@@ -450,6 +432,7 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
+        let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = bad.or_else(|| self.bad_mamba());
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
@@ -463,28 +446,6 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// Layers that share what no layer has, or a share of gates that is none.
-    fn bad_sharing(&self) -> Option<BadField> {
-        let (form, own) = (&self.form, self.first_shared());
-        let windowed = |l: u32| self.window[l as usize] != 0;
-        let has = |l: u32| (0..own).any(|first| windowed(first) == windowed(l));
-        if form.shared_kv >= self.layers || !(own..self.layers).all(has) {
-            let expected = "few enough that a layer with and one without a window come before";
-            return BadField::some("layers with shared keys", &form.shared_kv, expected);
-        }
-        let top = &form.gate_top;
-        let sound = top.iter().all(|share| (0.0..1.0).contains(share));
-        if !sound || !top.is_empty() && top.len() != self.layers as usize {
-            let expected = format!("{} numbers from 0 to below 1", self.layers);
-            return BadField::some("activation sparsity", top, expected);
-        }
-        if form.has_gate_top() && (self.mixture.is_some() || form.ffn_bias) {
-            let expected = "0, with experts or biases of the FFN";
-            return BadField::some("activation sparsity", top, expected);
-        }
-        None
-    }
-
     /// Short convolutions where they cannot be.
     fn bad_short_conv(&self) -> Option<BadField> {
         let convs = self.form.short_conv.as_ref()?;
@@ -532,34 +493,6 @@ impl ModelConfig {
         if self.form.shared_kv > 0 || self.form.short_conv.is_some() {
             let expected = "absent, with shared keys or short convolutions";
             return BadField::some("delta_net", nets, expected);
-        }
-        None
-    }
-
-    /// Streams out of range.
-    fn bad_streams(&self) -> Option<BadField> {
-        let streams = self.form.streams?;
-        let widest = self.d_model.min(MAX_WIDTH / self.layers);
-        let bounded = [
-            ("streams", streams.count, 2, 8),
-            ("laurel", streams.laurel, 1, self.d_model),
-            ("inputs by layer", streams.per_layer, 1, widest),
-            (
-                "rows of inputs by layer",
-                streams.per_layer_vocab,
-                1,
-                MAX_VOCAB,
-            ),
-        ];
-        for (key, value, least, most) in bounded {
-            if value < least || value > most {
-                return BadField::some(key, &value, format!("{least} to {most}"));
-            }
-        }
-        let plain = self.mixture.is_none() && self.form.parallel == Parallel::No;
-        if !(plain && self.form.pre_norm && self.form.residual_scale == 1.0) {
-            let expected = "absent, as the layers are not built for them";
-            return BadField::some("streams", &streams, expected);
         }
         None
     }

@@ -8,6 +8,7 @@ mod cohere;
 mod deepseek;
 mod experts;
 mod gemma;
+mod gemma_names;
 mod gguf_names;
 mod granite;
 mod hf_names;
@@ -347,6 +348,9 @@ pub(crate) enum Quirk {
     /// Several residual streams, an input for each layer, shared keys and values, gates by Gaussian
     /// top-k (Gemma 3n).
     Streams,
+    /// Other heads without a window, shared keys and values, an input for each layer, a factor at each
+    /// layer's end (Gemma 4).
+    GlobalHeads,
     /// Unless `sliding_window` is null, layers without a window have no rotary positions (Exaone 4).
     FullUnrotated,
     /// Some layers have a short convolution in place of attention; the head's tie has a second key

@@ -238,9 +238,24 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     if let Some(streams) = form.streams {
         outside_layers(config, streams, &mut list);
     }
+    if let Some(inputs) = form.inputs_by_layer() {
+        let [layers, rows, each] = [config.layers, inputs.vocab, inputs.width].map(|n| n as usize);
+        list.push(global(Role::LayerInputs, rows, layers * each));
+        list.push(global(Role::LayerInputsProj, layers * each, d));
+        list.push(global(Role::LayerInputsNorm, 1, each));
+    }
     for layer in 0..config.layers {
         if let Some(streams) = form.streams {
             of_streams(config, streams, layer, &mut list);
+        }
+        if let Some(inputs) = form.inputs_by_layer() {
+            let each = inputs.width as usize;
+            let all = [
+                (Role::InputGate, each, d),
+                (Role::InputProj, d, each),
+                (Role::InputNorm, 1, d),
+            ];
+            push_all(&mut list, layer, &all);
         }
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
@@ -260,7 +275,7 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
 
 /// The tensors of the streams outside the layers.
 fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Required>) {
-    let [d, layers, each] = [config.d_model, config.layers, streams.per_layer].map(|n| n as usize);
+    let d = config.d_model as usize;
     for role in [Role::StreamIn, Role::StreamOut] {
         list.extend((0..streams.count - 1).map(|number| Required {
             id: TensorId::numbered(role, number),
@@ -268,26 +283,12 @@ fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Require
             cols: d,
         }));
     }
-    let rows = streams.per_layer_vocab as usize;
-    for (role, rows, cols) in [
-        (Role::LayerInputs, rows, layers * each),
-        (Role::LayerInputsProj, layers * each, d),
-        (Role::LayerInputsNorm, 1, each),
-    ] {
-        let id = TensorId::global(role);
-        list.push(Required { id, rows, cols });
-    }
 }
 
 /// Those of a layer.
 fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec<Required>) {
-    let Streams {
-        count,
-        laurel,
-        per_layer,
-        ..
-    } = streams;
-    let [d, n, rank, each] = [config.d_model, count, laurel, per_layer].map(|n| n as usize);
+    let Streams { count, laurel, .. } = streams;
+    let [d, n, rank] = [config.d_model, count, laurel].map(|n| n as usize);
     let all = [
         (Role::StreamRouterNorm, 1, d),
         (Role::StreamRouter, n, d),
@@ -297,9 +298,6 @@ fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec
         (Role::LaurelLeft, rank, d),
         (Role::LaurelRight, d, rank),
         (Role::LaurelNorm, 1, d),
-        (Role::InputGate, each, d),
-        (Role::InputProj, d, each),
-        (Role::InputNorm, 1, d),
     ];
     push_all(list, layer, &all);
 }
@@ -402,8 +400,9 @@ fn of_latent(config: &ModelConfig, latent: LatentShape, layer: u32, list: &mut V
 
 /// The tensors of a layer's attention.
 fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
-    let [d, head_dim] = [config.d_model, config.head_dim].map(|n| n as usize);
-    let [q, kv] = [config.heads, config.kv_heads].map(|n| n as usize * head_dim);
+    let heads = config.heads_of(layer);
+    let [d, head_dim] = [config.d_model, heads.head_dim].map(|n| n as usize);
+    let [q, kv] = [config.heads, heads.kv_heads].map(|n| n as usize * head_dim);
     let form = &config.form;
     let mut push = |role, rows, cols| {
         let id = TensorId::layer(role, layer);
@@ -413,6 +412,8 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     push(Role::Q, q, d);
     if own {
         push(Role::K, kv, d);
+    }
+    if own && !heads.key_is_value {
         push(Role::V, kv, d);
     }
     if config.qkv_bias {
@@ -420,6 +421,8 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
     if config.qkv_bias && own {
         push(Role::KBias, 1, kv);
+    }
+    if config.qkv_bias && own && !heads.key_is_value {
         push(Role::VBias, 1, kv);
     }
     if config.qk_norm {
@@ -467,6 +470,13 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if mixture.shared > 0 && !mixture.shared_is_plain {
             push(at(Role::SharedGate), 1, d);
         }
+        if mixture.dense_beside {
+            push(at(Role::RouterScale), 1, d);
+            push(at(Role::ExpertScale), 1, config.experts as usize);
+            push(at(Role::ExpertsNorm), 1, d);
+            push(at(Role::DensePostNorm), 1, d);
+            push(at(Role::ExpertsPostNorm), 1, d);
+        }
     }
     for Bank {
         expert, neurons, ..
@@ -493,5 +503,8 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
     if form.post_norm {
         push(at(Role::FfnPostNorm), 1, d);
+    }
+    if form.layer_scale {
+        push(at(Role::LayerScale), 1, 1);
     }
 }

@@ -46,9 +46,9 @@ pub enum Role {
     LaurelRight,
     /// Weight of the norm of what it gives, `[1 × d_model]`.
     LaurelNorm,
-    /// From the first stream to the gate of the layer's input, `[per_layer × d_model]`.
+    /// From the residual stream to the gate of the layer's input, `[per_layer × d_model]`.
     InputGate,
-    /// From the gated input to what the other streams take, `[d_model × per_layer]`.
+    /// From the gated input to what is added to residual streams, `[d_model × per_layer]`.
     InputProj,
     /// Weight of the norm of that, `[1 × d_model]`.
     InputNorm,
@@ -152,6 +152,18 @@ pub enum Role {
     ChoiceBias,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
+    /// Weight of the norm of the router's input, `[1 × d_model]`.
+    RouterScale,
+    /// Factors of the experts' weights, `[1 × experts]`.
+    ExpertScale,
+    /// Weight of the norm before the experts, where a dense FFN beside them has another, `[1 × d_model]`.
+    ExpertsNorm,
+    /// Weight of the norm of that dense FFN's output, `[1 × d_model]`.
+    DensePostNorm,
+    /// Weight of the norm of the experts' output, `[1 × d_model]`.
+    ExpertsPostNorm,
+    /// Factor of the residual stream at a layer's end, `[1 × 1]`.
+    LayerScale,
     /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, one expert's
     /// after the other's.
     GateBias,
@@ -182,7 +194,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 78] = [
+const ROLES: [(Role, Place, &str); 84] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -253,6 +265,12 @@ const ROLES: [(Role, Place, &str); 78] = [
     (Role::RouterBias, Place::Layer, "ffn.router_bias"),
     (Role::ChoiceBias, Place::Layer, "ffn.choice_bias"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
+    (Role::RouterScale, Place::Layer, "ffn.router_scale"),
+    (Role::ExpertScale, Place::Layer, "ffn.expert_scale"),
+    (Role::ExpertsNorm, Place::Layer, "ffn.experts_norm"),
+    (Role::DensePostNorm, Place::Layer, "ffn.dense_post_norm"),
+    (Role::ExpertsPostNorm, Place::Layer, "ffn.experts_post_norm"),
+    (Role::LayerScale, Place::Layer, "layer.scale"),
     (Role::GateBias, Place::Layer, "ffn.gate_bias"),
     (Role::UpBias, Place::Layer, "ffn.up_bias"),
     (Role::DownBias, Place::Layer, "ffn.down_bias"),
@@ -302,7 +320,8 @@ impl Role {
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
             | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm
-            | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm => true,
+            | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm | RouterScale
+            | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale => true,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Compute, Cpu, scale_by_sigmoid};
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{HeadShape, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
@@ -22,7 +22,7 @@ pub(crate) struct Attention {
     /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
     /// values of another.
     pub k: Option<Matrix>,
-    /// Value projection, the same.
+    /// Value projection, the same; `None` also where values are keys before their norm.
     pub v: Option<Matrix>,
     /// Gates of its output, whose sigmoids are factors, `[heads·head_dim × d_model]`.
     pub gate: Option<Matrix>,
@@ -42,14 +42,22 @@ pub(crate) struct Attention {
     /// Place of the keys and values that it reads among those of a page, and stores if they are its
     /// own.
     place: usize,
+    heads: HeadShape,
 }
 
 impl Attention {
+    /// Elements of a row's keys, and of its values.
+    pub fn stored(&self) -> usize {
+        self.heads.kv_heads as usize * self.heads.head_dim as usize
+    }
+
     /// Reads the weights of layer `l`.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
         let own = c.kv_layer(l) == l;
-        let [d, hd] = [c.d_model, c.head_dim].map(|n| n as usize);
-        let [q_dim, kv_dim] = [c.heads, c.kv_heads].map(|n| n as usize * hd);
+        let heads = c.heads_of(l);
+        let [d, hd] = [c.d_model, heads.head_dim].map(|n| n as usize);
+        let [q_dim, kv_dim] = [c.heads, heads.kv_heads].map(|n| n as usize * hd);
+        let values = own && !heads.key_is_value;
         let vector = |role, n| from.vector(role, l, n);
         let of_kv = |role, n| match own {
             true => vector(role, n),
@@ -57,7 +65,11 @@ impl Attention {
         };
         let biases = || -> Result<_, Error> {
             let q = vector(Role::QBias, q_dim)?;
-            Ok([q, of_kv(Role::KBias, kv_dim)?, of_kv(Role::VBias, kv_dim)?])
+            let v = match values {
+                true => vector(Role::VBias, kv_dim)?,
+                false => Vec::new(),
+            };
+            Ok([q, of_kv(Role::KBias, kv_dim)?, v])
         };
         let norms = || -> Result<_, Error> {
             let [of_q, of_k] = match c.qk_norm_whole {
@@ -71,7 +83,7 @@ impl Attention {
         Ok(Self {
             q: from.matrix(Role::Q, l, q_dim, d)?,
             k: (own.then(|| from.matrix(Role::K, l, kv_dim, d))).transpose()?,
-            v: (own.then(|| from.matrix(Role::V, l, kv_dim, d))).transpose()?,
+            v: (values.then(|| from.matrix(Role::V, l, kv_dim, d))).transpose()?,
             gate: (c.form.output_gate)
                 .then(|| from.matrix(Role::QGate, l, q_dim, d))
                 .transpose()?,
@@ -82,6 +94,7 @@ impl Attention {
             value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
             sinks: sinks.transpose()?,
             place: c.kv_place(l) as usize,
+            heads,
         })
     }
 
@@ -110,9 +123,13 @@ impl Attention {
                 add_bias(bias, out, rows);
             }
         }
+        if self.heads.key_is_value && self.k.is_some() {
+            let stored = rows * self.stored();
+            s.v[..stored].copy_from_slice(&s.k[..stored]);
+        }
         self.rotate_and_store(on, at, spans, s);
         self.attend(on, at, spans, s);
-        let width = c.heads as usize * c.head_dim as usize;
+        let width = c.heads as usize * self.heads.head_dim as usize;
         if self.gate.is_some() {
             let (mixed, gates) = (&mut s.attended[..rows * width], &s.gate);
             (on.workers).for_each_chunk_mut(mixed, width, &|_, row, mixed| {
@@ -136,8 +153,8 @@ impl Attention {
         s: &mut Scratch,
     ) {
         let (c, cpu) = (at.config, on.cpu);
-        let hd = c.head_dim as usize;
-        let (heads, kv_heads) = (c.heads as usize, c.kv_heads as usize);
+        let hd = self.heads.head_dim as usize;
+        let (heads, kv_heads) = (c.heads as usize, self.heads.kv_heads as usize);
         let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(hd as f32));
         let rotates = c.rotates(at.number as u32);
         let mut row = 0;
@@ -190,7 +207,7 @@ impl Attention {
             }
         }
         if let Some(clip) = c.clip_qkv {
-            let [q, kv] = [c.heads, c.kv_heads].map(|n| rows * n as usize * c.head_dim as usize);
+            let [q, kv] = [self.q.rows(), self.stored()].map(|n| rows * n);
             for (values, len) in [(&mut s.q, q), (&mut s.k, kv), (&mut s.v, kv)] {
                 values[..len]
                     .iter_mut()
@@ -203,7 +220,8 @@ impl Attention {
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         let c = at.config;
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (hd, heads, kv_heads) = (c.head_dim as usize, c.heads as usize, c.kv_heads as usize);
+        let [hd, heads, kv_heads] =
+            [self.heads.head_dim, c.heads, self.heads.kv_heads].map(|n| n as usize);
         let width = heads * hd;
         let pass = |kv, row: usize, first, tokens| Pass {
             cpu: on.cpu,

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
-use crate::state::{KvShape, Span, StateShape};
+use crate::state::{HeadLayers, KvShape, Span, StateShape};
 
 use attention::Attention;
 use delta_net::DeltaNet;
@@ -101,9 +101,9 @@ impl Mixer {
     }
 
     /// What a pass of `rows` rows has left in the buffers.
-    pub fn seen<'a>(&self, c: &ModelConfig, rows: usize, s: &'a Scratch) -> Mixed<'a> {
+    pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
-            Self::Attention(_) => rows * c.kv_heads as usize * c.head_dim as usize,
+            Self::Attention(of) => rows * of.stored(),
             Self::Latent(_) | Self::ShortConv(_) | Self::DeltaNet(_) | Self::Mamba(_) => 0,
         };
         Mixed {
@@ -185,12 +185,14 @@ impl Mixer {
 /// those of its input, of its output, and up to three between.
 pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
     const NONE: [usize; 2] = [0; 2];
-    let [d, hd, heads, kv] = [c.d_model, c.head_dim, c.heads, c.kv_heads].map(|n| n as usize);
+    let of = c.heads_of(layer);
+    let [d, hd, heads, kv] = [c.d_model, of.head_dim, c.heads, of.kv_heads].map(|n| n as usize);
     match c.mixer_of(layer) {
         MixerKind::Attention => {
             let gated = 1 + usize::from(c.form.output_gate);
+            let stored = 2 - usize::from(of.key_is_value);
             [
-                [(gated * heads + 2 * kv) * hd, d],
+                [(gated * heads + stored * kv) * hd, d],
                 [d, heads * hd],
                 NONE,
                 NONE,
@@ -227,24 +229,40 @@ pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> Stat
     StateShape {
         pages: KvShape {
             latent: c.form.latent.is_some(),
-            ..KvShape::new(dtype, c.kv_layers(), kv_heads(c), c.key_width(), context)
+            ..KvShape::new(dtype, head_layers(c), context)
         },
         recurrent: recurrent_floats(c, c.layers),
     }
 }
 
-/// Vectors that a layer stores for a position, one for all heads of latent attention.
-fn kv_heads(c: &ModelConfig) -> usize {
-    match c.form.latent {
-        Some(_) => 1,
-        None => c.kv_heads as usize,
-    }
+/// The layers with keys and values, in the order of [`ModelConfig::kv_place`]. Latent attention stores
+/// one vector for all heads.
+fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
+    let of = |layers: u32, kv_heads: u32, head_dim| HeadLayers {
+        layers: layers as usize,
+        kv_heads: kv_heads as usize,
+        head_dim,
+    };
+    let kv_heads = if c.form.latent.is_some() {
+        1
+    } else {
+        c.kv_heads
+    };
+    let global = c.global_kv_layers();
+    let others = of(c.kv_layers() - global, kv_heads, c.key_width());
+    let heads = c.form.global_heads;
+    let global = heads.map(|heads| of(global, heads.kv_heads, heads.head_dim as usize));
+    [others, global.unwrap_or_default()]
 }
 
 /// Floats of a thread's buffer for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
-    let group = c.heads as usize / kv_heads(c).max(1);
-    blockwise::thread_floats(c.key_width(), group, rows, c.form.latent.is_some())
+    let floats = |of: HeadLayers| {
+        let group = c.heads as usize / of.kv_heads.max(1);
+        blockwise::thread_floats(of.head_dim, group, rows, c.form.latent.is_some())
+    };
+    let all = head_layers(c).map(floats);
+    all[0].max(all[1])
 }
 
 /// Floats of recurrent state before layer `layer`.

@@ -40,7 +40,7 @@ impl<'a> LayerKv<'a> {
 
     /// Elements of a stored value vector, padding included.
     pub fn width(self) -> usize {
-        self.shape.width()
+        self.shape.width(self.layer)
     }
 
     /// Splits `positions` at page borders, in order.
@@ -59,7 +59,8 @@ impl<'a> LayerKv<'a> {
         let start = positions.start / GROUP * GROUP;
         let end = positions.end.next_multiple_of(GROUP);
         let at = shape.at(self.layer, KEYS, head);
-        let [from, to] = [start, end].map(|p| at + shape.bytes((p - first) * shape.head_dim));
+        let [from, to] =
+            [start, end].map(|p| at + shape.bytes((p - first) * shape.head_dim(self.layer)));
         (&page[from..to], start)
     }
 
@@ -69,7 +70,7 @@ impl<'a> LayerKv<'a> {
         let (page, first) = self.page_of(&positions);
         let at = shape.at(self.layer, VALUES, head);
         let ends = [positions.start, positions.end];
-        let [from, to] = ends.map(|p| at + shape.bytes((p - first) * shape.width()));
+        let [from, to] = ends.map(|p| at + shape.bytes((p - first) * shape.width(self.layer)));
         &page[from..to]
     }
 
@@ -100,7 +101,7 @@ impl<'a> PageWriter<'a> {
     /// Stores one head's key.
     pub fn store_key(&mut self, cpu: Cpu, layer: usize, head: usize, key: &[f32]) {
         let shape = self.shape;
-        let block = self.place / GROUP * GROUP * shape.head_dim + self.place % GROUP;
+        let block = self.place / GROUP * GROUP * shape.head_dim(layer) + self.place % GROUP;
         let at = shape.at(layer, KEYS, head) + shape.bytes(block);
         let (step, size) = (shape.bytes(GROUP), shape.bytes(1));
         let places = self.page[at..].chunks_mut(step);
@@ -118,7 +119,7 @@ impl<'a> PageWriter<'a> {
     /// Stores one head's value.
     pub fn store_value(&mut self, cpu: Cpu, layer: usize, head: usize, value: &[f32]) {
         let shape = self.shape;
-        let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width());
+        let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width(layer));
         let stored = &mut self.page[at..at + shape.bytes(value.len())];
         write(cpu, shape.dtype, value, stored);
     }

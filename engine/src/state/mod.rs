@@ -22,4 +22,4 @@ pub(crate) use pages::{KvPages, KvPool};
 pub(crate) use recurrent::RecurrentPart;
 pub(crate) use sequence::StatePool;
 pub use sequence::{Sequence, Span};
-pub(crate) use shape::{BLOCK, KvShape, StateShape};
+pub(crate) use shape::{BLOCK, HeadLayers, KvShape, StateShape};

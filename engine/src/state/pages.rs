@@ -149,13 +149,13 @@ impl Drop for KvPages {
 
 /// Copies the first `count` positions of a page.
 fn copy_positions(shape: KvShape, from: &[u8], to: &mut [u8], count: usize) {
-    let used = [
-        count.next_multiple_of(emberflow_kernels::GROUP) * shape.head_dim,
-        count * shape.width(),
-    ];
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers() {
+        let used = [
+            count.next_multiple_of(emberflow_kernels::GROUP) * shape.head_dim(layer),
+            count * shape.width(layer),
+        ];
         for (kind, elements) in used.into_iter().enumerate() {
-            for head in 0..shape.kv_heads {
+            for head in 0..shape.kv_heads(layer) {
                 let start = shape.at(layer, kind, head);
                 let range = start..start + shape.bytes(elements);
                 to[range.clone()].copy_from_slice(&from[range]);
@@ -166,14 +166,24 @@ fn copy_positions(shape: KvShape, from: &[u8], to: &mut [u8], count: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shape::HeadLayers;
     use super::*;
     use emberflow_kernels::{Cpu, DType};
 
     const SHAPE: KvShape = KvShape {
         dtype: DType::F32,
-        layers: 2,
-        kv_heads: 2,
-        head_dim: 4,
+        kinds: [
+            HeadLayers {
+                layers: 1,
+                kv_heads: 2,
+                head_dim: 4,
+            },
+            HeadLayers {
+                layers: 1,
+                kv_heads: 2,
+                head_dim: 4,
+            },
+        ],
         page: 32,
         latent: false,
     };

@@ -1,7 +1,7 @@
 //! What a sequence keeps: the geometry of keys and values, and the size of recurrent state.
 //!
 //! ```text
-//! page       [layer] of keys and values; a multiple of 32 positions
+//! page       [layer] of keys and values, layers with equal heads together; a multiple of 32 positions
 //! keys       [kv_head][block of 32 positions][element][32 positions]
 //! values     [kv_head][position][width]      width = head_dim rounded up to a multiple of 32
 //! ```
@@ -43,13 +43,20 @@ impl StateShape {
     }
 }
 
+/// Layers whose heads of keys and values are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct HeadLayers {
+    pub layers: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
 /// Geometry of keys and values, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
     pub dtype: DType,
-    pub layers: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
+    /// The layers: those of a kind follow each other.
+    pub kinds: [HeadLayers; 2],
     /// Positions per page: a power of two ≥ 32 that divides [`BLOCK`].
     pub page: usize,
     /// Value vectors hold the keys, too, and no others are stored.
@@ -57,35 +64,43 @@ pub(crate) struct KvShape {
 }
 
 impl KvShape {
-    /// Of `layers` layers, for sequences of up to `context` positions.
-    pub fn new(
-        dtype: DType,
-        layers: u32,
-        kv_heads: usize,
-        head_dim: usize,
-        context: usize,
-    ) -> Self {
+    /// Of these layers, for sequences of up to `context` positions.
+    pub fn new(dtype: DType, kinds: [HeadLayers; 2], context: usize) -> Self {
         Self {
             dtype,
-            layers: layers as usize,
-            kv_heads,
-            head_dim,
+            kinds,
             page: page_for(context),
             latent: false,
         }
     }
 
-    /// Elements of a stored value vector.
-    pub fn width(self) -> usize {
-        self.head_dim.next_multiple_of(GROUP)
+    /// Number of layers.
+    pub fn layers(self) -> usize {
+        self.kinds.iter().map(|kind| kind.layers).sum()
     }
 
-    /// Elements of a key that is stored apart.
-    fn key_width(self) -> usize {
-        match self.latent {
-            true => 0,
-            false => self.head_dim,
+    /// The kind of a layer, and its place among those of its kind.
+    fn kind(self, layer: usize) -> (HeadLayers, usize) {
+        let [first, second] = self.kinds;
+        match layer.checked_sub(first.layers) {
+            Some(place) => (second, place),
+            None => (first, layer),
         }
+    }
+
+    /// Heads of keys and values of a layer.
+    pub fn kv_heads(self, layer: usize) -> usize {
+        self.kind(layer).0.kv_heads
+    }
+
+    /// Elements of a layer's key.
+    pub fn head_dim(self, layer: usize) -> usize {
+        self.kind(layer).0.head_dim
+    }
+
+    /// Elements of a layer's stored value vector.
+    pub fn width(self, layer: usize) -> usize {
+        self.head_dim(layer).next_multiple_of(GROUP)
     }
 
     /// Bytes of `elements` elements.
@@ -93,34 +108,49 @@ impl KvShape {
         elements.saturating_mul(self.dtype.row_bytes(1))
     }
 
-    /// Elements of one head's keys and values in a page.
-    fn head(self) -> [usize; 2] {
-        [self.page * self.key_width(), self.page * self.width()]
+    /// Elements of a position's key, if it is stored apart, and of its value in one head.
+    fn vectors(self, of: HeadLayers) -> [usize; 2] {
+        let keys = if self.latent { 0 } else { of.head_dim };
+        [keys, of.head_dim.next_multiple_of(GROUP)]
     }
 
-    /// Byte offset of a layer's head in a page; `kind`: keys (0) or values (1).
-    pub fn at(self, layer: usize, kind: usize, head: usize) -> usize {
-        let [keys, values] = self.head();
-        let before = layer * self.kv_heads * (keys + values)
-            + kind * self.kv_heads * keys
-            + head * self.head()[kind];
-        self.bytes(before)
+    /// Byte offset of a layer's head in a page; `part`: keys (0) or values (1).
+    pub fn at(self, layer: usize, part: usize, head: usize) -> usize {
+        let (of, place) = self.kind(layer);
+        let before = match layer < self.kinds[0].layers {
+            true => 0,
+            false => self.position(self.kinds[0]),
+        };
+        let vectors = self.vectors(of);
+        let [keys, values] = vectors;
+        let inside = place * of.kv_heads * (keys + values)
+            + part * of.kv_heads * keys
+            + head * vectors[part];
+        self.bytes(self.page * (before + inside))
+    }
+
+    /// Elements of a position in the layers of a kind; saturates.
+    fn position(self, of: HeadLayers) -> usize {
+        let [keys, values] = self.vectors(of);
+        (keys.saturating_add(values))
+            .saturating_mul(of.kv_heads)
+            .saturating_mul(of.layers)
+    }
+
+    /// Elements of a position; saturates.
+    fn elements(self) -> usize {
+        let [first, second] = self.kinds.map(|kind| self.position(kind));
+        first.saturating_add(second)
     }
 
     /// Bytes of a page.
     pub fn page_bytes(self) -> usize {
-        let [keys, values] = self.head();
-        let head = keys.saturating_add(values);
-        self.bytes(
-            head.saturating_mul(self.kv_heads)
-                .saturating_mul(self.layers),
-        )
+        self.bytes(self.elements().saturating_mul(self.page))
     }
 
     /// Bytes per position.
     pub fn position_bytes(self) -> u64 {
-        let heads = self.layers * self.kv_heads;
-        (heads * self.bytes(self.key_width() + self.width())) as u64
+        self.bytes(self.elements()) as u64
     }
 
     /// Pages of `positions` positions.
@@ -163,19 +193,25 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_page_are_contiguous() {
+        let of = |layers, kv_heads, head_dim| HeadLayers {
+            layers,
+            kv_heads,
+            head_dim,
+        };
         let shape = KvShape {
             dtype: DType::F16,
-            layers: 3,
-            kv_heads: 2,
-            head_dim: 40,
+            kinds: [of(3, 2, 40), of(2, 1, 72)],
             page: 64,
             latent: false,
         };
         let mut end = 0;
-        for layer in 0..3 {
-            for (kind, elements) in [64 * 40, 64 * 64].into_iter().enumerate() {
-                for head in 0..2 {
-                    assert_eq!(shape.at(layer, kind, head), end);
+        for (layer, heads, sizes) in (0..3)
+            .map(|layer| (layer, 2, [64 * 40, 64 * 64]))
+            .chain((3..5).map(|layer| (layer, 1, [64 * 72, 64 * 96])))
+        {
+            for (part, elements) in sizes.into_iter().enumerate() {
+                for head in 0..heads {
+                    assert_eq!(shape.at(layer, part, head), end);
                     end += 2 * elements;
                 }
             }
@@ -184,8 +220,7 @@ mod tests {
         assert_eq!(shape.position_bytes() as usize * 64, end);
         assert_eq!(shape.bytes_for(65), 2 * end as u64);
         let latent = KvShape {
-            kv_heads: 1,
-            head_dim: 72,
+            kinds: [of(3, 1, 72), of(0, 0, 0)],
             latent: true,
             ..shape
         };

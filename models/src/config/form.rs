@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LatentShape, MambaLayers, MambaShape, Rope};
+use super::{GlobalHeads, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope, Streams};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -96,6 +96,18 @@ pub struct Form {
     /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
+    /// Heads of the layers without a window, where they are others (Gemma 4).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub global_heads: Option<GlobalHeads>,
+    /// Neurons of the layers with shared keys, where they have another number; 0 otherwise.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub shared_kv_ffn: u32,
+    /// The residual stream is multiplied by a factor at the end of each layer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub layer_scale: bool,
+    /// Inputs by layer without further streams (Gemma 4); see [`Form::inputs_by_layer`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_inputs: Option<LayerInputs>,
 }
 
 /// A factor of queries that grows with the logarithm of the position.
@@ -199,21 +211,6 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// Residual streams beside the one that layers read and change, as in `modeling_gemma3n.py`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Streams {
-    /// Streams in all; layers read and change the first.
-    pub count: u32,
-    /// Width of the low-rank path beside attention (LAuReL).
-    pub laurel: u32,
-    /// Elements of a token's input to each layer.
-    pub per_layer: u32,
-    /// Rows of the table of these inputs; tokens past it have those of token 0.
-    pub per_layer_vocab: u32,
-    /// Whether the first stream is scaled before it meets the layer's input.
-    pub scaled: bool,
-}
-
 impl Default for Form {
     fn default() -> Self {
         Self {
@@ -245,6 +242,10 @@ impl Default for Form {
             mamba: None,
             output_gate: false,
             streams: None,
+            global_heads: None,
+            shared_kv_ffn: 0,
+            layer_scale: false,
+            layer_inputs: None,
         }
     }
 }
@@ -253,6 +254,15 @@ impl Form {
     /// Whether nothing differs from the common form.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// The inputs by layer, with or without further streams.
+    pub fn inputs_by_layer(&self) -> Option<LayerInputs> {
+        let of_streams = self.streams.map(|streams| LayerInputs {
+            width: streams.per_layer,
+            vocab: streams.per_layer_vocab,
+        });
+        self.layer_inputs.or(of_streams)
     }
 
     /// Whether some layers have gates that are zero for most tokens, whatever the activation.

@@ -18,6 +18,11 @@ pub struct Mixture {
     /// The shared expert has no gate: its weight is 1.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared_is_plain: bool,
+    /// The shared expert is a dense FFN beside the others (Gemma 4): both have a norm before them and a
+    /// norm of their output of their own, the router reads the residual stream through a norm of its
+    /// own, and each expert's weight has a factor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dense_beside: bool,
     /// Layers that have a dense FFN instead, ascending.
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
@@ -70,6 +75,7 @@ impl Default for Mixture {
             renormalise: false,
             shared: 0,
             shared_is_plain: false,
+            dense_beside: false,
             dense_layers: Vec::new(),
             dense_ffn: 0,
             scoring: Scoring::Softmax,

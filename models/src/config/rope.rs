@@ -24,6 +24,11 @@ pub enum RopeScaling {
         /// Context length before scaling, in tokens.
         original_context: u32,
     },
+    /// Only the first pairs rotate, with the frequencies that they have among all (Gemma 4).
+    Proportional {
+        /// Pairs that rotate.
+        pairs: u32,
+    },
     /// YaRN (arXiv 2309.00071).
     Yarn {
         /// Divisor of the low frequencies.
@@ -78,7 +83,9 @@ impl RopeScaling {
             | Self::Long {
                 attention_factor, ..
             } => attention_factor,
-            Self::None | Self::Linear { .. } | Self::Llama3 { .. } => 1.0,
+            Self::None | Self::Linear { .. } | Self::Llama3 { .. } | Self::Proportional { .. } => {
+                1.0
+            }
         }
     }
 
@@ -88,6 +95,7 @@ impl RopeScaling {
         match *self {
             Self::None => true,
             Self::Linear { factor } => positive(factor),
+            Self::Proportional { pairs } => pairs <= frequencies,
             Self::Long {
                 ref short,
                 ref long,

@@ -38,6 +38,8 @@ pub(crate) struct Experts {
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
     pub(crate) optional: bool,
+    /// There are experts only if this key is set, beside a dense FFN (Gemma 4).
+    pub(crate) beside: Option<&'static str>,
 }
 
 /// Whether the weights of the chosen experts are divided by their sum.
@@ -128,6 +130,7 @@ pub(super) const EXPERTS: Experts = Experts {
     epsilon: 0.0,
     blocks: false,
     optional: false,
+    beside: None,
 };
 
 /// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighed by the sigmoids, times a factor; a

@@ -1,9 +1,10 @@
-//! Gemma 2, 3 and 3n.
+//! Gemma 2, 3, 3n and 4.
 
 use super::Preset::{Float, Int, Text};
+use super::experts::{EXPERTS, Experts, Renormalise, Shared};
 use super::keys::{By, Key, Sets, Spelled};
 use super::{Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows};
-use super::{gguf_names, hf_names};
+use super::{gemma_names, hf_names};
 use crate::config::Activation;
 
 const GEMMA: Arch = Arch {
@@ -118,10 +119,10 @@ const GEMMA3N: Family = Family {
         ("laurel_rank", Int(64)),
         ("num_kv_shared_layers", Int(15)),
     ],
-    names: &hf_names::GEMMA3N,
+    names: &gemma_names::HF_GEMMA3N,
     gguf: Some(Arch {
         name: "gemma3n",
-        names: &gguf_names::GEMMA3N,
+        names: &gemma_names::GGUF_GEMMA3N,
         windows: Windows::Pattern(5),
         reads: &[
             "attention.sliding_window_pattern",
@@ -149,4 +150,68 @@ const GEMMA3N: Family = Family {
     ..GEMMA3
 };
 
-pub(super) const FAMILIES: [Family; 3] = [GEMMA2, GEMMA3, GEMMA3N];
+/// `modeling_gemma4.py`: other heads in layers without a window, experts beside a dense FFN, and
+/// [`Quirk::GlobalHeads`].
+const GEMMA4: Family = Family {
+    name: "gemma4_text",
+    whole: Some("gemma4"),
+    class: Some("Gemma4ForCausalLM"),
+    defaults: &[
+        ("vocab_size", Int(262_144)),
+        ("hidden_size", Int(2304)),
+        ("intermediate_size", Int(9216)),
+        ("num_hidden_layers", Int(30)),
+        ("num_attention_heads", Int(8)),
+        ("num_key_value_heads", Int(4)),
+        ("head_dim", Int(256)),
+        ("hidden_activation", Text("gelu_pytorch_tanh")),
+        ("max_position_embeddings", Int(131_072)),
+        ("rms_norm_eps", Float(1e-6)),
+        ("sliding_window", Int(512)),
+        ("vocab_size_per_layer_input", Int(262_144)),
+    ],
+    names: &gemma_names::HF_GEMMA4,
+    gguf: Some(Arch {
+        name: "gemma4",
+        names: &gemma_names::GGUF_GEMMA4,
+        windows: Windows::Pattern(6),
+        reads: &[
+            "attention.sliding_window_pattern",
+            "attention.key_length_swa",
+            "attention.value_length_swa",
+            "attention.shared_kv_layers",
+            "rope.freq_base_swa",
+            "rope.dimension_count_swa",
+            "embedding_length_per_layer_input",
+        ],
+        ..GEMMA
+    }),
+    plus_one: false,
+    value_norm: true,
+    bias: super::Bias::No,
+    attention_scale: Some(1.0),
+    ffn_list: false,
+    experts: Some(Experts {
+        chosen: "top_k_experts",
+        ffn: "moe_intermediate_size",
+        renormalise: Renormalise::Always,
+        gguf_renormalise: true,
+        shared: Some(Shared::Plain("intermediate_size")),
+        beside: Some("enable_moe_block"),
+        ..EXPERTS
+    }),
+    keys: &[Key::new(
+        Sets::LogitCap,
+        Spelled::or_kept("final_logit_softcapping"),
+        Spelled::or_kept("final_logit_softcapping"),
+    )],
+    checks: &[
+        Check::Word("use_bidirectional_attention", "vision"),
+        Check::Flag("attention_bias", false),
+    ],
+    reads: &["num_kv_shared_layers"],
+    quirks: &[Quirk::GlobalHeads],
+    ..GEMMA3
+};
+
+pub(super) const FAMILIES: [Family; 4] = [GEMMA2, GEMMA3, GEMMA3N, GEMMA4];

@@ -38,12 +38,12 @@ pub(super) const ATTENTION: Spellings = &[
     (Role::KNorm, "attn_k_norm.weight"),
 ];
 
-const POST_NORMS: Spellings = &[
+pub(super) const POST_NORMS: Spellings = &[
     (Role::AttnPostNorm, "post_attention_norm.weight"),
     (Role::FfnPostNorm, "post_ffw_norm.weight"),
 ];
 
-const NORMS: Spellings = &[
+pub(super) const NORMS: Spellings = &[
     (Role::AttnNorm, "attn_norm.weight"),
     (Role::AttnNormBias, "attn_norm.bias"),
     (Role::FfnNorm, "ffn_norm.weight"),
@@ -205,38 +205,6 @@ pub(super) const PHI3: NameTable = NameTable {
         (Fused::Qkv, "attn_qkv.weight"),
         (Fused::GateUp, "ffn_up.weight"),
     ],
-    ..PLAIN
-};
-
-pub(super) const GEMMA3N: NameTable = NameTable {
-    globals: &[
-        (Role::Embed, "token_embd.weight"),
-        (Role::Head, "output.weight"),
-        (Role::FinalNorm, "output_norm.weight"),
-        (Role::LayerInputs, "per_layer_token_embd.weight"),
-        (Role::LayerInputsProj, "per_layer_model_proj.weight"),
-        (Role::LayerInputsNorm, "per_layer_proj_norm.weight"),
-    ],
-    layers: &[
-        ATTENTION,
-        NORMS,
-        FFN,
-        POST_NORMS,
-        &[
-            (Role::StreamRouterNorm, "altup_router_norm.weight"),
-            (Role::StreamRouter, "altup_router.weight"),
-            (Role::StreamPredict, "altup_predict_coef.weight"),
-            (Role::StreamCorrect, "altup_correct_coef.weight"),
-            (Role::StreamScale, "altup_correct_scale.weight"),
-            (Role::LaurelLeft, "laurel_l.weight"),
-            (Role::LaurelRight, "laurel_r.weight"),
-            (Role::LaurelNorm, "laurel_post_norm.weight"),
-            (Role::InputGate, "inp_gate.weight"),
-            (Role::InputProj, "proj.weight"),
-            (Role::InputNorm, "post_norm.weight"),
-        ],
-    ],
-    experts: NO_EXPERTS,
     ..PLAIN
 };
 

@@ -10,7 +10,7 @@ const OUTSIDE: Spellings = &[
     (Role::FinalNormBias, "model.norm.bias"),
 ];
 
-const ATTENTION: Spellings = &[
+pub(super) const ATTENTION: Spellings = &[
     (Role::Q, "self_attn.q_proj.weight"),
     (Role::K, "self_attn.k_proj.weight"),
     (Role::V, "self_attn.v_proj.weight"),
@@ -23,7 +23,7 @@ const ATTENTION: Spellings = &[
     (Role::KNorm, "self_attn.k_norm.weight"),
 ];
 
-const FOUR_NORMS: Spellings = &[
+pub(super) const FOUR_NORMS: Spellings = &[
     (Role::AttnNorm, "input_layernorm.weight"),
     (Role::AttnPostNorm, "post_attention_layernorm.weight"),
     (Role::FfnNorm, "pre_feedforward_layernorm.weight"),
@@ -37,7 +37,7 @@ const NORMS: Spellings = &[
     (Role::FfnNormBias, "post_attention_layernorm.bias"),
 ];
 
-const FFN: Spellings = &[
+pub(super) const FFN: Spellings = &[
     (Role::Gate, "mlp.gate_proj.weight"),
     (Role::Up, "mlp.up_proj.weight"),
     (Role::Down, "mlp.down_proj.weight"),
@@ -58,7 +58,7 @@ const STACKED: &[(Stack, &str)] = &[
     (Stack::One(Role::Down), "mlp.experts.down_proj"),
 ];
 
-const NO_EXPERTS: ExpertNames = ExpertNames {
+pub(super) const NO_EXPERTS: ExpertNames = ExpertNames {
     one: ("", &[]),
     shared: &[],
     stacked: &[],
@@ -186,47 +186,6 @@ pub(super) const OLMO2: NameTable = NameTable {
 
 pub(super) const GEMMA2: NameTable = NameTable {
     layers: &[ATTENTION, FFN, FOUR_NORMS],
-    experts: NO_EXPERTS,
-    ..PLAIN
-};
-
-pub(super) const GEMMA3N: NameTable = NameTable {
-    globals: &[
-        (Role::Embed, "model.embed_tokens.weight"),
-        (Role::Head, "lm_head.weight"),
-        (Role::FinalNorm, "model.norm.weight"),
-        (Role::LayerInputs, "model.embed_tokens_per_layer.weight"),
-        (
-            Role::LayerInputsProj,
-            "model.per_layer_model_projection.weight",
-        ),
-        (
-            Role::LayerInputsNorm,
-            "model.per_layer_projection_norm.weight",
-        ),
-    ],
-    numbered: &[
-        (Role::StreamIn, "model.altup_projections."),
-        (Role::StreamOut, "model.altup_unembed_projections."),
-    ],
-    layers: &[
-        ATTENTION,
-        FFN,
-        FOUR_NORMS,
-        &[
-            (Role::StreamRouterNorm, "altup.router_norm.weight"),
-            (Role::StreamRouter, "altup.modality_router.weight"),
-            (Role::StreamPredict, "altup.prediction_coefs.weight"),
-            (Role::StreamCorrect, "altup.correction_coefs.weight"),
-            (Role::StreamScale, "altup.correct_output_scale"),
-            (Role::LaurelLeft, "laurel.linear_left.weight"),
-            (Role::LaurelRight, "laurel.linear_right.weight"),
-            (Role::LaurelNorm, "laurel.post_laurel_norm.weight"),
-            (Role::InputGate, "per_layer_input_gate.weight"),
-            (Role::InputProj, "per_layer_projection.weight"),
-            (Role::InputNorm, "post_per_layer_input_norm.weight"),
-        ],
-    ],
     experts: NO_EXPERTS,
     ..PLAIN
 };

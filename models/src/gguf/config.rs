@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::experts;
 use super::form::{self, Shape};
+use super::gemma4;
 use super::latent::{self, latent};
 use super::mamba::mamba_layers;
 use super::rope::{local_rope, rope};
@@ -70,6 +71,8 @@ pub(super) struct Facts {
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
+    /// Some layers have keys and no values.
+    pub(super) key_is_value: bool,
 }
 
 impl Facts {
@@ -94,6 +97,14 @@ impl Facts {
         match family.qk_norm {
             QkNorm::HeadBy(_) => self.has_qk_norm,
             norm => norm != QkNorm::No,
+        }
+    }
+
+    /// What they say of Gemma 4.
+    fn of_gemma4(&self) -> gemma4::Facts {
+        gemma4::Facts {
+            rows: self.streams.rows,
+            key_is_value: self.key_is_value,
         }
     }
 
@@ -136,18 +147,42 @@ pub(super) fn model_config(
     let experts = experts::read(metadata, family, arch, layers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
+    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
+    let of_expert = of_expert.filter(|_| experts.is_some());
     let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
-    let mut rope = rope(metadata, family, arch, head_dim)?;
+    let rotated = match family.has(Quirk::GlobalHeads) {
+        true => need("attention.key_length")?,
+        false => head_dim,
+    };
+    let mut rope = rope(metadata, family, arch, rotated)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     if family.has(Quirk::Latent) {
         latent(metadata, arch, &mut rope, head_dim, &mut form)?;
     }
     if family.two_ropes && window.size > 0 {
-        form.local_rope = Some(local_rope(metadata, arch, rope.dims)?);
+        let dims = if rotated == head_dim {
+            rope.dims
+        } else {
+            head_dim
+        };
+        form.local_rope = Some(local_rope(metadata, arch, dims)?);
     }
-    let kv_heads = kv_heads(metadata, family, arch, layers, &mut form)?;
-    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
-    let of_expert = of_expert.filter(|_| experts.is_some());
+    let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
+    let kv_heads = match family.has(Quirk::GlobalHeads) {
+        true => Some(gemma4::form(
+            metadata,
+            arch,
+            facts.of_gemma4(),
+            &window,
+            &mut form,
+        )?),
+        false => kv_heads(metadata, family, arch, layers, &mut form)?,
+    };
+    let ffn = || match family.has(Quirk::GlobalHeads) {
+        true => gemma4::neurons(metadata, arch, layers, &mut form),
+        false => need("feed_forward_length"),
+    };
+    let ffn = of_expert.map_or_else(ffn, Ok)?;
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -158,12 +193,12 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
+        ffn,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
         rope,
-        window: (0..layers).map(|layer| window.of(layer)).collect(),
+        window,
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: facts.qk_norm(family),
@@ -358,6 +393,11 @@ fn head_dim(
     }
     let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
     let head_dim = match metadata.u32(&key("key_length"))? {
+        Some(_) if family.has(Quirk::GlobalHeads) => {
+            let key = format!("{}.{}", arch.name, gemma4::LOCAL_LENGTH);
+            let local = metadata.u32(&key)?;
+            return local.ok_or_else(|| metadata.missing(&key, "an integer"));
+        }
         Some(length) => length,
         None if heads > 0 && d_model.is_multiple_of(heads) => d_model / heads,
         None => {

@@ -8,6 +8,7 @@ mod config;
 mod delta_net;
 mod experts;
 mod form;
+mod gemma4;
 mod header;
 mod latent;
 mod mamba;
@@ -153,6 +154,10 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
             .iter()
             .find(|raw| raw.name == POSITIONS)
             .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
+        key_is_value: {
+            let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
+            count(".attn_k.weight") > count(".attn_v.weight")
+        },
         streams: streams::Sizes::of(|name| {
             let raw = tensors.iter().find(|raw| raw.name == name);
             raw.map(|raw| &raw.shape[..])

@@ -199,6 +199,18 @@ pub(super) fn long_rope(
     }
 }
 
+/// The pairs that rotate, if the others have the enormous divisors of Gemma 4.
+fn proportional(factors: &[f32]) -> Option<u32> {
+    const ENORMOUS: f32 = 1e30;
+    let pairs = factors
+        .iter()
+        .take_while(|&&divisor| divisor == 1.0)
+        .count();
+    let rest = &factors[pairs..];
+    let fits = !rest.is_empty() && rest.iter().all(|&divisor| divisor >= ENORMOUS);
+    fits.then_some(pairs as u32)
+}
+
 /// Converts the frequency divisors to a scaling.
 pub(super) fn scale_rope(
     config: &mut ModelConfig,
@@ -215,6 +227,10 @@ pub(super) fn scale_rope(
         })
     };
     let factors = read_factors(config, file, raw)?;
+    if let Some(pairs) = proportional(&factors) {
+        config.rope.scaling = RopeScaling::Proportional { pairs };
+        return Ok(());
+    }
     let Some(scaling) = llama3_from_factors(config.rope.theta, config.rope.dims, &factors) else {
         return unsupported(
             format!("{factors:?}"),

@@ -96,6 +96,12 @@ impl Metadata {
         Ok(())
     }
 
+    /// Whether the key's value is a list.
+    pub(super) fn is_list(&self, key: &str) -> bool {
+        matches!(self.values.get(key), Some(Value::List(_)))
+    }
+
+    /// Whether the key is there.
     pub(super) fn has(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }

@@ -53,7 +53,8 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         Some(_) => latent::share_of(&keys, head_dim)?,
         None => head_dim * u32::from(form.learned_positions.is_none()),
     };
-    let (rope, local_rope) = ropes(&keys, family, rotated)?;
+    let global = form.global_heads.map_or(rotated, |heads| heads.head_dim);
+    let (rope, local_rope) = ropes(&keys, family, [global, rotated])?;
     form.local_rope = local_rope;
     if form.latent.is_some() {
         latent::expect_rotated(&keys, &rope)?;

@@ -24,6 +24,11 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
     if of.optional && keys.u32(of.count)? == Some(0) {
         return Ok(None);
     }
+    if let Some(key) = of.beside
+        && keys.bool(key)? != Some(true)
+    {
+        return Ok(None);
+    }
     if let Some(key) = of.early_router
         && keys.bool(key)? == Some(false)
     {
@@ -60,6 +65,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 }
             },
             shared_is_plain: of.has_plain_shared(),
+            dense_beside: of.beside.is_some(),
             dense_ffn,
             dense_layers,
             scoring,

@@ -7,6 +7,7 @@ mod delta_net;
 mod experts;
 mod foreign;
 mod form;
+mod gemma4;
 mod generation;
 mod json;
 mod latent;

@@ -10,14 +10,15 @@ use crate::families::{Family, Quirk};
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// The rotary parameters, and those of layers with a window where these have others.
+/// The rotary parameters, and those of layers with a window where these have others; the elements of a
+/// head that each of them rotates are given.
 pub(super) fn ropes(
     keys: &Keys,
     family: &Family,
-    head_dim: u32,
+    [global, local]: [u32; 2],
 ) -> Result<(Rope, Option<Rope>), Error> {
     if !family.two_ropes {
-        return Ok((rope(keys, family, head_dim)?, None));
+        return Ok((rope(keys, family, global)?, None));
     }
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
@@ -39,15 +40,21 @@ pub(super) fn ropes(
             *object = modern.object(key, prefix)?;
         }
     }
-    let one = |object: Option<Keys>, theta: Option<f32>, usual: f32| -> Result<Rope, Error> {
+    let one = |object: Option<Keys>, theta: Option<f32>, usual: f32, dims| -> Result<Rope, Error> {
         let mut rope = Rope {
             theta: theta.unwrap_or(usual),
-            dims: head_dim,
+            dims,
             scaling: RopeScaling::None,
         };
         if let Some(object) = object {
-            refuse_partial(&object)?;
-            rope.scaling = rope_scaling(keys, &object, family)?;
+            let pairs = proportional(&object, family, dims)?;
+            rope.scaling = match pairs {
+                Some(pairs) => RopeScaling::Proportional { pairs },
+                None => {
+                    refuse_partial(&object)?;
+                    rope_scaling(keys, &object, family)?
+                }
+            };
             rope.theta = object.f32("rope_theta")?.unwrap_or(rope.theta);
         }
         Ok(rope)
@@ -55,17 +62,33 @@ pub(super) fn ropes(
     refuse_partial(keys)?;
     let [full, windowed] = objects;
     Ok((
-        one(full, keys.f32("rope_theta")?, family.theta)?,
+        one(full, keys.f32("rope_theta")?, family.theta, global)?,
         Some(one(
             windowed,
             keys.f32("rope_local_base_freq")?,
             LOCAL_THETA,
+            local,
         )?),
     ))
 }
 
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_THETA: f32 = 10_000.0;
+
+/// The pairs that rotate, of a head of `dims` elements, if the scaling is proportional (Gemma 4).
+fn proportional(object: &Keys, family: &Family, dims: u32) -> Result<Option<u32>, Error> {
+    if !family.has(Quirk::GlobalHeads) || object.str("rope_type")? != Some("proportional") {
+        return Ok(None);
+    }
+    if object.f32("factor")?.is_some_and(|factor| factor != 1.0) {
+        return Err(object.unsupported("factor", "only 1 is implemented for this family"));
+    }
+    let share = object.f32("partial_rotary_factor")?.unwrap_or(1.0);
+    if !(0.0..=1.0).contains(&share) {
+        return Err(object.bad("partial_rotary_factor", "a number from 0 to 1"));
+    }
+    Ok(Some((share * dims as f32 / 2.0).floor() as u32))
+}
 
 fn refuse_partial(keys: &Keys) -> Result<(), Error> {
     match keys.f32("partial_rotary_factor")? {

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 12] = [
+const LATER: [&str; 16] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -16,6 +16,10 @@ const LATER: [&str; 12] = [
     ", latent: None",
     ", mamba: None",
     ", rotated_qk_norm: false",
+    ", global_heads: None",
+    ", shared_kv_ffn: 0",
+    ", layer_scale: false",
+    ", layer_inputs: None",
 ];
 
 /// A configuration as part of a fingerprint. Fields that came later count only where they are set,
@@ -40,6 +44,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", groups: None",
         ", by_best: false",
         ", epsilon: 0.0",
+        ", dense_beside: false",
         ", scale: 1.0",
         ", head_bias: false",
     ];

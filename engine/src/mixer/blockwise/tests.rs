@@ -3,7 +3,7 @@
 use emberflow_kernels::{Cpu, DType, Workers};
 
 use super::Pass;
-use crate::state::{BLOCK, KvPages, KvPool, KvShape};
+use crate::state::{BLOCK, HeadLayers, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +28,14 @@ impl Shape {
     fn pages(self, page: usize) -> KvPages {
         let shape = KvShape {
             dtype: self.dtype,
-            layers: 2,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
+            kinds: [
+                HeadLayers {
+                    layers: 2,
+                    kv_heads: self.kv_heads,
+                    head_dim: self.head_dim,
+                },
+                HeadLayers::default(),
+            ],
             page,
             latent: self.is_latent(),
         };

@@ -43,6 +43,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             }
             (Quirk::Falcon, _) => falcon(c, config),
             (Quirk::Streams, _) => streams(c, config),
+            (Quirk::GlobalHeads, _) => global_heads(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
             (
                 Quirk::OneKvHeadEach
@@ -97,6 +98,10 @@ fn two_ropes(full: &Rope, local: &Rope, config: &mut Value) {
             scaling => scaling,
         };
         object["rope_theta"] = json!(rope.theta);
+        if let RopeScaling::Proportional { pairs } = rope.scaling {
+            let share = f64::from(2 * pairs) / f64::from(rope.dims);
+            object["partial_rotary_factor"] = json!(share);
+        }
         object
     };
     config["rope_parameters"] =
@@ -119,6 +124,23 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
         config["num_kv_heads"] = json!(c.kv_heads);
     } else {
         config["multi_query"] = json!(c.kv_heads == 1);
+    }
+}
+
+/// What Gemma 4 has beside Gemma 3.
+fn global_heads(c: &ModelConfig, config: &mut Value) {
+    let form = &c.form;
+    let heads = form.global_heads;
+    config["global_head_dim"] = json!(heads.map_or(c.head_dim, |of| of.head_dim));
+    config["attention_k_eq_v"] = json!(heads.is_some_and(|of| of.key_is_value));
+    config["num_global_key_value_heads"] = json!(heads.map(|of| of.kv_heads));
+    config["num_kv_shared_layers"] = json!(form.shared_kv);
+    config["use_double_wide_mlp"] = json!(form.shared_kv_ffn > 0);
+    config["hidden_size_per_layer_input"] = json!(form.layer_inputs.map_or(0, |of| of.width));
+    config["vocab_size_per_layer_input"] = json!(form.layer_inputs.map_or(c.vocab, |of| of.vocab));
+    config["enable_moe_block"] = json!(c.mixture.is_some());
+    if let Some(mixture) = &c.mixture {
+        config["intermediate_size"] = json!(mixture.shared);
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
                 "original_max_position_embeddings": original_context,
             })
         }
+        // The share of pairs depends on the width of a head, which the caller knows.
+        RopeScaling::Proportional { .. } => json!({"rope_type": "proportional"}),
         RopeScaling::Linear { factor } => {
             json!({"rope_type": "linear", "factor": factor})
         }

@@ -1,0 +1,174 @@
+//! Inputs by layer (Gemma 3n, Gemma 4): a small vector for each layer and token.
+//!
+//! The vectors of a token come from a table, whose rows are read from flash, and from its embedding:
+//!
+//! ```text
+//! input = (norm(P·x₀ / √d_model) + table[token]·√width) / √2
+//! ```
+//!
+//! At its end a layer adds `norm(proj·(act(gate·x) ∘ input))` to the residual stream: Gemma 4 to the one
+//! that it changes, Gemma 3n to the further ones (`crate::streams`). The vectors lie in
+//! [`Pass::beside`] behind the further streams, so that a pass can yield between two layers.
+
+use emberflow_kernels::Compute;
+use emberflow_models::config::{Activation, ModelConfig};
+use emberflow_models::names::Role;
+
+use crate::activation::activate;
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::pass::Pass;
+use crate::scratch::Scratch;
+
+/// Weights of a layer.
+#[derive(Debug)]
+struct InputGate {
+    /// `[width × d_model]`.
+    gate: Matrix,
+    /// `[d_model × width]`.
+    proj: Matrix,
+    norm: Vec<f32>,
+}
+
+/// The inputs of all layers: weights and buffers.
+#[derive(Debug)]
+pub(crate) struct LayerInputs {
+    /// From the embedding to the inputs, `[layers·width × d_model]`.
+    proj: Matrix,
+    /// Norm of each layer's input.
+    norm: Vec<f32>,
+    layers: Vec<InputGate>,
+    /// Elements of a layer's input, and of a row of the residual stream.
+    width: usize,
+    d: usize,
+    /// Elements of [`Pass::beside`] before the inputs, and rows of the table.
+    before: usize,
+    vocab: u32,
+    eps: f32,
+    activation: Activation,
+    /// The inputs of all layers, `[rows × layers·width]`.
+    all: Vec<f32>,
+    /// Those of a layer, gated, `[rows × width]`.
+    gated: Vec<f32>,
+}
+
+/// Elements of a row's inputs; 0 without any.
+pub(crate) fn elements(c: &ModelConfig) -> usize {
+    let width = c.form.inputs_by_layer().map_or(0, |inputs| inputs.width);
+    c.layers as usize * width as usize
+}
+
+impl LayerInputs {
+    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
+    /// inputs by layer.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
+        let Some(inputs) = c.form.inputs_by_layer() else {
+            return Ok(None);
+        };
+        let [d, width] = [c.d_model, inputs.width].map(|n| n as usize);
+        let layer = |layer| -> Result<InputGate, Error> {
+            Ok(InputGate {
+                gate: from.matrix(Role::InputGate, layer, width, d)?,
+                proj: from.matrix(Role::InputProj, layer, d, width)?,
+                norm: from.vector(Role::InputNorm, layer, d)?,
+            })
+        };
+        Ok(Some(Self {
+            proj: from.matrix(Role::LayerInputsProj, 0, elements(c), d)?,
+            norm: from.vector(Role::LayerInputsNorm, 0, width)?,
+            layers: (0..c.layers).map(layer).collect::<Result<_, _>>()?,
+            width,
+            d,
+            before: c.further_streams(),
+            vocab: inputs.vocab,
+            eps: c.rms_eps,
+            activation: c.ffn_kind.activation,
+            all: vec![0.0; rows * elements(c)],
+            gated: vec![0.0; rows * width],
+        }))
+    }
+
+    /// Bytes of the buffers of [`LayerInputs::load`].
+    pub fn bytes_for(c: &ModelConfig, rows: usize) -> u64 {
+        let width = c.form.inputs_by_layer().map_or(0, |inputs| inputs.width);
+        4 * (rows * (elements(c) + width as usize)) as u64
+    }
+
+    /// Bytes of weights read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        let layers = self.layers.iter().map(|l| l.gate.len() + l.proj.len());
+        self.proj.len() + layers.sum::<u64>()
+    }
+
+    /// The row of the table for a token: those past it have that of token 0.
+    pub fn row_of(&self, token: u32) -> u32 {
+        if token < self.vocab { token } else { 0 }
+    }
+
+    /// Buffer for the rows of the table, `[rows × layers·width]`, consumed by [`LayerInputs::begin`].
+    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
+        let width = self.layers.len() * self.width;
+        &mut self.all[..rows * width]
+    }
+
+    /// Computes the inputs of a pass from its embedding and the table's rows.
+    pub fn begin(&mut self, on: &Compute, pass: &mut Pass, s: &mut Scratch) {
+        let (rows, each) = (pass.rows, self.layers.len() * self.width);
+        let stride = self.before + each;
+        let factor = (self.width as f32).sqrt();
+        let beside = pass.beside.chunks_exact_mut(stride);
+        for (row, table) in beside.zip(self.all.chunks_exact(each)).take(rows) {
+            for (to, from) in row[self.before..].iter_mut().zip(table) {
+                *to = from * factor;
+            }
+        }
+        let input = Input::new(on.cpu, &pass.x[..rows * self.d], rows, &mut s.input);
+        let all = &mut self.all[..rows * each];
+        self.proj.matmul(on, input, &mut s.rows, all);
+        let shrink = 1.0 / (self.d as f32).sqrt();
+        all.iter_mut().for_each(|value| *value *= shrink);
+        let beside = pass.beside.chunks_exact_mut(stride);
+        for (row, all) in beside.zip(all.chunks_exact_mut(each)) {
+            for part in all.chunks_exact_mut(self.width) {
+                on.cpu.rmsnorm_inplace(part, &self.norm, self.eps);
+            }
+            for (to, from) in row[self.before..].iter_mut().zip(all.iter()) {
+                *to = (*to + from) * std::f32::consts::FRAC_1_SQRT_2;
+            }
+        }
+    }
+
+    /// What layer `number` adds for the rows of `s.normed`, in `s.out`, both `[rows × d_model]`.
+    pub fn gated(&mut self, on: &Compute, number: usize, pass: &Pass, s: &mut Scratch) {
+        let (rows, w) = (pass.rows, &self.layers[number]);
+        let input = Input::new(on.cpu, &s.normed[..rows * self.d], rows, &mut s.input);
+        let gated = &mut self.gated[..rows * self.width];
+        w.gate.matmul(on, input, &mut s.rows, gated);
+        activate(self.activation, on.cpu, gated);
+        let stride = self.before + self.layers.len() * self.width;
+        let at = self.before + number * self.width;
+        let beside = pass.beside.chunks_exact(stride);
+        for (gated, row) in gated.chunks_exact_mut(self.width).zip(beside) {
+            let inputs = &row[at..at + self.width];
+            gated.iter_mut().zip(inputs).for_each(|(g, i)| *g *= i);
+        }
+        let input = Input::new(on.cpu, gated, rows, &mut s.input);
+        let out = &mut s.out[..rows * self.d];
+        w.proj.matmul(on, input, &mut s.rows, out);
+        for out in out.chunks_exact_mut(self.d) {
+            on.cpu.rmsnorm_inplace(out, &w.norm, self.eps);
+        }
+    }
+
+    /// Adds [`LayerInputs::gated`] of the residual stream to it.
+    pub fn add(&mut self, on: &Compute, number: usize, pass: &mut Pass, s: &mut Scratch) {
+        let len = pass.rows * self.d;
+        s.normed[..len].copy_from_slice(&pass.x[..len]);
+        self.gated(on, number, pass, s);
+        for (x, y) in pass.x[..len].iter_mut().zip(&s.out) {
+            *x += y;
+        }
+    }
+}
