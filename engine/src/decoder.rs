@@ -82,8 +82,7 @@ pub(crate) struct Decoder {
     pub weights: Weights,
     /// `None` where tied to the head.
     pub embedding: Option<Embedding>,
-    /// The table of the inputs by layer, what is made of them, and further residual streams.
-    pub inputs: Option<Embedding>,
+    /// The inputs by layer, and further residual streams.
     pub layer_inputs: Option<LayerInputs>,
     pub streams: Option<ResidualStreams>,
     pub ffn: Ffn,
@@ -198,13 +197,11 @@ impl Decoder {
 
     /// Makes the inputs of all layers.
     fn begin_inputs(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
-        let (Some(inputs), Some(table)) = (&mut self.layer_inputs, &mut self.inputs) else {
+        let Some(inputs) = &mut self.layer_inputs else {
             return Ok(());
         };
-        let tokens = spans.iter().flat_map(|span| span.tokens);
-        let numbers: Vec<u32> = tokens.map(|&token| inputs.row_of(token)).collect();
-        let rows = inputs.table_rows(pass.rows);
-        table.rows(self.on.cpu, &mut self.ffn.store, numbers.into_iter(), rows)?;
+        let tokens = spans.iter().flat_map(|span| span.tokens).copied();
+        inputs.read(self.on.cpu, &mut self.ffn.store, tokens)?;
         inputs.begin(&self.on, pass, &mut self.scratch);
         Ok(())
     }
@@ -396,7 +393,7 @@ impl Decoder {
             return Ok(());
         };
         let bank = ffn.store.layout.banks_of(number).start;
-        ffn.store.tracer.section(&trace::ROUTER, [number as u64, 0]);
+        (ffn.store.tracer).section(&trace::ROUTER, [number as u64, 0]);
         let dense_out = &mut s.parallel[..n * d];
         rows_or_copy(router.norm.as_ref(), on.cpu, residual, dense_out);
         let input = Input::new(on.cpu, dense_out, n, &mut s.input);
@@ -410,15 +407,12 @@ impl Decoder {
             return Ok(());
         };
         // `normed` has the norm before the FFN.
-        let dense = LayerInput {
-            number,
-            units: std::slice::from_ref(dense),
-            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
-            residual,
-            next: None,
-            ahead: &[],
-        };
-        ffn.layer(on, &dense, dense_out)?;
+        let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
+        let dense = std::slice::from_ref(dense);
+        let at = LayerInput::alone(number, dense, input, residual);
+        ffn.layer(on, &at, dense_out)?;
+        let observed = if hooks.observer.is_some() { n * d } else { 0 };
+        let dense_input = s.normed[..observed].to_vec();
         norms.dense_post.rows_inplace(on.cpu, dense_out);
         norms.experts.rows(on.cpu, residual, &mut s.normed);
         let ahead = match (&mut self.ahead, layers.get(number + 1)) {
@@ -428,15 +422,12 @@ impl Decoder {
             }
             _ => &[],
         };
-        let experts = LayerInput {
-            number,
-            units: experts,
-            input: Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input),
-            residual,
-            next: None,
+        let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
+        let at = LayerInput {
             ahead,
+            ..LayerInput::alone(number, experts, input, residual)
         };
-        ffn.layer(on, &experts, &mut s.out)?;
+        ffn.layer(on, &at, &mut s.out)?;
         let out = &mut s.out[..n * d];
         norms.experts_post.rows_inplace(on.cpu, out);
         add_rows(out, dense_out, n * d);
@@ -446,6 +437,7 @@ impl Decoder {
                 tokens: n,
                 residual,
                 x: &s.normed[..n * d],
+                dense: &dense_input,
                 choices: s.routes.choices(n),
                 gates: &[],
                 hidden: &[],
@@ -510,6 +502,7 @@ impl Decoder {
                 tokens: n,
                 residual: &pass.x[..width],
                 x: &s.normed[..width],
+                dense: &[],
                 choices,
                 gates: &[],
                 hidden: &[],

@@ -15,7 +15,6 @@ use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::lanes::{self, DeviceLane, Sharing};
 use crate::layer_inputs::LayerInputs;
-use crate::loader::Loader;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
@@ -490,13 +489,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
-    let mut inputs = Embedding::of_layers(&layout, &c)?;
+    let mut layer_inputs = LayerInputs::load(&layout, &c, room.rows)?;
     let mut weights = Weights::load(&layout.container, &c)?;
-    let from = Loader {
-        container: &layout.container,
-    };
-    let streams = ResidualStreams::load(&from, &c, room.rows)?;
-    let layer_inputs = LayerInputs::load(&from, &c, room.rows)?;
+    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
@@ -527,12 +522,12 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    for table in [&mut embedding, &mut inputs].into_iter().flatten() {
+    let table = layer_inputs.as_mut().map(LayerInputs::table_mut);
+    for table in [embedding.as_mut(), table].into_iter().flatten() {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {
         embedding,
-        inputs,
         layer_inputs,
         streams,
         on,

@@ -10,17 +10,19 @@
 //! that it changes, Gemma 3n to the further ones (`crate::streams`). The vectors lie in
 //! [`Pass::beside`] behind the further streams, so that a pass can yield between two layers.
 
-use emberflow_kernels::Compute;
+use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_models::names::Role;
 
 use crate::activation::activate;
+use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
+use crate::store::{Layout, NeuronStore};
 
 /// Weights of a layer.
 #[derive(Debug)]
@@ -33,8 +35,9 @@ struct InputGate {
 }
 
 /// The inputs of all layers: weights and buffers.
-#[derive(Debug)]
 pub(crate) struct LayerInputs {
+    /// The table, a row for each token.
+    table: Embedding,
     /// From the embedding to the inputs, `[layers·width × d_model]`.
     proj: Matrix,
     /// Norm of each layer's input.
@@ -63,10 +66,13 @@ pub(crate) fn elements(c: &ModelConfig) -> usize {
 impl LayerInputs {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
     /// inputs by layer.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let Some(inputs) = c.form.inputs_by_layer() else {
+    pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
+        let table = Embedding::of_layers(layout, c)?;
+        let (Some(inputs), Some(table)) = (c.form.inputs_by_layer(), table) else {
             return Ok(None);
         };
+        let container = &layout.container;
+        let from = Loader { container };
         let [d, width] = [c.d_model, inputs.width].map(|n| n as usize);
         let layer = |layer| -> Result<InputGate, Error> {
             Ok(InputGate {
@@ -76,6 +82,7 @@ impl LayerInputs {
             })
         };
         Ok(Some(Self {
+            table,
             proj: from.matrix(Role::LayerInputsProj, 0, elements(c), d)?,
             norm: from.vector(Role::LayerInputsNorm, 0, width)?,
             layers: (0..c.layers).map(layer).collect::<Result<_, _>>()?,
@@ -102,15 +109,21 @@ impl LayerInputs {
         self.proj.len() + layers.sum::<u64>()
     }
 
-    /// The row of the table for a token: those past it have that of token 0.
-    pub fn row_of(&self, token: u32) -> u32 {
-        if token < self.vocab { token } else { 0 }
+    /// The table, which may be resident.
+    pub fn table_mut(&mut self) -> &mut Embedding {
+        &mut self.table
     }
 
-    /// Buffer for the rows of the table, `[rows × layers·width]`, consumed by [`LayerInputs::begin`].
-    pub fn table_rows(&mut self, rows: usize) -> &mut [f32] {
-        let width = self.layers.len() * self.width;
-        &mut self.all[..rows * width]
+    /// Reads the rows of the table for `tokens`; those past it have the row of token 0.
+    pub fn read(
+        &mut self,
+        cpu: Cpu,
+        store: &mut NeuronStore,
+        tokens: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        let vocab = self.vocab;
+        let rows = tokens.map(|token| if token < vocab { token } else { 0 });
+        self.table.rows(cpu, store, rows, &mut self.all)
     }
 
     /// Computes the inputs of a pass from its embedding and the table's rows.

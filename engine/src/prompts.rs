@@ -15,6 +15,7 @@ use crate::engine::Engine;
 use crate::error::{DeviceError, Error};
 use crate::ffn::FfnRoom;
 use crate::lanes::ProductRoom;
+use crate::layer_inputs::LayerInputs;
 use crate::pass::Pass;
 use crate::planner::Division;
 use crate::room::{LongChunk, thread_floats};
@@ -35,13 +36,14 @@ impl Engine {
         let hold = division.memory.embedding;
         let Decoder {
             embedding,
-            inputs,
+            layer_inputs,
             ffn,
             ..
         } = &mut self.decoder;
-        let mut tables = [embedding, inputs];
+        let inputs = layer_inputs.as_mut().map(LayerInputs::table_mut);
+        let mut tables = [embedding.as_mut(), inputs];
         // Free first, then allocate.
-        for table in tables.iter_mut().filter_map(|table| table.as_mut()) {
+        for table in tables.iter_mut().flatten() {
             table.hold(&ffn.store.layout.container, hold && table.is_held())?;
         }
         ffn.set_plan(&division.memory)?;

@@ -9,6 +9,7 @@
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{ModelConfig, Streams};
 use emberflow_models::names::Role;
+use emberflow_storage::container::Container;
 
 use crate::error::Error;
 use crate::input::Input;
@@ -170,7 +171,12 @@ pub(crate) struct ResidualStreams {
 impl ResidualStreams {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model with one
     /// stream.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
+    pub fn load(
+        container: &Container,
+        c: &ModelConfig,
+        rows: usize,
+    ) -> Result<Option<Self>, Error> {
+        let from = &Loader { container };
         let layers = (0..c.layers).map(|layer| LayerStreams::load(from, c, layer));
         let layers: Option<Vec<LayerStreams>> = layers.collect::<Result<_, Error>>()?;
         let weights = StreamWeights::load(from, c)?;

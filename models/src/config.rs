@@ -243,6 +243,14 @@ impl ModelConfig {
         }
     }
 
+    /// Whether layer `layer` has attention, and not a mixer of recurrent state.
+    fn has_keys(&self, layer: u32) -> bool {
+        match self.mixer_of(layer) {
+            MixerKind::Attention | MixerKind::Latent(_) => true,
+            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
+        }
+    }
+
     /// Whether neurons of layer `layer` that do not fire add exactly zero.
     pub fn is_sparse(&self, layer: u32) -> bool {
         let top = self.form.gate_top.get(layer as usize).copied();

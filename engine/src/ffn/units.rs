@@ -121,3 +121,22 @@ pub(crate) struct LayerInput<'a> {
     /// Banks of the next layer that a guess names; empty without one.
     pub ahead: &'a [u32],
 }
+
+impl<'a> LayerInput<'a> {
+    /// A layer whose next one is not guessed.
+    pub fn alone(
+        number: usize,
+        units: &'a [BankWork<'a>],
+        input: Input<'a>,
+        residual: &'a [f32],
+    ) -> Self {
+        Self {
+            number,
+            units,
+            input,
+            residual,
+            next: None,
+            ahead: &[],
+        }
+    }
+}

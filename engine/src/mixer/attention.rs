@@ -48,7 +48,7 @@ pub(crate) struct Attention {
 impl Attention {
     /// Elements of a row's keys, and of its values.
     pub fn stored(&self) -> usize {
-        self.heads.kv_heads as usize * self.heads.head_dim as usize
+        self.heads.stored()
     }
 
     /// Reads the weights of layer `l`.

@@ -17,6 +17,13 @@ pub enum Parallel {
     TwoNorms,
 }
 
+impl Parallel {
+    /// Whether the FFN does not read what attention has added.
+    pub(super) fn is_parallel(self) -> bool {
+        self != Self::No
+    }
+}
+
 /// Parts of a decoder that most families have in common. The default is the common form: RMSNorm
 /// without biases before attention and before the FFN, one after the other, rotary positions in
 /// every layer, no scales.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_HEAD_DIM, MAX_WIDTH, MixerKind, ModelConfig};
+use super::{BadField, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig};
 
 /// Heads of keys and values of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,13 @@ pub struct HeadShape {
     pub head_dim: u32,
     /// Values are the keys before norm and rotation.
     pub key_is_value: bool,
+}
+
+impl HeadShape {
+    /// Elements of a position's keys, and of its values.
+    pub fn stored(self) -> usize {
+        self.kv_heads as usize * self.head_dim as usize
+    }
 }
 
 /// Heads of the layers without a window.
@@ -83,11 +90,7 @@ impl ModelConfig {
 
     /// Number of layers before layer `layer` that have keys and values of their own.
     fn kv_before(&self, layer: u32) -> u32 {
-        let has_keys = |&l: &u32| match self.mixer_of(l) {
-            MixerKind::Attention | MixerKind::Latent(_) => true,
-            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
-        };
-        (0..layer).filter(has_keys).count() as u32
+        (0..layer).filter(|&l| self.has_keys(l)).count() as u32
     }
 
     /// The first of the layers that read others' keys and values.
@@ -149,7 +152,8 @@ impl ModelConfig {
             let expected = format!("1 to {MAX_HEAD_DIM}");
             return BadField::some("head_dim without a window", &global.head_dim, expected);
         }
-        let others = (0..self.layers).any(|layer| self.mixer_of(layer) != MixerKind::Attention);
+        let others =
+            (self.form.latent.is_some()) || (0..self.layers).any(|layer| !self.has_keys(layer));
         if others || self.qk_norm_whole || self.form.sinks || self.form.output_gate {
             let expected = "absent, with other mixers, sinks, output gates or norms over all heads";
             return BadField::some("heads without a window", &global, expected);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_VOCAB, MAX_WIDTH, ModelConfig, Parallel};
+use super::{BadField, MAX_VOCAB, MAX_WIDTH, ModelConfig};
 
 /// Residual streams beside the one that layers read and change, as in `modeling_gemma3n.py`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ impl ModelConfig {
                 return BadField::some(key, &value, format!("{least} to {most}"));
             }
         }
-        let plain = self.mixture.is_none() && self.form.parallel == Parallel::No;
+        let plain = self.mixture.is_none() && !self.form.parallel.is_parallel();
         if !(plain && self.form.pre_norm && self.form.residual_scale == 1.0) {
             let expected = "absent, as the layers are not built for them";
             return BadField::some("streams", &streams, expected);

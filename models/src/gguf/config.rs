@@ -7,7 +7,7 @@ use super::form::{self, Shape};
 use super::gemma4;
 use super::latent::{self, latent};
 use super::mamba::mamba_layers;
-use super::rope::{local_rope, rope};
+use super::rope::ropes;
 use super::streams;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
@@ -101,8 +101,8 @@ impl Facts {
     }
 
     /// What they say of Gemma 4.
-    fn of_gemma4(&self) -> gemma4::Facts {
-        gemma4::Facts {
+    fn of_gemma4(&self) -> gemma4::Gemma4Facts {
+        gemma4::Gemma4Facts {
             rows: self.streams.rows,
             key_is_value: self.key_is_value,
         }
@@ -149,40 +149,26 @@ pub(super) fn model_config(
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
-    let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
-    let rotated = match family.has(Quirk::GlobalHeads) {
-        true => need("attention.key_length")?,
-        false => head_dim,
-    };
-    let mut rope = rope(metadata, family, arch, rotated)?;
+    let windowed = window.size > 0;
+    let shape = facts.shape([d_model, layers, heads, head_dim], windowed);
+    let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, windowed)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     if family.has(Quirk::Latent) {
         latent(metadata, arch, &mut rope, head_dim, &mut form)?;
     }
-    if family.two_ropes && window.size > 0 {
-        let dims = if rotated == head_dim {
-            rope.dims
-        } else {
-            head_dim
-        };
-        form.local_rope = Some(local_rope(metadata, arch, dims)?);
-    }
+    form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let kv_heads = match family.has(Quirk::GlobalHeads) {
-        true => Some(gemma4::form(
+    let (kv_heads, ffn) = match family.has(Quirk::GlobalHeads) {
+        true => gemma4::form(metadata, arch, facts.of_gemma4(), &window, &mut form)?,
+        false => alike(
             metadata,
+            family,
             arch,
-            facts.of_gemma4(),
-            &window,
+            [layers, heads],
+            of_expert,
             &mut form,
-        )?),
-        false => kv_heads(metadata, family, arch, layers, &mut form)?,
+        )?,
     };
-    let ffn = || match family.has(Quirk::GlobalHeads) {
-        true => gemma4::neurons(metadata, arch, layers, &mut form),
-        false => need("feed_forward_length"),
-    };
-    let ffn = of_expert.map_or_else(ffn, Ok)?;
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -191,9 +177,9 @@ pub(super) fn model_config(
         d_model,
         layers,
         heads,
-        kv_heads: kv_heads.unwrap_or(heads),
+        kv_heads,
         head_dim,
-        ffn,
+        ffn: of_expert.unwrap_or(ffn),
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
@@ -215,6 +201,25 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
+}
+
+/// Heads of keys and values, and neurons of the FFN or of an expert, where those of all layers are alike.
+fn alike(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    [layers, heads]: [u32; 2],
+    of_expert: Option<u32>,
+    form: &mut Form,
+) -> Result<(u32, u32), Error> {
+    let kv_heads = kv_heads(metadata, family, arch, layers, form)?;
+    let key = format!("{}.feed_forward_length", arch.name);
+    let neurons = match of_expert {
+        Some(neurons) => Some(neurons),
+        None => metadata.uniform_u32(&key)?,
+    };
+    let neurons = neurons.ok_or_else(|| metadata.missing(&key, "an integer"))?;
+    Ok((kv_heads.unwrap_or(heads), neurons))
 }
 
 /// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H

@@ -10,7 +10,7 @@ pub(super) const LOCAL_LENGTH: &str = "attention.key_length_swa";
 
 /// What the tensors say.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Facts {
+pub(super) struct Gemma4Facts {
     /// Rows of the table of inputs by layer.
     pub(super) rows: u32,
     /// Some layers have keys and no values.
@@ -18,14 +18,14 @@ pub(super) struct Facts {
 }
 
 /// Reads what the form departs in, with the window of each layer. Heads of keys and values of the layers
-/// that have a window.
+/// that have a window, and neurons of the dense FFN of the layers with keys and values of their own.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &Arch,
-    facts: Facts,
+    facts: Gemma4Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<u32, Error> {
+) -> Result<(u32, u32), Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let need = |rest: &str| {
         let found = metadata.u32(&key(rest))?;
@@ -63,17 +63,13 @@ pub(super) fn form(
         key_is_value: false,
     };
     form.global_heads = (global != own).then_some(global);
-    Ok(kv_heads)
+    let neurons = neurons(metadata, arch, window.len() as u32, form)?;
+    Ok((kv_heads, neurons))
 }
 
 /// Neurons of the dense FFN of layers with keys and values of their own; those of the others go into the
 /// form, where they have another number.
-pub(super) fn neurons(
-    metadata: &Metadata,
-    arch: &Arch,
-    layers: u32,
-    form: &mut Form,
-) -> Result<u32, Error> {
+fn neurons(metadata: &Metadata, arch: &Arch, layers: u32, form: &mut Form) -> Result<u32, Error> {
     let key = format!("{}.feed_forward_length", arch.name);
     let list = numbers(metadata, &key, layers)?;
     let own = layers.saturating_sub(form.shared_kv) as usize;

@@ -5,7 +5,7 @@ use super::value::Metadata;
 use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::families::{Arch, Family};
+use crate::families::{Arch, Family, Quirk};
 use crate::file::DataFile;
 use crate::store::shape_text;
 
@@ -24,13 +24,27 @@ const YARN_ALL: &str = "scaling.yarn_log_multiplier";
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_BASE: &str = "rope.freq_base_swa";
 
-/// What the keys say.
-pub(super) fn rope(
+/// What the keys say of layers without a window and, where these have others, of those with one, whose
+/// heads have `head_dim` elements.
+pub(super) fn ropes(
     metadata: &Metadata,
     family: &Family,
     arch: &Arch,
     head_dim: u32,
-) -> Result<Rope, Error> {
+    windowed: bool,
+) -> Result<(Rope, Option<Rope>), Error> {
+    let key = format!("{}.attention.key_length", arch.name);
+    let global = match family.has(Quirk::GlobalHeads) {
+        true => metadata.u32(&key)?,
+        false => None,
+    };
+    let full = rope(metadata, family, arch, global.unwrap_or(head_dim))?;
+    let dims = global.map_or(full.dims, |_| head_dim);
+    let local = (family.two_ropes && windowed).then(|| local_rope(metadata, arch, dims));
+    Ok((full, local.transpose()?))
+}
+
+fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
     // nothing is rotated where positions are learned
     let head_dim = head_dim * u32::from(family.learned_positions.is_none());
@@ -83,7 +97,7 @@ pub(super) fn rope(
 }
 
 /// That of layers with a window, which is never scaled.
-pub(super) fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
+fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
     let theta = metadata.f32(&format!("{}.{}", arch.name, LOCAL_BASE))?;
     Ok(Rope {
         theta: theta.unwrap_or(DEFAULT_ROPE_THETA),

@@ -18,7 +18,9 @@ use super::short_conv::adjusted_ffn;
 use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
-use crate::config::{Activation, FfnKind, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
+use crate::config::{
+    Activation, FfnKind, Form, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT,
+};
 use crate::error::Error;
 use crate::families::{self, Bias, Family, QkNorm, Quirk};
 use crate::store::indexed_context;
@@ -48,13 +50,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
-    // none with learned positions
-    let rotated = match form.latent {
-        Some(_) => latent::share_of(&keys, head_dim)?,
-        None => head_dim * u32::from(form.learned_positions.is_none()),
-    };
-    let global = form.global_heads.map_or(rotated, |heads| heads.head_dim);
-    let (rope, local_rope) = ropes(&keys, family, [global, rotated])?;
+    let (rope, local_rope) = ropes(&keys, family, rotated(&keys, head_dim, &form)?)?;
     form.local_rope = local_rope;
     if form.latent.is_some() {
         latent::expect_rotated(&keys, &rope)?;
@@ -97,6 +93,17 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         clip_qkv: keys.f32("clip_qkv")?,
         form,
     })
+}
+
+/// The elements of a head that may rotate, in layers without a window and in those with one; none with
+/// learned positions.
+fn rotated(keys: &Keys, head_dim: u32, form: &Form) -> Result<[u32; 2], Error> {
+    let local = match form.latent {
+        Some(_) => latent::share_of(keys, head_dim)?,
+        None => head_dim * u32::from(form.learned_positions.is_none()),
+    };
+    let global = form.global_heads.map_or(local, |heads| heads.head_dim);
+    Ok([global, local])
 }
 
 /// The family of this name.

@@ -390,6 +390,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("gemma2", "gemma"),
     ("gemma3", "gemma3"),
     ("gemma3n", "gemma3"),
+    ("gemma4", "gemma3"),
     ("seed_oss", "chatml"),
 ];
 

@@ -43,19 +43,23 @@ impl ExpertCalibrator<'_, '_> {
         let c = self.calibrator.source.config();
         let d = c.d_model as usize;
         for bank in c.banks_of(layer) {
+            let is_shared = bank.expert == c.experts;
+            let from = match is_shared && !visits.dense.is_empty() {
+                true => &visits.dense,
+                false => &visits.x,
+            };
             let id = |role| TensorId {
                 role,
                 layer,
                 expert: bank.expert,
             };
-            let inputs = if bank.expert < c.experts {
-                inputs_of(visits, bank.expert, d)
-            } else {
-                // The shared expert: every token visits it.
-                (0..visits.x.len() / d).map(|token| (token, 1.0)).collect()
+            let inputs: WeightedInputs = match is_shared {
+                false => inputs_of(visits, bank.expert, d),
+                // every token visits it
+                true => (0..from.len() / d).map(|token| (token, 1.0)).collect(),
             };
             let mut covariance = Covariance::new(d);
-            for_each_block(visits, &inputs, d, |x, _| {
+            for_each_block(from, &inputs, d, |x, _| {
                 covariance.add(&self.calibrator.on, x)
             });
             let rounder = Rounder::for_rows(&self.calibrator.on, d, covariance.mean());
@@ -68,7 +72,7 @@ impl ExpertCalibrator<'_, '_> {
                 Role::Down,
                 self.calibrator.options.dtype_of(id(Role::Down)),
             ) {
-                let hidden = self.hidden(bank, visits, &inputs, rows)?;
+                let hidden = self.hidden(bank, from, &inputs, rows)?;
                 rows.put(
                     id(Role::Down),
                     self.calibrator.down(id(Role::Down), hidden)?,
@@ -82,7 +86,7 @@ impl ExpertCalibrator<'_, '_> {
     fn hidden(
         &self,
         bank: Bank,
-        visits: &Visits,
+        from: &[f32],
         inputs: &WeightedInputs,
         rows: &LayerRows,
     ) -> Result<Vec<Covariance>, Failure> {
@@ -106,7 +110,7 @@ impl ExpertCalibrator<'_, '_> {
         let sizes = sizes.map(|first| DOWN_BLOCK.min(neurons - first));
         let mut sums: Vec<Covariance> = sizes.map(Covariance::new).collect();
         let (mut gemm, mut block) = (Gemm::new(&self.calibrator.on), Vec::new());
-        for_each_unscaled_block(visits, inputs, d, |x, factors| {
+        for_each_unscaled_block(from, inputs, d, |x, factors| {
             let tokens = factors.len();
             let products = |gemm: &mut Gemm<'_>, matrix: &[f32]| {
                 let mut y = vec![0.0; tokens * neurons];
@@ -192,13 +196,13 @@ fn inputs_of(visits: &Visits, expert: u32, d: usize) -> WeightedInputs {
 
 /// Calls `f` with blocks of inputs, each multiplied by its weight, and the weights.
 fn for_each_block(
-    visits: &Visits,
+    from: &[f32],
     inputs: &WeightedInputs,
     d: usize,
     mut take: impl FnMut(&[f32], &[f32]),
 ) {
     let mut scaled = Vec::new();
-    for_each_unscaled_block(visits, inputs, d, |x, factors| {
+    for_each_unscaled_block(from, inputs, d, |x, factors| {
         scaled.clear();
         for (x, factor) in x.chunks_exact(d).zip(factors) {
             scaled.extend(x.iter().map(|x| x * factor));
@@ -209,7 +213,7 @@ fn for_each_block(
 
 /// Calls `f` with blocks of inputs and their weights.
 fn for_each_unscaled_block(
-    visits: &Visits,
+    from: &[f32],
     inputs: &WeightedInputs,
     d: usize,
     mut take: impl FnMut(&[f32], &[f32]),
@@ -219,7 +223,7 @@ fn for_each_unscaled_block(
         x.clear();
         factors.clear();
         for &(token, factor) in block {
-            x.extend_from_slice(&visits.x[token * d..][..d]);
+            x.extend_from_slice(&from[token * d..][..d]);
             factors.push(factor);
         }
         take(&x, &factors);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, MambaLayers, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
+    DeltaNets, Form, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
@@ -46,7 +46,7 @@ impl<'a> OneLayer<'a> {
     pub fn new(at: LayerPlace<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
         let (c, layer) = (at.source.config(), at.layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
-        let dense = c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn);
+        let dense = c.banks_of(layer).next().map_or(c.ffn, |bank| bank.neurons);
         let vocab = at.vocabulary.len() as u32;
         let config = ModelConfig {
             vocab,
@@ -98,6 +98,11 @@ impl<'a> OneLayer<'a> {
         self.config.has_zeros()
     }
 
+    /// Whether the layer has an input of its own, which comes from the tokens.
+    fn has_input(&self) -> bool {
+        self.config.form.inputs_by_layer().is_some()
+    }
+
     /// Whether the layer computes the residual streams from the tokens: the first layer of a model with several
     /// streams.
     pub fn embeds(&self) -> bool {
@@ -117,7 +122,7 @@ impl<'a> OneLayer<'a> {
             Role::Gate | Role::Up | Role::Down => !self.ffn,
             Role::GateBias | Role::UpBias | Role::DownBias => !self.ffn,
             Role::K | Role::V | Role::KBias | Role::VBias | Role::KNorm => self.shares().is_some(),
-            Role::Embed => self.config.form.streams.is_none(),
+            Role::Embed => !self.has_input(),
             // Later streams come from the first layer, and are not merged here.
             Role::StreamIn => !self.embeds(),
             Role::StreamOut => true,
@@ -133,7 +138,7 @@ impl<'a> OneLayer<'a> {
             vocabulary,
             layer,
         } = self.at;
-        let streams = source.config().form.streams;
+        let inputs = source.config().form.inputs_by_layer();
         let read = |id, number, row: &mut [f32]| {
             source.read_rows(id, number, 1, row)?;
             // Packing the whole model reports what cannot be stored.
@@ -145,14 +150,14 @@ impl<'a> OneLayer<'a> {
         match id.role {
             Role::Embed => read(id, token as usize, out),
             Role::LayerInputs => {
-                let known = streams.is_some_and(|s| token < s.per_layer_vocab);
+                let known = inputs.is_some_and(|inputs| token < inputs.vocab);
                 let mut row = vec![0.0; source.config().layers as usize * out.len()];
                 read(id, if known { token as usize } else { 0 }, &mut row)?;
                 out.copy_from_slice(&row[part..][..out.len()]);
                 Ok(())
             }
             Role::LayerInputsProj => {
-                let each = streams.map_or(0, |s| s.per_layer as usize);
+                let each = inputs.map_or(0, |inputs| inputs.width as usize);
                 read(id, layer as usize * each + number, out)
             }
             _ => read(id, number, out),
@@ -171,6 +176,11 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
         nope_layers: nope.into_iter().collect(),
         head_bias: false,
         shared_kv: 0,
+        shared_kv_ffn: 0,
+        layer_inputs: c
+            .form
+            .layer_inputs
+            .map(|inputs| LayerInputs { vocab, ..inputs }),
         gate_top: top.into_iter().copied().collect(),
         short_conv: match c.mixer_of(layer) {
             MixerKind::ShortConv { taps } => Some(ShortConvs {
@@ -268,8 +278,7 @@ impl Checkpoint for OneLayer<'_> {
                 ..id
             },
         };
-        let streams = self.config.form.streams.is_some();
-        if ROLES.contains(&id.role) || !streams || count == 0 {
+        if ROLES.contains(&id.role) || !self.has_input() || count == 0 {
             return self.at.source.read_rows(id, first, count, out);
         }
         let rows = out.chunks_exact_mut(out.len() / count);

@@ -66,6 +66,8 @@ pub struct Gathered {
 pub struct Visits {
     /// Inputs of Gate and Up, `[tokens × d]`.
     pub x: Vec<f32>,
+    /// Inputs of a dense FFN beside the experts, where they are others; empty otherwise.
+    pub dense: Vec<f32>,
     /// Chosen experts and router weights, `[tokens × chosen]`.
     pub choices: Vec<Choice>,
     /// Experts per token.
@@ -77,7 +79,7 @@ impl Gathered {
         let c = engine.config();
         let d = c.d_model as usize;
         let mixed = match c.mixer_of(0) {
-            MixerKind::Attention => c.heads as usize * c.head_dim as usize,
+            MixerKind::Attention => c.heads as usize * c.heads_of(0).head_dim as usize,
             MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
@@ -117,7 +119,7 @@ pub fn run(
 ) -> Result<Gathered, Failure> {
     let mut engine = open(on, layer, folder, stream, wanted)?;
     let mut gathered = Gathered::new(wanted, stream.keeps(layer.number()), &engine);
-    let width = engine.config().kv_heads as usize * engine.config().head_dim as usize;
+    let width = engine.config().heads_of(0).stored();
     let mut sequence = engine.new_sequence()?;
     let mut row = Vec::new();
     let mut at = 0;
@@ -171,6 +173,7 @@ impl Gathered {
             self.ffn.iter_mut().for_each(|sum| sum.add(on, seen.x));
             if let Some(visits) = &mut self.visits {
                 visits.x.extend_from_slice(seen.x);
+                visits.dense.extend_from_slice(seen.dense);
                 visits.choices.extend_from_slice(seen.choices);
             }
             let blocks = seen.hidden.chunks(DOWN_BLOCK * seen.tokens);

@@ -25,12 +25,12 @@ pub struct Stream {
     /// Keys and values that later layers share, by layer, `[rows × kv_heads·head_dim]`.
     pub stored: BTreeMap<u32, [Vec<f32>; 2]>,
     /// Layers whose keys and values are shared, and elements of a row of them.
-    sharing: (BTreeSet<u32>, usize),
+    sharing: BTreeMap<u32, usize>,
 }
 
 /// The distinct tokens of the text if layers have inputs per token, otherwise a single one.
 pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
-    match c.form.streams {
+    match c.form.inputs_by_layer() {
         Some(_) => {
             let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
             distinct.into_iter().collect()
@@ -100,13 +100,14 @@ impl Stream {
             x: vec![0.0; count * width],
             tokens: windows.iter().flatten().map(number).collect(),
             stored: BTreeMap::new(),
-            sharing: (
-                shared.map(|layer| c.kv_layer(layer)).collect(),
-                c.kv_heads as usize * c.head_dim as usize,
-            ),
+            sharing: (shared.map(|layer| c.kv_layer(layer)))
+                .map(|owner| (owner, c.heads_of(owner).stored()))
+                .collect(),
         };
-        if streams.is_none() {
+        if c.form.inputs_by_layer().is_none() {
             stream.tokens.fill(0);
+        }
+        if streams.is_none() {
             stream.set_embedding(source, options, windows)?;
         }
         Ok(stream)
@@ -140,7 +141,7 @@ impl Stream {
 
     /// Whether the keys and values of a layer are stored for later layers.
     pub fn keeps(&self, layer: u32) -> bool {
-        self.sharing.0.contains(&layer)
+        self.sharing.contains_key(&layer)
     }
 
     /// Saves the input of layer `layer`, from which an interrupted run resumes.
@@ -168,19 +169,22 @@ impl Stream {
         let layer = u32::from_le_bytes(*layer);
         let (values, _) = values.as_chunks();
         let mut values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        let (sharing, width) = &self.sharing;
-        let owners: Vec<u32> = sharing.range(..layer).copied().collect();
-        let each = self.tokens.len() * width;
-        if values.len() != self.x.len() + 2 * each * owners.len() {
+        let count = self.tokens.len();
+        let owners = self.sharing.range(..layer);
+        let owners: Vec<(u32, usize)> = owners
+            .map(|(&owner, width)| (owner, count * width))
+            .collect();
+        let stored: usize = owners.iter().map(|(_, each)| 2 * each).sum();
+        if values.len() != self.x.len() + stored {
             return None;
         }
         self.x
             .iter_mut()
             .zip(&mut values)
             .for_each(|(x, value)| *x = value);
-        let mut part = || values.by_ref().take(each).collect();
+        let mut part = |each| values.by_ref().take(each).collect();
         self.stored = (owners.into_iter())
-            .map(|owner| (owner, [part(), part()]))
+            .map(|(owner, each)| (owner, [part(each), part(each)]))
             .collect();
         Some(layer)
     }
