@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::{gguf, hf};
@@ -44,6 +45,14 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             found,
         })
     }
+}
+
+/// The model that a Hugging Face `config.json` describes, without its weights and texts.
+///
+/// # Errors
+/// As [`open`], of the configuration.
+pub fn describe(config: &Path) -> Result<ModelConfig, Error> {
+    hf::describe(config)
 }
 
 /// The files that [`open`] may read for `path`: those of a folder, a `.safetensors` file and the texts

@@ -21,15 +21,18 @@ pub enum Kind {
     Latent,
     /// With Mamba-2 layers: a fixture.
     Mamba,
+    /// Of attention with two kinds of heads, shared keys, and inputs by layer: a fixture.
+    TwoHeads,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 5] = [
+pub const KINDS: [Kind; 6] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
     Kind::Latent,
     Kind::Mamba,
+    Kind::TwoHeads,
 ];
 
 impl Kind {
@@ -41,6 +44,7 @@ impl Kind {
             Self::DeltaNet => fixture("qwen3_5"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
+            Self::TwoHeads => fixture("gemma4_inputs"),
         }
     }
 
@@ -48,7 +52,7 @@ impl Kind {
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
-            Self::ShortConv | Self::DeltaNet | Self::Latent | Self::Mamba => 260,
+            _ => 260,
         };
         (0..len as u32)
             .map(|i| 40 + (i * 31 + n * 17) % texts)
@@ -59,7 +63,7 @@ impl Kind {
     /// and `prompt` of these were a prompt.
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
-            Self::Attention | Self::Latent => len,
+            Self::Attention | Self::Latent | Self::TwoHeads => len,
             Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
             Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
         }

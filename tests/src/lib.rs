@@ -128,7 +128,7 @@ pub fn visited(engine: &Engine) -> u64 {
     let c = engine.config();
     let of_layer = |layer: u32| match c.mixture_of(layer) {
         Some(m) => m.chosen * c.ffn + m.shared,
-        None => c.mixture.as_ref().map_or(c.ffn, |m| m.dense_ffn),
+        None => c.banks_of(layer).map(|bank| bank.neurons).sum(),
     };
     (0..c.layers).map(|layer| u64::from(of_layer(layer))).sum()
 }

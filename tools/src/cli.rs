@@ -123,9 +123,10 @@ Examples:
 Measure the storage device first (emberflow bench io MODEL). CPU and memory are measured
 automatically on first use.")]
 pub struct PlanArgs {
-    #[command(flatten)]
-    #[expect(missing_docs)]
-    pub model: ModelArg,
+    /// A packed model (.ember), a bundled one (demo, demo-moe), or the config.json of a model on Hugging Face: what
+    /// it would need, before its weights are downloaded.
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
     /// Memory budgets for the whole process, such as 1GiB,2GiB, or `auto`; default: eight steps from the smallest
     /// that works to the whole model.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]

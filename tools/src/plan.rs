@@ -3,13 +3,14 @@
 use std::io::Write;
 
 use emberflow_engine::planner::{Plan, Planner};
-use emberflow_engine::{Lab, Options};
+use emberflow_engine::{Lab, Model, Options};
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
-use crate::cli::PlanArgs;
+use crate::cli::{ModelArg, PlanArgs};
 use crate::model::open_model;
+use crate::pack::described;
 use crate::tell::tell;
 use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
 
@@ -29,9 +30,12 @@ struct PlanReport {
 
 /// Runs the command.
 pub fn command(args: &PlanArgs) -> Result<(), Failure> {
-    atomic::may_write_each([&args.svg], args.force, &[args.model.file()])?;
+    let arg = ModelArg {
+        model: args.model.clone(),
+    };
+    atomic::may_write_each([&args.svg], args.force, &[arg.file()])?;
     machine::load_or_measure()?;
-    let model = open_model(&args.model)?;
+    let model = model_of(&arg)?;
     // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
     let name = model.text().config().name.clone();
@@ -95,6 +99,14 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         write!(out, "\n{}", basis(plan))?;
     }
     Ok(())
+}
+
+/// The model, or one whose weights are not there.
+fn model_of(arg: &ModelArg) -> Result<Model, Failure> {
+    match arg.description() {
+        Some(config) => Ok(Model::open(described(config)?)?),
+        None => open_model(arg),
+    }
 }
 
 fn table(plans: &[Plan]) -> String {

@@ -160,14 +160,7 @@ pub(super) fn model_config(
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
     let (kv_heads, ffn) = match family.has(Quirk::GlobalHeads) {
         true => gemma4::form(metadata, arch, facts.of_gemma4(), &window, &mut form)?,
-        false => alike(
-            metadata,
-            family,
-            arch,
-            [layers, heads],
-            of_expert,
-            &mut form,
-        )?,
+        false => (kv_heads(metadata, family, arch, layers, &mut form)?, None),
     };
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
@@ -177,9 +170,9 @@ pub(super) fn model_config(
         d_model,
         layers,
         heads,
-        kv_heads,
+        kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: of_expert.unwrap_or(ffn),
+        ffn: (of_expert.or(ffn)).map_or_else(|| need("feed_forward_length"), Ok)?,
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
@@ -201,25 +194,6 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
-}
-
-/// Heads of keys and values, and neurons of the FFN or of an expert, where those of all layers are alike.
-fn alike(
-    metadata: &Metadata,
-    family: &Family,
-    arch: &Arch,
-    [layers, heads]: [u32; 2],
-    of_expert: Option<u32>,
-    form: &mut Form,
-) -> Result<(u32, u32), Error> {
-    let kv_heads = kv_heads(metadata, family, arch, layers, form)?;
-    let key = format!("{}.feed_forward_length", arch.name);
-    let neurons = match of_expert {
-        Some(neurons) => Some(neurons),
-        None => metadata.uniform_u32(&key)?,
-    };
-    let neurons = neurons.ok_or_else(|| metadata.missing(&key, "an integer"))?;
-    Ok((kv_heads.unwrap_or(heads), neurons))
 }
 
 /// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H

@@ -25,7 +25,7 @@ pub(super) fn form(
     facts: Gemma4Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<(u32, u32), Error> {
+) -> Result<(Option<u32>, Option<u32>), Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let need = |rest: &str| {
         let found = metadata.u32(&key(rest))?;
@@ -64,7 +64,7 @@ pub(super) fn form(
     };
     form.global_heads = (global != own).then_some(global);
     let neurons = neurons(metadata, arch, window.len() as u32, form)?;
-    Ok((kv_heads, neurons))
+    Ok((Some(kv_heads), Some(neurons)))
 }
 
 /// Neurons of the dense FFN of layers with keys and values of their own; those of the others go into the

@@ -64,11 +64,25 @@ fn global_heads(keys: &Keys, layers: u32) -> Result<GlobalHeads, Error> {
     }
     heads.kv_heads = keys.need_u32("num_key_value_heads")?;
     heads.head_dim = keys.need_u32("head_dim")?;
+    // numbers of layers may have leading zeros
+    let number = |key: &String| key.parse::<u32>().ok();
     let full = full_layers(keys, layers)?;
+    let named: Vec<Option<u32>> = by_layer.map().keys().map(number).collect();
+    let is_full = |layer: &Option<u32>| layer.is_some_and(|layer| full.contains(&layer));
+    if let Some(at) = named.iter().position(|layer| !is_full(layer)) {
+        let key = by_layer.map().keys().nth(at).map_or("", String::as_str);
+        let why = "only layers without a window may have other heads";
+        return Err(by_layer.unsupported(key, why));
+    }
     let mut found: Option<GlobalHeads> = None;
     for layer in full {
-        let of = match by_layer.object(&layer.to_string(), "per_layer_config.")? {
-            Some(object) => one_layer(&object, heads)?,
+        let at = named.iter().position(|named| *named == Some(layer));
+        let key = at.and_then(|at| by_layer.map().keys().nth(at));
+        let of = match key {
+            Some(key) => match by_layer.object(key, "per_layer_config.")? {
+                Some(object) => one_layer(&object, heads)?,
+                None => heads,
+            },
             None => heads,
         };
         if found.is_some_and(|found| found != of) {
@@ -76,12 +90,6 @@ fn global_heads(keys: &Keys, layers: u32) -> Result<GlobalHeads, Error> {
             return Err(keys.unsupported(BY_LAYER, why));
         }
         found = Some(of);
-    }
-    let full = full_layers(keys, layers)?;
-    let is_full = |key: &String| full.iter().any(|layer| *key == layer.to_string());
-    if let Some(key) = by_layer.map().keys().find(|key| !is_full(key)) {
-        let why = "only layers without a window may have other heads";
-        return Err(by_layer.unsupported(key, why));
     }
     Ok(found.unwrap_or(heads))
 }

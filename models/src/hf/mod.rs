@@ -160,6 +160,23 @@ fn open_with(
     Ok(Box::new(store))
 }
 
+/// The model that a `config.json` describes.
+pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
+    let folder = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let text = need_text(path, MAX_CONFIG, "it describes the model")?;
+    let value = json::parse(path, &text)?;
+    let stem = path
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().into_owned());
+    let named = stem.filter(|stem| stem != "config");
+    let name = named.unwrap_or_else(|| model_name(folder.unwrap_or(Path::new("."))));
+    let config = config::model_config(path, &value, name)?;
+    config.validate(path)?;
+    Ok(config)
+}
+
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     raw: safetensors::Raw,

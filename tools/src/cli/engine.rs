@@ -41,6 +41,12 @@ impl ModelArg {
         }
     }
 
+    /// The model's `config.json`, if that is what is named.
+    pub fn description(&self) -> Option<&Path> {
+        let is_json = |path: &&Path| path.extension().is_some_and(|ending| ending == "json");
+        self.file().filter(is_json)
+    }
+
     /// The model's file; `None` for a bundled model.
     pub fn file(&self) -> Option<&Path> {
         match self.named() {

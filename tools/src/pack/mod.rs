@@ -6,6 +6,7 @@
 
 mod by_source;
 pub mod calibrate;
+mod described;
 pub(crate) mod layout;
 mod mix;
 pub(crate) mod options;
@@ -24,6 +25,7 @@ use emberflow_models::Checkpoint;
 use emberflow_storage::container::Prefer;
 use emberflow_storage::mem;
 
+pub use self::described::described;
 pub use self::options::{BySource, CalibrationText, PackOptions};
 pub use self::write::{CalibratedReport, MixedReport, PackReport, Share};
 

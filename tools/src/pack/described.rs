@@ -1,0 +1,121 @@
+//! Containers of models that are only described: for plans before a download.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::demo_container;
+use emberflow_engine::meta::ContainerMeta;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::demo::Demo;
+use emberflow_models::names::{TensorId, required};
+use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
+use emberflow_storage::container::{Container, Options, Writer};
+
+use super::by_source::decided;
+use super::layout::PackLayout;
+use super::options::PackOptions;
+use crate::Failure;
+
+/// A checkpoint of which only `config.json` is there, with the weights of releases: BF16.
+struct Described {
+    path: PathBuf,
+    config: ModelConfig,
+    tensors: Vec<TensorInfo>,
+    tokenizer: String,
+}
+
+impl Described {
+    /// Reads the configuration, and the tokenizer beside it if there is one.
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let config = emberflow_models::describe(path)?;
+        let tensors = required(&config).into_iter().map(|t| TensorInfo {
+            id: t.id,
+            source_name: t.id.to_string(),
+            rows: t.rows,
+            cols: t.cols,
+            source_dtype: "BF16".into(),
+            source_bytes: 2 * t.rows as u64 * t.cols as u64,
+        });
+        let beside = path.with_file_name("tokenizer.json");
+        let tokenizer = match std::fs::read_to_string(&beside) {
+            Ok(text) => text,
+            // another one does for sizes
+            Err(_) => {
+                let mut demo = demo_container(Demo::Dense)?;
+                ContainerMeta::parse(&demo.take_meta(), demo.path())?.tokenizer
+            }
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            tensors: tensors.collect(),
+            config,
+            tokenizer,
+        })
+    }
+}
+
+impl Checkpoint for Described {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn tokenizer_json(&self) -> &str {
+        &self.tokenizer
+    }
+
+    fn chat_template(&self) -> Option<&str> {
+        None
+    }
+
+    fn tool_template(&self) -> Option<&str> {
+        None
+    }
+
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        SamplingDefaults::default()
+    }
+
+    fn rules(&self) -> TextRules {
+        TextRules::default()
+    }
+
+    fn named_tokens(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, _: TensorId, _: usize, _: usize, _: &mut [f32]) -> Result<(), Error> {
+        Err(Error::NotACheckpoint {
+            path: self.path.clone(),
+            found: "a description without weights".into(),
+        })
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+}
+
+/// The container that `pack` would make of the model that `config` describes, by default and from BF16
+/// weights. Its weights are holes: it takes no room on disk, and is gone when it is closed.
+///
+/// # Errors
+/// The configuration is not one that is implemented, or the file cannot be created.
+pub fn described(config: &Path) -> Result<Container, Failure> {
+    let source = Described::open(config)?;
+    let folder = tempfile::tempdir().map_err(Failure::file(&std::env::temp_dir()))?;
+    let path = folder.path().join("described.ember");
+    let options = decided(&source, &PackOptions::as_source());
+    let layout = PackLayout::new(&source, &path, &options, None)?;
+    let mut writer = Writer::create_with(&path, layout.spec, Options::default())?;
+    writer.leave_empty();
+    writer.finish()?;
+    Ok(Container::open(&path)?)
+}
