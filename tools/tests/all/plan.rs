@@ -110,3 +110,71 @@ fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
     let mut known = plans.iter().map(|plan| &plan["basis"]["statistics"]);
     assert!(known.all(|known| known == true), "{report}");
 }
+
+/// A plan of `config.json` alone is that of the packed model.
+#[test]
+fn a_description_is_planned_like_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3_moe", "gemma4_inputs", "lfm2_moe", "deepseek_v2"] {
+        let folder = Path::new("../tests/fixtures/models").join(name);
+        let config = folder.join("config.json").display().to_string();
+        let folder = folder.display().to_string();
+        let packed = dir.path().join(name).display().to_string();
+        let output = emberflow()
+            .args(["pack", &folder, "-o", &packed])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let [described, real] = [&config, &packed].map(|model| {
+            let args = [
+                "plan",
+                model,
+                "--context",
+                "100",
+                "--memory",
+                "64MiB",
+                "--json",
+            ];
+            json(Some(dir.path()), &args)
+        });
+        // what the process itself holds is measured
+        let parts = ["fixed", "scales", "kv", "scratch", "gates", "stream"];
+        let [a, b] = [&described, &real].map(|plan| {
+            let memory = &plan["plans"][0]["memory"];
+            parts.map(|part| memory[part].as_u64().unwrap())
+        });
+        assert_eq!(a, b, "{name}");
+        assert!(a[0] > 0 && a[3] > 0, "{name}");
+        let [a, b] = [smallest(&described), smallest(&real)];
+        assert!(a.abs_diff(b) <= 4 << 20, "{name}: {a} and {b}");
+    }
+}
+
+/// The shapes in `docs/shapes` have the parameters that their models are named after.
+#[test]
+fn shapes_have_the_parameters_of_their_models() {
+    for (name, billions) in SHAPES {
+        let path = Path::new("../docs/shapes").join(format!("{name}.json"));
+        let config = emberflow_models::describe(&path).unwrap();
+        let parameters: f64 = emberflow_models::names::required(&config)
+            .iter()
+            .map(|t| t.rows as f64 * t.cols as f64)
+            .sum();
+        let found = parameters / 1e9;
+        assert!(
+            (found - billions).abs() < 0.05,
+            "{name}: {found:.2} billions"
+        );
+    }
+}
+
+/// Billions of parameters of the text models without layers for multi-token prediction.
+const SHAPES: [(&str, f64); 7] = [
+    ("deepseek-v2-lite", 15.7),
+    ("gemma-4-26b-a4b", 25.2),
+    ("glm-4.5-air", 106.9),
+    ("glm-4.7-flash", 29.9),
+    ("lfm2.5-8b-a1b", 8.3),
+    ("minimax-m2", 228.7),
+    ("qwen3.6-35b-a3b", 34.7),
+];
