@@ -137,7 +137,9 @@ impl Store {
         let mut stored = self.plain_shape(wanted);
         match tensor.layout {
             Layout::Transposed => stored = vec![cols, rows],
-            Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
+            Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
+                stored = vec![cols, 2 * rows];
+            }
             Layout::EveryRow(_) => stored = vec![2 * rows, cols],
             Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
             Layout::Grouped(groups) => {
@@ -418,7 +420,7 @@ impl Checkpoint for Store {
             Layout::TransposedHeads { stored, cols } => {
                 self.read_transposed_heads(at, first, out, [stored, cols])?;
             }
-            Layout::Transposed | Layout::TransposedEvery(_) => {
+            Layout::Transposed | Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
                 self.read_transposed(at, first, out)?;
             }
             Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,

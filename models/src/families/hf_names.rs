@@ -10,7 +10,7 @@ const OUTSIDE: Spellings = &[
     (Role::FinalNormBias, "model.norm.bias"),
 ];
 
-const ATTENTION: Spellings = &[
+pub(super) const ATTENTION: Spellings = &[
     (Role::Q, "self_attn.q_proj.weight"),
     (Role::K, "self_attn.k_proj.weight"),
     (Role::V, "self_attn.v_proj.weight"),
@@ -30,7 +30,7 @@ const FOUR_NORMS: Spellings = &[
     (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
 ];
 
-const NORMS: Spellings = &[
+pub(super) const NORMS: Spellings = &[
     (Role::AttnNorm, "input_layernorm.weight"),
     (Role::AttnNormBias, "input_layernorm.bias"),
     (Role::FfnNorm, "post_attention_layernorm.weight"),

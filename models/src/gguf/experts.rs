@@ -10,6 +10,9 @@ pub(super) const SOFTMAX: u32 = 1;
 /// See [`SOFTMAX`].
 pub(super) const SIGMOID: u32 = 2;
 
+/// Every how many layers one has experts.
+pub(super) const EXPERT_STEP: &str = "interleave_moe_layer_step";
+
 /// The experts of an architecture, and whether every file has some.
 fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
     let stored = || {
@@ -59,7 +62,11 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..) => metadata
             .u32(&key("leading_dense_block_count"))?
             .unwrap_or(0),
-        Dense::Never | Dense::NeverBy(_) | Dense::Steps => 0,
+        Dense::Never | Dense::NeverBy(_) | Dense::Steps | Dense::But(..) => 0,
+    };
+    let dense_layers = match of.dense {
+        Dense::But(..) => every_nth_has_experts(metadata, arch, layers)?,
+        _ => (0..dense.min(layers)).collect(),
     };
     Ok(Mixture {
         chosen: need("expert_used_count")?,
@@ -78,14 +85,15 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
             Some(Shared::Plain(_)) => metadata
                 .u32(&key("expert_shared_feed_forward_length"))?
                 .unwrap_or(0),
+            Some(Shared::AsOthers) => need("expert_feed_forward_length")?,
             None => 0,
         },
         shared_is_plain: of.has_plain_shared(),
-        dense_ffn: match dense {
-            0 => 0,
-            _ => need("feed_forward_length")?,
+        dense_ffn: match dense_layers.is_empty() {
+            true => 0,
+            false => need("feed_forward_length")?,
         },
-        dense_layers: (0..dense.min(layers)).collect(),
+        dense_layers,
         choice_bias: of.choice_bias,
         groups: match of.grouped {
             true => groups(metadata, arch, of.best_of_groups)?,
@@ -96,8 +104,21 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         scoring,
         early_router: of.early_router.is_some(),
         router_bias: of.router_bias,
+        scales_input: of.scales_input,
         ..Mixture::default()
     })
+}
+
+/// The layers without experts, where every so manyth has some.
+fn every_nth_has_experts(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Vec<u32>, Error> {
+    let key = format!("{}.{EXPERT_STEP}", arch.name);
+    let step = metadata.u32(&key)?;
+    match step.ok_or_else(|| metadata.missing(&key, "an integer"))? {
+        0 => Err(metadata.bad(&key, "1 or more")),
+        step => Ok((0..layers)
+            .filter(|layer| !(layer + 1).is_multiple_of(step))
+            .collect()),
+    }
 }
 
 /// The factor of the weights; 0 stands for none.

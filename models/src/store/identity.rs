@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 12] = [
+const LATER: [&str; 15] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -16,6 +16,10 @@ const LATER: [&str; 12] = [
     ", latent: None",
     ", mamba: None",
     ", rotated_qk_norm: false",
+    ", plain_qk_norm: false",
+    ", chunked: false",
+    // of a query scale
+    ", unrotated: false",
 ];
 
 /// A configuration as part of a fingerprint. Fields that came later count only where they are set,
@@ -41,6 +45,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", by_best: false",
         ", epsilon: 0.0",
         ", scale: 1.0",
+        ", scales_input: false",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

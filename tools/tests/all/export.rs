@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 29] = [
+const NO_FOLDER: [&str; 31] = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -53,6 +53,8 @@ const NO_FOLDER: [&str; 29] = [
     "lfm2_idxs",
     "lfm2_moe",
     "lfm2_moe_plain",
+    "llama4",
+    "llama4_text",
     "ministral3",
     "mistral4",
     "phimoe",

@@ -56,6 +56,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::Mamba
                 | Quirk::RotatedByName
                 | Quirk::QueryScale
+                | Quirk::Temperature
                 | Quirk::AdjustedFfn,
                 _,
             ) => {}

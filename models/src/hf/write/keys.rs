@@ -98,7 +98,7 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut V
     match of.shared {
         Some(Shared::Gated(key) | Shared::Plain(key)) => config[key] = json!(mixture.shared),
         Some(Shared::Experts(key, _)) => config[key] = json!(mixture.shared / c.ffn),
-        None => {}
+        Some(Shared::AsOthers) | None => {}
     }
     let dense = mixture.dense_layers.len();
     if let Dense::First(key, _) = of.dense {
