@@ -1,5 +1,6 @@
 //! GGUF metadata → [`ModelConfig`].
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::experts;
@@ -66,6 +67,8 @@ pub(super) struct Facts {
     pub(super) has_head: bool,
     /// Experts are chosen by scores plus biases.
     pub(super) has_choice_bias: bool,
+    /// Layers with a router.
+    pub(super) routers: BTreeSet<u32>,
     /// Rows of the table of learned positions.
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
@@ -134,7 +137,7 @@ pub(super) fn model_config(
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
     let head_dim = head_dim(metadata, family, arch, d_model, heads)?;
-    let experts = experts::read(metadata, family, arch, layers)?;
+    let experts = experts::read(metadata, family, arch, layers, &facts.routers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);

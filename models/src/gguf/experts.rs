@@ -1,5 +1,7 @@
 //! The keys of mixtures of experts in GGUF.
 
+use std::collections::BTreeSet;
+
 use super::value::Metadata;
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
@@ -24,12 +26,14 @@ fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
     (own.or_else(stored), own.is_some())
 }
 
-/// The number of experts and how they are mixed; `None` without experts.
+/// The number of experts and how they are mixed, where these layers have a router; `None` without
+/// experts.
 pub(super) fn read(
     metadata: &Metadata,
     family: &'static Family,
     arch: &Arch,
     layers: u32,
+    routers: &BTreeSet<u32>,
 ) -> Result<Option<(u32, Mixture)>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
@@ -43,11 +47,17 @@ pub(super) fn read(
         ((Some(of), _), Some(count)) => (of, count),
         ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
     };
-    Ok(Some((count, mixture(metadata, arch, of, layers)?)))
+    let dense = dense(metadata, arch, of, layers, routers)?;
+    Ok(Some((count, mixture(metadata, arch, of, dense)?)))
 }
 
-/// How they are mixed.
-fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Result<Mixture, Error> {
+/// How they are mixed, in a model of these layers without experts.
+fn mixture(
+    metadata: &Metadata,
+    arch: &Arch,
+    of: &Experts,
+    dense_layers: Vec<u32>,
+) -> Result<Mixture, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let scoring = scoring(metadata, arch, of)?;
     let scale = scale(metadata, arch, of)?;
@@ -58,16 +68,6 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         };
         found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    let dense = match of.dense {
-        Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..) => metadata
-            .u32(&key("leading_dense_block_count"))?
-            .unwrap_or(0),
-        Dense::Never | Dense::NeverBy(_) | Dense::Steps | Dense::But(..) => 0,
-    };
-    let dense_layers = match of.dense {
-        Dense::But(..) => every_nth_has_experts(metadata, arch, layers)?,
-        _ => (0..dense.min(layers)).collect(),
-    };
     Ok(Mixture {
         chosen: need("expert_used_count")?,
         renormalise: metadata
@@ -76,10 +76,12 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         shared: match of.shared {
             Some(Shared::Gated(_)) => need("expert_shared_feed_forward_length")?,
             Some(Shared::Experts(..)) => {
-                let count = metadata.u32(&key("expert_shared_count"))?.unwrap_or(0);
-                match count {
-                    0 => 0,
-                    _ => count.saturating_mul(need("expert_feed_forward_length")?),
+                let size = metadata.u32(&key("expert_shared_feed_forward_length"))?;
+                match metadata.u32(&key("expert_shared_count"))? {
+                    // the converter of Hunyuan 3 writes their size alone
+                    None => size.unwrap_or(0),
+                    Some(0) => 0,
+                    Some(count) => count.saturating_mul(need("expert_feed_forward_length")?),
                 }
             }
             Some(Shared::Plain(_)) => metadata
@@ -106,6 +108,28 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         router_bias: of.router_bias,
         scales_input: of.scales_input,
         ..Mixture::default()
+    })
+}
+
+/// The layers without experts, where `routers` are those that have a router.
+fn dense(
+    metadata: &Metadata,
+    arch: &Arch,
+    of: &Experts,
+    layers: u32,
+    routers: &BTreeSet<u32>,
+) -> Result<Vec<u32>, Error> {
+    let leading = metadata.u32(&format!("{}.leading_dense_block_count", arch.name))?;
+    Ok(match (of.dense, leading) {
+        (Dense::But(..), _) => every_nth_has_experts(metadata, arch, layers)?,
+        (Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..), Some(count)) => {
+            (0..count.min(layers)).collect()
+        }
+        // its converter has no key for them
+        (Dense::Kinds(..), None) => (0..layers)
+            .filter(|layer| !routers.contains(layer))
+            .collect(),
+        _ => Vec::new(),
     })
 }
 

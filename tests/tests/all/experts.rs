@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 30] = [
+const CASES: [&str; 32] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -41,6 +41,8 @@ const CASES: [&str; 30] = [
     "glm_moe_dsa",
     "hunyuan_v1_moe",
     "granitemoehybrid",
+    "granitemoe",
+    "granitemoeshared",
     "llama4",
     "llama4_text",
 ];
