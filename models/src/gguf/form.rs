@@ -136,3 +136,35 @@ pub(super) fn form(
     }
     Ok(form)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::families;
+    use crate::gguf::value::Value;
+
+    #[test]
+    fn maverick_has_no_norms_of_queries_and_keys() {
+        let (family, arch) = families::find_arch("llama4").unwrap();
+        let shape = Shape {
+            d_model: 36,
+            layers: 8,
+            heads: 6,
+            head_dim: 8,
+            ffn_bias: false,
+            two_norms: false,
+            windowed: true,
+            streams: streams::Sizes::of(|_| None),
+        };
+        for (experts, norms) in [(16, true), (128, false)] {
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            let key = "llama4.expert_count".to_owned();
+            metadata.insert(key, Value::Uint(experts)).unwrap();
+            let form = form(&metadata, family, arch, shape).unwrap();
+            assert_eq!(form.plain_qk_norm, norms);
+            assert!(form.chunked && form.nope_layers == [3, 7]);
+        }
+    }
+}
