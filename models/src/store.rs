@@ -8,6 +8,7 @@ mod identity;
 mod read;
 
 pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
+pub(crate) use self::read::interleaved;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -448,9 +449,7 @@ impl Checkpoint for Store {
         let place = &self.places[at];
         let stored = match place.layout {
             Layout::AsIs => row,
-            Layout::Interleaved { head_dim, rotated } => {
-                read::interleaved(row, [head_dim, rotated])
-            }
+            Layout::Interleaved { head_dim, rotated } => interleaved(row, [head_dim, rotated]),
             _ => return Ok(false),
         };
         if place.dtype != DType::Q4K || row >= self.infos[at].rows {

@@ -111,7 +111,9 @@ impl Experts {
             Some(Shared::AsOthers) | None => None,
         };
         let dense = match self.dense {
-            Dense::First(name, _) | Dense::Kinds(_, Some(name), _) | Dense::But(_, name) => Some(name),
+            Dense::First(name, _) | Dense::Kinds(_, Some(name), _) | Dense::But(_, name) => {
+                Some(name)
+            }
             _ => None,
         };
         let scale = self.scale.map(|(name, _)| name);

@@ -73,6 +73,9 @@ const GRANITE_MOE_SHARED: Family = Family {
     gguf: Some(Arch {
         name: "granitemoe",
         interleaved: true,
+        rotated_by_key: true,
+        // in files of Granite 4 without Mamba-2 layers
+        reads: MAMBA_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -145,5 +148,4 @@ const GRANITE_HYBRID: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 4] =
-    [GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_HYBRID];
+pub(super) const FAMILIES: [Family; 4] = [GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_HYBRID];

@@ -442,7 +442,8 @@ impl Window {
         let key = format!("{}.attention.sliding_window", arch.name);
         match metadata.u32(&key)? {
             Some(size) if matches!(arch.windows, Windows::Chunks(_)) => {
-                let why = format!("only chunks are implemented, and {size} asks for others or none");
+                let why =
+                    format!("only chunks are implemented, and {size} asks for others or none");
                 Err(metadata.unsupported(&key, &why))
             }
             Some(size) if size > 0 && arch.windows == Windows::Never => {

@@ -97,7 +97,11 @@ fn query_scale(keys: &Keys) -> Result<QueryScale, Error> {
 /// How queries without rotary positions grow. The switch was a number in the first releases.
 fn temperature(keys: &Keys) -> Result<Option<QueryScale>, Error> {
     const SWITCH: &str = "attn_temperature_tuning";
-    let is_on = |value: &Value| value.as_bool().or(value.as_f64().map(|number| number != 0.0));
+    let is_on = |value: &Value| {
+        value
+            .as_bool()
+            .or(value.as_f64().map(|number| number != 0.0))
+    };
     let on = keys.read(SWITCH, "true, false or a number", is_on)?;
     if on == Some(false) {
         return Ok(None);

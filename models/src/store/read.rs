@@ -249,7 +249,7 @@ impl Store {
 
 /// Stored position of rotate-half position `row` in interleaved order, in heads of so many rows, the last
 /// of which are rotated.
-pub(super) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
+pub(crate) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
     let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
         return row;
     };
