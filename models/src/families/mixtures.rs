@@ -131,6 +131,7 @@ const PHIMOE: Family = Family {
     theta: 1_000_000.0,
     named_factors: true,
     experts: Some(Experts {
+        count: "num_local_experts",
         scoring: ScoringBy::Always(Scoring::SparseMixer),
         ..EXPERTS
     }),

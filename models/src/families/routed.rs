@@ -117,7 +117,6 @@ const MINIMAX_M2: Family = Family {
 /// `modeling_ernie4_5_moe.py`: softmax plus biases; the rotary order is interleaved.
 const ERNIE4_5_MOE: Family = Family {
     name: "ernie4_5_moe",
-    class: Some("Ernie4_5_MoeForCausalLM"),
     names: &hf_names::ROUTED,
     gguf: Some(Arch {
         name: "ernie4_5-moe",

@@ -105,13 +105,6 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut V
         config[key] = json!(dense);
         config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
     }
-    if let Dense::Outside(from, to) = of.dense {
-        let mut with = (0..c.layers).filter(|&layer| c.mixture_of(layer).is_some());
-        let first = with.next().unwrap_or(c.layers);
-        config[from] = json!(first);
-        config[to] = json!(with.last().unwrap_or(first));
-        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
-    }
     if mixture.scoring == Scoring::SparseMixer {
         config["router_jitter_noise"] = json!(mixture.jitter);
     }
