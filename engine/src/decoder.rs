@@ -464,6 +464,7 @@ impl Decoder {
             bank,
             rows: Rows::All(n),
             weights: None,
+            scales: None,
             bias: Bias::of(biases, 0),
         }];
         let experts = match (&layer.router, &c.mixture) {

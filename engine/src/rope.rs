@@ -166,7 +166,7 @@ fn scaled(freq: f32, scaling: &RopeScaling) -> f32 {
             let wavelength = 2.0 * std::f32::consts::PI / freq;
             if wavelength < context / high_freq_factor {
                 freq
-            } else if wavelength > context / low_freq_factor {
+            } else if wavelength >= context / low_freq_factor {
                 freq / factor
             } else {
                 let smooth =

@@ -33,6 +33,8 @@ pub(crate) struct Routes {
     /// Experts per layer; experts per row (`chosen`).
     experts: usize,
     chosen: usize,
+    /// Weights are factors of what experts read.
+    scales_input: bool,
     /// Scores, then probabilities, `[rows × experts]`.
     scores: Vec<f32>,
     /// What a row's experts are chosen by, where that is not their scores.
@@ -58,6 +60,7 @@ impl Routes {
         Self {
             experts,
             chosen,
+            scales_input: mixture.scales_input,
             scores: vec![0.0; rows * experts],
             by: vec![0.0; by_len(mixture, experts)],
             choices: vec![Choice::default(); rows * chosen],
@@ -173,14 +176,16 @@ impl Routes {
             if routes.is_empty() {
                 continue;
             }
+            let factors = Some(&self.weights[routes.clone()]);
             units.push(BankWork {
                 bank: expert,
                 rows: if routes.len() == n {
                     Rows::All(n)
                 } else {
-                    Rows::Some(&self.rows[routes.clone()])
+                    Rows::Some(&self.rows[routes])
                 },
-                weights: Some(&self.weights[routes]),
+                weights: factors.filter(|_| !self.scales_input),
+                scales: factors.filter(|_| self.scales_input),
                 bias: Bias::of(biases, (expert - bank) as usize),
             });
         }
@@ -189,6 +194,7 @@ impl Routes {
                 bank: bank + self.experts as u32,
                 rows: Rows::All(n),
                 weights: Some(&self.shared[..n]),
+                scales: None,
                 bias: Bias::NONE,
             });
         }

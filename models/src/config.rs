@@ -10,6 +10,7 @@ mod heads;
 mod latent;
 mod mamba;
 mod mixture;
+mod reach;
 mod rope;
 mod streams;
 
@@ -18,6 +19,7 @@ pub use heads::{GlobalHeads, HeadShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
+pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
 pub use streams::{LayerInputs, Streams};
@@ -125,8 +127,8 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
-    /// Sliding-window attention: a query sees the last `n` positions, itself
-    /// included. One entry per layer; 0 = full attention.
+    /// Positions of a sliding window, or of a chunk: see [`ModelConfig::reach`]. One entry per layer;
+    /// 0 = full attention.
     pub window: Vec<u32>,
     /// Q, K and V projections carry a bias.
     pub qkv_bias: bool,
@@ -351,7 +353,7 @@ impl ModelConfig {
             return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
         }
         if !rope.scaling.is_sound(rope.dims / 2) {
-            let expected = "positive finite factors, those of low frequencies below those of high \
+            let expected = "positive finite factors, those of low frequencies at most those of high \
                             ones, one of longrope's for each pair of rotated dimensions";
             return BadField::some("rope.scaling", &rope.scaling, expected);
         }

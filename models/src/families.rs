@@ -17,6 +17,7 @@ mod keys;
 mod layer_norm;
 mod lfm2;
 mod llama;
+mod llama4;
 mod mixtures;
 mod qwen;
 mod routed;
@@ -29,8 +30,9 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 11] = [
+const GROUPS: [&[Family]; 12] = [
     &llama::FAMILIES,
+    &llama4::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
@@ -227,6 +229,9 @@ pub(crate) enum QkNorm {
     HeadRotated,
     /// Each head by itself, if a key says so.
     HeadBy(&'static str),
+    /// Each head by itself, without weights and after its rotation, in layers that rotate it, unless a
+    /// key says that there are none.
+    PlainUnless(&'static str),
     /// All heads together.
     Whole,
 }
@@ -271,6 +276,9 @@ pub(crate) enum Windows {
     Pattern(u32),
     /// The same; the second number is the window without a key. Null is none.
     PatternOf(u32, u32),
+    /// Chunks of `attention_chunk_size`, or of so many positions without the key, in the layers with
+    /// rotary positions.
+    Chunks(u32),
     /// Those from `max_window_layers` on, or from this one; the second number is the window without a
     /// key. Null is none.
     Late(u32, u32),
@@ -372,6 +380,8 @@ pub(crate) enum Quirk {
     RotatedByName,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).
     QueryScale,
+    /// Queries without rotary positions grow with their position (Llama 4).
+    Temperature,
     /// The FFN's size is computed from the key's (LFM2).
     AdjustedFfn,
     /// transformers' own padding token may lie past the vocabulary.

@@ -86,6 +86,8 @@ pub(crate) enum Stack {
     Neurons,
     /// Rows of Gate and of Up by turns, transposed.
     Pairs,
+    /// The rows of Gate, then those of Up, transposed.
+    Halves,
     /// Rows of Gate and of Up by turns, in blocks of four bits.
     PairBlocks,
     /// Biases of Gate and of Up by turns.

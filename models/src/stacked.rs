@@ -33,6 +33,7 @@ impl Parts {
             Stack::One(role) => (one(role, Layout::AsIs), false, [ffn, d]),
             Stack::Neurons => (one(Role::Down, Layout::AsIs), false, [ffn, d]),
             Stack::Pairs => (pair(Layout::TransposedEvery), false, [d, 2 * ffn]),
+            Stack::Halves => (pair(Layout::TransposedHalf), false, [d, 2 * ffn]),
             Stack::PairBlocks => (pair(Layout::EveryRow), false, [2 * ffn, d]),
             Stack::DownBlocks => (one(Role::Down, Layout::Transposed), false, [d, ffn]),
             Stack::PairBias => {

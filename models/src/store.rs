@@ -8,6 +8,7 @@ mod identity;
 mod read;
 
 pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
+pub(crate) use self::read::interleaved;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -137,7 +138,9 @@ impl Store {
         let mut stored = self.plain_shape(wanted);
         match tensor.layout {
             Layout::Transposed => stored = vec![cols, rows],
-            Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
+            Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
+                stored = vec![cols, 2 * rows];
+            }
             Layout::EveryRow(_) => stored = vec![2 * rows, cols],
             Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
             Layout::Grouped(groups) => {
@@ -418,7 +421,7 @@ impl Checkpoint for Store {
             Layout::TransposedHeads { stored, cols } => {
                 self.read_transposed_heads(at, first, out, [stored, cols])?;
             }
-            Layout::Transposed | Layout::TransposedEvery(_) => {
+            Layout::Transposed | Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
                 self.read_transposed(at, first, out)?;
             }
             Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,
@@ -446,9 +449,7 @@ impl Checkpoint for Store {
         let place = &self.places[at];
         let stored = match place.layout {
             Layout::AsIs => row,
-            Layout::Interleaved { head_dim, rotated } => {
-                read::interleaved(row, [head_dim, rotated])
-            }
+            Layout::Interleaved { head_dim, rotated } => interleaved(row, [head_dim, rotated]),
             _ => return Ok(false),
         };
         if place.dtype != DType::Q4K || row >= self.infos[at].rows {

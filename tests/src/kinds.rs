@@ -23,16 +23,19 @@ pub enum Kind {
     Mamba,
     /// Of attention with two kinds of heads, shared keys, and inputs by layer: a fixture.
     TwoHeads,
+    /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
+    Chunked,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 6] = [
+pub const KINDS: [Kind; 7] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
     Kind::Latent,
     Kind::Mamba,
     Kind::TwoHeads,
+    Kind::Chunked,
 ];
 
 impl Kind {
@@ -45,6 +48,7 @@ impl Kind {
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),
+            Self::Chunked => fixture("llama4_text"),
         }
     }
 
@@ -63,7 +67,7 @@ impl Kind {
     /// and `prompt` of these were a prompt.
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
-            Self::Attention | Self::Latent | Self::TwoHeads => len,
+            Self::Attention | Self::Latent | Self::TwoHeads | Self::Chunked => len,
             Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
             Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
         }

@@ -109,7 +109,7 @@ impl Ffn {
                 units: &at.units[first..end],
                 ..*at
             };
-            gathered.fill(&part, self.predictors.is_some());
+            gathered.fill(on.cpu, &part, self.predictors.is_some());
             let inputs = Inputs {
                 at: &part,
                 gathered: &gathered,

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use emberflow_kernels::Activations;
+use emberflow_kernels::{Activations, Cpu};
 
-use super::units::{Bias, LayerInput, Rows};
+use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
@@ -68,7 +68,7 @@ pub(super) struct Pairs {
     pub margins: Vec<f32>,
 }
 
-/// Gathered rows of the units that take only some rows of a pass, unit after unit.
+/// Gathered rows of the units that take only some rows of a pass, or scale them, unit after unit.
 #[derive(Default)]
 pub(super) struct Gathered {
     x: Vec<f32>,
@@ -96,25 +96,41 @@ impl Gathered {
     }
 
     /// Gathers the rows of the units of `at`.
-    pub fn fill(&mut self, at: &LayerInput<'_>, residual: bool) {
+    pub fn fill(&mut self, cpu: Cpu, at: &LayerInput<'_>, residual: bool) {
         let d = at.input.n();
         self.first.clear();
         self.x.clear();
         self.residual.clear();
         self.quantized.clear(d);
+        let mut gathered = 0;
         for work in at.units {
-            self.first.push(self.quantized.tokens());
-            let Rows::Some(rows) = work.rows else {
-                continue;
-            };
-            for &row in rows {
-                let row = row as usize;
-                self.x.extend_from_slice(&at.input.x[row * d..][..d]);
-                if residual {
-                    self.residual
-                        .extend_from_slice(&at.residual[row * d..][..d]);
+            self.first.push(gathered);
+            if is_gathered(work) {
+                gathered += work.rows.len();
+                self.add(at, work, residual);
+            }
+        }
+        if at.units.iter().any(|work| work.scales.is_some()) {
+            cpu.quantize_activations(&self.x, gathered, &mut self.quantized);
+        }
+    }
+
+    /// Gathers the rows of a unit; those that are scaled are not quantised yet.
+    fn add(&mut self, at: &LayerInput<'_>, work: &BankWork<'_>, residual: bool) {
+        let d = at.input.n();
+        for place in 0..work.rows.len() {
+            let row = work.rows.row(place);
+            let x = &at.input.x[row * d..][..d];
+            match work.scales {
+                None => {
+                    self.x.extend_from_slice(x);
+                    self.quantized.push(at.input.quantized, row);
                 }
-                self.quantized.push(at.input.quantized, row);
+                Some(scales) => self.x.extend(x.iter().map(|x| x * scales[place])),
+            }
+            if residual {
+                self.residual
+                    .extend_from_slice(&at.residual[row * d..][..d]);
             }
         }
     }
@@ -132,6 +148,11 @@ impl Gathered {
             bias: Bias::NONE,
         }
     }
+}
+
+/// Whether a unit reads rows of its own, not those of the layer.
+fn is_gathered(work: &BankWork<'_>) -> bool {
+    matches!(work.rows, Rows::Some(_)) || work.scales.is_some()
 }
 
 /// The values of `range`, or none if there are none.
@@ -159,15 +180,15 @@ pub(super) struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     pub fn of(&self, unit: usize) -> UnitInput<'a> {
         let work = &self.at.units[unit];
-        match work.rows {
-            Rows::All(_) => UnitInput {
+        match is_gathered(work) {
+            false => UnitInput {
                 input: self.at.input,
                 residual: self.at.residual,
                 bias: work.bias,
             },
-            Rows::Some(rows) => UnitInput {
+            true => UnitInput {
                 bias: work.bias,
-                ..self.gathered.of(unit, rows.len(), self.at.input.n())
+                ..(self.gathered).of(unit, work.rows.len(), self.at.input.n())
             },
         }
     }

@@ -64,6 +64,8 @@ struct Unit {
     bank: u32,
     rows: Vec<u32>,
     weights: Vec<f32>,
+    /// Weights are factors of what the bank reads.
+    scales: bool,
 }
 
 /// Runs layer `number` over `units` for rows of `x`.
@@ -77,12 +79,17 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     bank: unit.bank,
                     rows: Rows::All(rows),
                     weights: None,
+                    scales: None,
                     bias: Bias::NONE,
                 },
                 false => BankWork {
                     bank: unit.bank,
-                    rows: Rows::Some(&unit.rows),
-                    weights: Some(&unit.weights),
+                    rows: match unit.rows.len() == rows {
+                        true => Rows::All(rows),
+                        false => Rows::Some(&unit.rows),
+                    },
+                    weights: (!unit.scales).then_some(&unit.weights),
+                    scales: unit.scales.then_some(&unit.weights),
                     bias: Bias::NONE,
                 },
             },
@@ -117,8 +124,12 @@ fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
             let [gate, up, down] = world.floats(unit.bank, neuron);
             for (place, &row) in unit.rows.iter().enumerate() {
                 let x = &x[row as usize * D..][..D];
-                let hidden = dot(&gate, x).max(0.0) * dot(&up, x);
                 let weight = unit.weights.get(place).map_or(1.0, |&w| f64::from(w));
+                let (scale, weight) = match unit.scales {
+                    true => (weight, 1.0),
+                    false => (1.0, weight),
+                };
+                let hidden = (scale * dot(&gate, x)).max(0.0) * scale * dot(&up, x);
                 for (y, d) in out[row as usize * D..][..D].iter_mut().zip(&down) {
                     *y += weight * hidden * f64::from(*d);
                 }
@@ -129,11 +140,16 @@ fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
 }
 
 /// A dense layer, and experts with overlapping rows.
-fn cases() -> [(usize, Vec<Unit>); 3] {
+fn cases() -> [(usize, Vec<Unit>); 4] {
     let unit = |bank, rows: &[u32], weights: &[f32]| Unit {
         bank,
         rows: rows.to_vec(),
         weights: weights.to_vec(),
+        scales: false,
+    };
+    let scaled = |bank, rows, weights| Unit {
+        scales: true,
+        ..unit(bank, rows, weights)
     };
     let all: Vec<u32> = (0..ROWS as u32).collect();
     [
@@ -148,6 +164,15 @@ fn cases() -> [(usize, Vec<Unit>); 3] {
         ),
         // A shared expert beside routed ones.
         (1, vec![unit(2, &all, &[]), unit(4, &[3], &[0.5])]),
+        // What experts read is scaled, for some rows and for all.
+        (
+            1,
+            vec![
+                scaled(1, &[0, 3], &[0.5, 0.25]),
+                scaled(2, &all, &[0.75, 0.3, 0.6, 0.9, 0.2, 0.4][..ROWS]),
+                unit(4, &all, &[]),
+            ],
+        ),
     ]
 }
 
@@ -236,6 +261,7 @@ fn a_row_does_not_depend_on_the_others() {
                         bank: unit.bank,
                         rows: vec![0],
                         weights: unit.weights.get(place).copied().into_iter().collect(),
+                        scales: unit.scales,
                     })
                 })
                 .collect();

@@ -21,6 +21,14 @@ impl Rows<'_> {
         }
     }
 
+    /// The pass's row at `place` among them.
+    pub fn row(self, place: usize) -> usize {
+        match self {
+            Self::All(_) => place,
+            Self::Some(rows) => rows[place] as usize,
+        }
+    }
+
     /// Position of the pass's row `row` among them.
     pub fn place(self, row: usize) -> Option<usize> {
         match self {
@@ -47,6 +55,8 @@ pub(crate) struct BankWork<'a> {
     pub rows: Rows<'a>,
     /// Factor of the bank's result by row; `None` for 1.
     pub weights: Option<&'a [f32]>,
+    /// Factor of the bank's input by row; `None` for 1.
+    pub scales: Option<&'a [f32]>,
     pub bias: Bias<'a>,
 }
 

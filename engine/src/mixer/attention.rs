@@ -90,7 +90,10 @@ impl Attention {
             o: from.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: c.qkv_bias.then(biases).transpose()?,
             o_bias: o_bias.transpose()?,
-            qk_norm: c.qk_norm.then(norms).transpose()?,
+            qk_norm: match c.form.plain_qk_norm && c.rotates(l) {
+                true => Some([vec![1.0; hd], vec![1.0; hd]]),
+                false => c.qk_norm.then(norms).transpose()?,
+            },
             value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
             sinks: sinks.transpose()?,
             place: c.kv_place(l) as usize,
@@ -165,7 +168,8 @@ impl Attention {
             let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
-                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position));
+                let grown = (c.form.query_scale).map_or(1.0, |of| of.at(position, rotates));
+                let scale = scale * grown;
                 let angles = rotates.then(|| at.rope.at(row));
                 for h in 0..heads {
                     let head = &mut s.q[(row * heads + h) * hd..][..hd];
@@ -233,7 +237,7 @@ impl Attention {
             group: heads / kv_heads,
             first,
             tokens,
-            window: c.window[at.number] as usize,
+            reach: c.reach(at.number as u32),
             sinks: self.sinks.as_deref(),
             cap: c.form.attention_cap,
         };
@@ -250,7 +254,7 @@ fn norm_and_rotate(
     norm: Option<&[f32]>,
     angles: Option<(&[f32], &[f32])>,
 ) {
-    let late = c.form.rotated_qk_norm;
+    let late = c.form.rotated_qk_norm || c.form.plain_qk_norm;
     if let Some(norm) = norm.filter(|_| !late) {
         cpu.rmsnorm_inplace(head, norm, c.rms_eps);
     }

@@ -11,6 +11,7 @@ mod tests;
 use std::ops::Range;
 
 use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch};
+use emberflow_models::config::Reach;
 
 use crate::norm::soft_cap;
 use crate::state::{BLOCK, LayerKv, Span};
@@ -39,8 +40,8 @@ pub(super) struct Pass<'a> {
     /// Position of the first token.
     pub first: usize,
     pub tokens: usize,
-    /// Visible positions per query, its own included; 0 = all.
-    pub window: usize,
+    /// Positions that a query sees.
+    pub reach: Reach,
     /// By query head, a logit beside those of the positions.
     pub sinks: Option<&'a [f32]>,
     /// Scores `s` become `cap · tanh(s / cap)`.
@@ -202,11 +203,8 @@ impl Pass<'_> {
 
     /// Visible positions of a token of the chunk.
     fn seen(&self, token: usize) -> Range<usize> {
-        let end = self.first + token + 1;
-        match self.window {
-            0 => 0..end,
-            window => end.saturating_sub(window)..end,
-        }
+        let position = self.first + token;
+        self.reach.first(position)..position + 1
     }
 
     /// Runs `f` with this thread's buffers and `rest` more floats.

@@ -139,7 +139,7 @@ impl LatentAttention {
             let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
-                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position));
+                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position, true));
                 let (cos, sin) = at.rope.at(row);
                 for h in 0..of.heads {
                     let query = &mut s.gate[(row * of.heads + h) * of.query..][..of.query];
@@ -190,7 +190,7 @@ impl LatentAttention {
             group: of.heads,
             first,
             tokens,
-            window: at.config.window[at.number] as usize,
+            reach: at.config.reach(at.number as u32),
             sinks: None,
             cap: None,
         };

@@ -60,7 +60,7 @@ pub struct Form {
     pub logit_scale: f32,
     /// Factor of the attention scores instead of `1 / sqrt(head_dim)`.
     pub attention_scale: Option<f32>,
-    /// Queries grow with their position (Ministral 3).
+    /// Queries grow with their position (Ministral 3, Llama 4).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query_scale: Option<QueryScale>,
     /// Scores `s` become `cap · tanh(s / cap)`.
@@ -94,6 +94,13 @@ pub struct Form {
     /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rotated_qk_norm: bool,
+    /// Heads of queries and keys are divided by their root mean square after their rotation, in
+    /// layers that rotate them (Llama 4).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub plain_qk_norm: bool,
+    /// The windows of layers are chunks ([`Reach::Chunk`](super::Reach::Chunk)).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub chunked: bool,
     /// Layers with Mamba-2 in place of attention (Granite 4 H).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mamba: Option<MambaLayers>,
@@ -124,11 +131,25 @@ pub struct QueryScale {
     pub beta: f32,
     /// Positions before the first growth.
     pub original_context: u32,
+    /// Only in layers without rotary positions, where positions count from 1 (Llama 4).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unrotated: bool,
 }
 
 impl QueryScale {
-    /// `1 + beta·ln(1 + ⌊position / original_context⌋)`.
-    pub fn at(self, position: usize) -> f32 {
+    /// That of every release of Llama 4.
+    pub(crate) const LLAMA4: Self = Self {
+        beta: 0.1,
+        original_context: 8192,
+        unrotated: true,
+    };
+
+    /// `1 + beta·ln(1 + ⌊position / original_context⌋)` in a layer that rotates queries, or does not.
+    pub fn at(self, position: usize, rotates: bool) -> f32 {
+        if self.unrotated && rotates {
+            return 1.0;
+        }
+        let position = position + usize::from(self.unrotated);
         let contexts = position / self.original_context.max(1) as usize;
         1.0 + self.beta * libm::logf(1.0 + contexts as f32)
     }
@@ -246,6 +267,8 @@ impl Default for Form {
             delta_net: None,
             latent: None,
             rotated_qk_norm: false,
+            plain_qk_norm: false,
+            chunked: false,
             mamba: None,
             output_gate: false,
             streams: None,

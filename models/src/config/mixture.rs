@@ -53,6 +53,9 @@ pub struct Mixture {
     /// which others have a share; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub jitter: f32,
+    /// Weights are factors of what an expert reads, not of what it gives (Llama 4).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scales_input: bool,
 }
 
 /// Groups of consecutive experts.
@@ -86,6 +89,7 @@ impl Default for Mixture {
             epsilon: 0.0,
             scale: 1.0,
             jitter: 0.0,
+            scales_input: false,
         }
     }
 }

@@ -17,7 +17,7 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are divided.
+        /// Wavelengths from `original_context / low_freq_factor` on are divided.
         low_freq_factor: f32,
         /// Wavelengths below `original_context / high_freq_factor` are kept.
         high_freq_factor: f32,
@@ -121,7 +121,7 @@ impl RopeScaling {
                 positive(factor)
                     && positive(low_freq_factor)
                     && positive(high_freq_factor)
-                    && low_freq_factor < high_freq_factor
+                    && low_freq_factor <= high_freq_factor
                     && original_context > 0
             }
             Self::Yarn {

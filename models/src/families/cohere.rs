@@ -9,6 +9,7 @@ use crate::config::Parallel;
 /// rotated.
 const COHERE2: Family = Family {
     name: "cohere2",
+    class: Some("Cohere2ForCausalLM"),
     gguf: Some(Arch {
         name: "cohere2",
         interleaved: true,

@@ -19,6 +19,8 @@ pub(crate) struct Experts {
     pub(crate) shared: Option<Shared>,
     /// Which layers have a dense FFN.
     pub(crate) dense: Dense,
+    /// Key of its number of neurons.
+    pub(crate) dense_ffn: &'static str,
     /// The router reads the layer's input, if this key is not false.
     pub(crate) early_router: Option<&'static str>,
     pub(crate) router_bias: bool,
@@ -34,6 +36,8 @@ pub(crate) struct Experts {
     pub(crate) scale: Option<(&'static str, f32)>,
     /// What is added to the sum that weights are divided by.
     pub(crate) epsilon: f32,
+    /// Weights are factors of what an expert reads.
+    pub(crate) scales_input: bool,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
@@ -67,6 +71,8 @@ pub(crate) enum Shared {
     Plain(&'static str),
     /// Of the neurons of as many experts as this key says, or so many without it; without a gate.
     Experts(&'static str, u32),
+    /// Of as many neurons as any other expert, without a gate.
+    AsOthers,
 }
 
 /// Which layers have a dense FFN instead of experts.
@@ -84,12 +90,18 @@ pub(crate) enum Dense {
     Outside(&'static str, &'static str),
     /// Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
     Steps,
+    /// All but those of a list; without it, all but every so manyth, as the second key says, or every
+    /// one.
+    But(&'static str, &'static str),
 }
 
 impl Experts {
     /// Whether there is a shared expert without a gate of its own.
     pub(crate) fn has_plain_shared(&self) -> bool {
-        matches!(self.shared, Some(Shared::Plain(_) | Shared::Experts(..)))
+        matches!(
+            self.shared,
+            Some(Shared::Plain(_) | Shared::Experts(..) | Shared::AsOthers)
+        )
     }
 
     /// Whether a key is read for them that families without such experts refuse.
@@ -98,10 +110,12 @@ impl Experts {
             Some(Shared::Gated(name) | Shared::Plain(name) | Shared::Experts(name, _)) => {
                 Some(name)
             }
-            None => None,
+            Some(Shared::AsOthers) | None => None,
         };
         let dense = match self.dense {
-            Dense::First(name, _) | Dense::Kinds(_, Some(name), _) => Some(name),
+            Dense::First(name, _) | Dense::Kinds(_, Some(name), _) | Dense::But(_, name) => {
+                Some(name)
+            }
             _ => None,
         };
         let scale = self.scale.map(|(name, _)| name);
@@ -120,6 +134,7 @@ pub(super) const EXPERTS: Experts = Experts {
     scoring: ScoringBy::Always(Scoring::Softmax),
     shared: None,
     dense: Dense::Never,
+    dense_ffn: "intermediate_size",
     early_router: None,
     router_bias: false,
     choice_bias: false,
@@ -128,6 +143,7 @@ pub(super) const EXPERTS: Experts = Experts {
     best_of_groups: false,
     scale: None,
     epsilon: 0.0,
+    scales_input: false,
     blocks: false,
     optional: false,
     beside: None,

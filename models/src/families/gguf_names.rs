@@ -211,6 +211,8 @@ pub(super) const PHI3: NameTable = NameTable {
 const ROUTER: Spellings = &[
     (Role::Router, "ffn_gate_inp.weight"),
     (Role::ChoiceBias, "exp_probs_b.bias"),
+    // so named for Hunyuan 3
+    (Role::ChoiceBias, "exp_probs_b"),
 ];
 
 /// Experts chosen by scores plus biases.

@@ -53,6 +53,47 @@ const GRANITE: Family = Family {
     ..PLAIN
 };
 
+/// `modeling_granitemoe.py` (Granite 3's 1B-A400M and 3B-A800M): Granite 3 with experts.
+const GRANITE_MOE: Family = Family {
+    name: "granitemoe",
+    gguf_as: Some("granitemoe"),
+    gguf: None,
+    experts: Some(Experts {
+        shared: None,
+        ..SOFTMAX
+    }),
+    ..GRANITE_MOE_SHARED
+};
+
+/// `modeling_granitemoeshared.py`: with a shared expert, or without. Files in GGUF are of both.
+const GRANITE_MOE_SHARED: Family = Family {
+    name: "granitemoeshared",
+    defaults: &[("shared_intermediate_size", Int(0))],
+    names: &hf_names::GRANITE_HYBRID,
+    gguf: Some(Arch {
+        name: "granitemoe",
+        interleaved: true,
+        rotated_by_key: true,
+        // in files of Granite 4 without Mamba-2 layers
+        reads: MAMBA_KEYS,
+        ..PLAIN_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    kv_heads_default: true,
+    experts: Some(SOFTMAX),
+    keys: &[OF_EMBEDDINGS, OF_LAYERS, OF_SCORES, OF_LOGITS],
+    ..PLAIN
+};
+
+/// A softmax of the chosen scores, which is the share among all, renormalised.
+const SOFTMAX: Experts = Experts {
+    count: "num_local_experts",
+    renormalise: Renormalise::Always,
+    gguf_renormalise: true,
+    shared: Some(Shared::Plain("shared_intermediate_size")),
+    ..EXPERTS
+};
+
 /// Sizes of Mamba-2 layers in GGUF.
 const MAMBA_KEYS: &[&str] = &[
     "ssm.conv_kernel",
@@ -94,13 +135,8 @@ const GRANITE_HYBRID: Family = Family {
     kv_heads_default: true,
     windows: Windows::None,
     experts: Some(Experts {
-        count: "num_local_experts",
-        // a softmax of the chosen scores is the share among all, renormalised
-        renormalise: Renormalise::Always,
-        gguf_renormalise: true,
-        shared: Some(Shared::Plain("shared_intermediate_size")),
         optional: true,
-        ..EXPERTS
+        ..SOFTMAX
     }),
     keys: &[OF_EMBEDDINGS, OF_LAYERS, OF_SCORES, OF_LOGITS],
     checks: &[
@@ -112,4 +148,4 @@ const GRANITE_HYBRID: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 2] = [GRANITE, GRANITE_HYBRID];
+pub(super) const FAMILIES: [Family; 4] = [GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_HYBRID];

@@ -30,7 +30,7 @@ pub(super) const FOUR_NORMS: Spellings = &[
     (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
 ];
 
-const NORMS: Spellings = &[
+pub(super) const NORMS: Spellings = &[
     (Role::AttnNorm, "input_layernorm.weight"),
     (Role::AttnNormBias, "input_layernorm.bias"),
     (Role::FfnNorm, "post_attention_layernorm.weight"),
@@ -370,14 +370,14 @@ pub(super) const EXAONE_MOE: NameTable = NameTable {
 /// Names of its own for the norms of queries and keys, the router and the shared expert.
 pub(super) const HUNYUAN: NameTable = NameTable {
     layers: &[
-        ATTENTION,
-        NORMS,
-        FFN,
         &[
             (Role::QNorm, "self_attn.query_layernorm.weight"),
             (Role::KNorm, "self_attn.key_layernorm.weight"),
             (Role::Router, "mlp.gate.wg.weight"),
         ],
+        ATTENTION,
+        NORMS,
+        FFN,
     ],
     experts: ExpertNames {
         shared: SHARED_MLP,

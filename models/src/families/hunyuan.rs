@@ -7,6 +7,7 @@ use super::{gguf_names, hf_names};
 /// `modeling_hunyuan_v1_dense.py`: norms of queries and keys after their rotation.
 const HUNYUAN_V1_DENSE: Family = Family {
     name: "hunyuan_v1_dense",
+    class: Some("HunYuanDenseV1ForCausalLM"),
     names: &hf_names::HUNYUAN,
     gguf: Some(Arch {
         name: "hunyuan-dense",
@@ -23,6 +24,7 @@ const HUNYUAN_V1_DENSE: Family = Family {
 /// `modeling_hunyuan_v1_moe.py` (A13B): the same with experts and a shared expert.
 const HUNYUAN_V1_MOE: Family = Family {
     name: "hunyuan_v1_moe",
+    class: Some("HunYuanMoEV1ForCausalLM"),
     gguf: Some(Arch {
         name: "hunyuan-moe",
         names: &gguf_names::PLAIN,

@@ -6,6 +6,7 @@ use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf
 /// A dense FFN whose size is two thirds of what the key says, rounded up.
 const LFM2: Family = Family {
     name: "lfm2",
+    class: Some("Lfm2ForCausalLM"),
     names: &hf_names::LFM2,
     gguf: Some(Arch {
         name: "lfm2",
@@ -28,6 +29,7 @@ const LFM2: Family = Family {
 /// Experts chosen by sigmoids and biases, behind some dense layers.
 const LFM2_MOE: Family = Family {
     name: "lfm2_moe",
+    class: Some("Lfm2MoeForCausalLM"),
     gguf: Some(Arch {
         name: "lfm2moe",
         names: &gguf_names::LFM2,

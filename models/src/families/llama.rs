@@ -51,7 +51,7 @@ const MINISTRAL3: Family = Family {
     }),
     always_scaled: true,
     quirks: &[Quirk::QueryScale],
-    class: None,
+    class: Some("Ministral3ForCausalLM"),
     gguf_as: None,
     ..MISTRAL
 };

@@ -122,6 +122,7 @@ const GPT_OSS: Family = Family {
 /// LayerNorms, sparsemixer, LongRoPE with a factor for each list of divisors.
 const PHIMOE: Family = Family {
     name: "phimoe",
+    class: Some("PhimoeForCausalLM"),
     names: &hf_names::PHIMOE,
     layer_norm: true,
     bias: OPTIONAL_BIAS,
@@ -130,6 +131,7 @@ const PHIMOE: Family = Family {
     theta: 1_000_000.0,
     named_factors: true,
     experts: Some(Experts {
+        count: "num_local_experts",
         scoring: ScoringBy::Always(Scoring::SparseMixer),
         ..EXPERTS
     }),

@@ -152,6 +152,11 @@ const HY_V3: Family = Family {
     name: "hy_v3",
     class: Some("HYV3ForCausalLM"),
     names: &hf_names::HY_V3,
+    gguf: Some(Arch {
+        name: "hy_v3",
+        reads: &["nextn_predict_layers"],
+        ..ROUTED_ARCH
+    }),
     further_tokens: FurtherTokens::PastLast,
     bias: OPTIONAL_BIAS,
     qk_norm: QkNorm::Head,
@@ -199,6 +204,23 @@ const EXAONE_MOE: Family = Family {
     name: "exaone_moe",
     class: Some("ExaoneMoeForCausalLM"),
     names: &hf_names::EXAONE_MOE,
+    gguf: Some(Arch {
+        name: "exaone-moe",
+        windows: Windows::Pattern(4),
+        unrotated: Some(EveryNth {
+            first: 3,
+            windowed: true,
+        }),
+        reads: &[
+            "attention.sliding_window_pattern",
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_group_count",
+            "expert_group_used_count",
+            "nextn_predict_layers",
+        ],
+        ..ROUTED_ARCH
+    }),
     further_tokens: FurtherTokens::Named("mtp"),
     qk_norm: QkNorm::Head,
     windows: Windows::PatternOf(4, 4096),

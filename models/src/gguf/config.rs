@@ -1,5 +1,6 @@
 //! GGUF metadata → [`ModelConfig`].
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::experts;
@@ -67,6 +68,8 @@ pub(super) struct Facts {
     pub(super) has_head: bool,
     /// Experts are chosen by scores plus biases.
     pub(super) has_choice_bias: bool,
+    /// Layers with a router.
+    pub(super) routers: BTreeSet<u32>,
     /// Rows of the table of learned positions.
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
@@ -96,6 +99,7 @@ impl Facts {
     fn qk_norm(&self, family: &Family) -> bool {
         match family.qk_norm {
             QkNorm::HeadBy(_) => self.has_qk_norm,
+            QkNorm::PlainUnless(_) => false,
             norm => norm != QkNorm::No,
         }
     }
@@ -144,7 +148,7 @@ pub(super) fn model_config(
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
     let head_dim = head_dim(metadata, family, arch, d_model, heads)?;
-    let experts = experts::read(metadata, family, arch, layers)?;
+    let experts = experts::read(metadata, family, arch, layers, &facts.routers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
@@ -310,7 +314,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
-            "interleave_moe_layer_step" => metadata.u32(&key)? == Some(1),
+            experts::EXPERT_STEP => metadata.u32(&key)? == Some(1),
             "rope.scaling.attn_factor" | "logit_scale" | "embedding_scale" | "residual_scale" => {
                 metadata.is_off(&key) || metadata.f32(&key)? == Some(1.0)
             }
@@ -456,12 +460,20 @@ impl Window {
     fn read(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Self, Error> {
         let key = format!("{}.attention.sliding_window", arch.name);
         match metadata.u32(&key)? {
+            Some(size) if matches!(arch.windows, Windows::Chunks(_)) => {
+                let why =
+                    format!("only chunks are implemented, and {size} asks for others or none");
+                Err(metadata.unsupported(&key, &why))
+            }
             Some(size) if size > 0 && arch.windows == Windows::Never => {
                 Err(metadata
                     .unsupported(&key, "the file does not say which layers have the window"))
             }
             size => Ok(Self {
-                size: size.unwrap_or(0),
+                size: match arch.windows {
+                    Windows::Chunks(usual) => usual,
+                    _ => size.unwrap_or(0),
+                },
                 layers: match arch.windows {
                     Windows::Pattern(usual) => {
                         Windows::Pattern(pattern(metadata, arch, usual, layers)?)
@@ -478,6 +490,7 @@ impl Window {
             Windows::AllButFourth if layer.is_multiple_of(4) => 0,
             Windows::Alternate if !layer.is_multiple_of(2) => 0,
             Windows::Pattern(pattern) if (layer + 1).is_multiple_of(pattern) => 0,
+            Windows::Chunks(_) if (layer + 1).is_multiple_of(4) => 0,
             _ => self.size,
         }
     }

@@ -1,5 +1,7 @@
 //! The keys of mixtures of experts in GGUF.
 
+use std::collections::BTreeSet;
+
 use super::value::Metadata;
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
@@ -9,6 +11,9 @@ use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
 pub(super) const SOFTMAX: u32 = 1;
 /// See [`SOFTMAX`].
 pub(super) const SIGMOID: u32 = 2;
+
+/// Every how many layers one has experts.
+pub(super) const EXPERT_STEP: &str = "interleave_moe_layer_step";
 
 /// The experts of an architecture, and whether every file has some.
 fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
@@ -21,12 +26,14 @@ fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
     (own.or_else(stored), own.is_some())
 }
 
-/// The number of experts and how they are mixed; `None` without experts.
+/// The number of experts and how they are mixed, where these layers have a router; `None` without
+/// experts.
 pub(super) fn read(
     metadata: &Metadata,
     family: &'static Family,
     arch: &Arch,
     layers: u32,
+    routers: &BTreeSet<u32>,
 ) -> Result<Option<(u32, Mixture)>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
@@ -40,11 +47,17 @@ pub(super) fn read(
         ((Some(of), _), Some(count)) => (of, count),
         ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
     };
-    Ok(Some((count, mixture(metadata, arch, of, layers)?)))
+    let dense = dense(metadata, arch, of, layers, routers)?;
+    Ok(Some((count, mixture(metadata, arch, of, dense)?)))
 }
 
-/// How they are mixed.
-fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Result<Mixture, Error> {
+/// How they are mixed, in a model of these layers without experts.
+fn mixture(
+    metadata: &Metadata,
+    arch: &Arch,
+    of: &Experts,
+    dense_layers: Vec<u32>,
+) -> Result<Mixture, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let scoring = scoring(metadata, arch, of)?;
     let scale = scale(metadata, arch, of)?;
@@ -55,12 +68,6 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         };
         found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
-    let dense = match of.dense {
-        Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..) => metadata
-            .u32(&key("leading_dense_block_count"))?
-            .unwrap_or(0),
-        Dense::Never | Dense::NeverBy(_) | Dense::Steps => 0,
-    };
     Ok(Mixture {
         chosen: need("expert_used_count")?,
         renormalise: metadata
@@ -69,25 +76,28 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         shared: match of.shared {
             Some(Shared::Gated(_)) => need("expert_shared_feed_forward_length")?,
             Some(Shared::Experts(..)) => {
-                let count = metadata.u32(&key("expert_shared_count"))?.unwrap_or(0);
-                match count {
-                    0 => 0,
-                    _ => count.saturating_mul(need("expert_feed_forward_length")?),
+                let size = metadata.u32(&key("expert_shared_feed_forward_length"))?;
+                match metadata.u32(&key("expert_shared_count"))? {
+                    // the converter of Hunyuan 3 writes their size alone
+                    None => size.unwrap_or(0),
+                    Some(0) => 0,
+                    Some(count) => count.saturating_mul(need("expert_feed_forward_length")?),
                 }
             }
             Some(Shared::Plain(_)) if of.beside.is_some() => need("feed_forward_length")?,
             Some(Shared::Plain(_)) => metadata
                 .u32(&key("expert_shared_feed_forward_length"))?
                 .unwrap_or(0),
+            Some(Shared::AsOthers) => need("expert_feed_forward_length")?,
             None => 0,
         },
         shared_is_plain: of.has_plain_shared(),
         dense_beside: of.beside.is_some(),
-        dense_ffn: match dense {
-            0 => 0,
-            _ => need("feed_forward_length")?,
+        dense_ffn: match dense_layers.is_empty() {
+            true => 0,
+            false => need("feed_forward_length")?,
         },
-        dense_layers: (0..dense.min(layers)).collect(),
+        dense_layers,
         choice_bias: of.choice_bias,
         groups: match of.grouped {
             true => groups(metadata, arch, of.best_of_groups)?,
@@ -98,8 +108,43 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         scoring,
         early_router: of.early_router.is_some(),
         router_bias: of.router_bias,
+        scales_input: of.scales_input,
         ..Mixture::default()
     })
+}
+
+/// The layers without experts, where `routers` are those that have a router.
+fn dense(
+    metadata: &Metadata,
+    arch: &Arch,
+    of: &Experts,
+    layers: u32,
+    routers: &BTreeSet<u32>,
+) -> Result<Vec<u32>, Error> {
+    let leading = metadata.u32(&format!("{}.leading_dense_block_count", arch.name))?;
+    Ok(match (of.dense, leading) {
+        (Dense::But(..), _) => every_nth_has_experts(metadata, arch, layers)?,
+        (Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..), Some(count)) => {
+            (0..count.min(layers)).collect()
+        }
+        // its converter has no key for them
+        (Dense::Kinds(..), None) => (0..layers)
+            .filter(|layer| !routers.contains(layer))
+            .collect(),
+        _ => Vec::new(),
+    })
+}
+
+/// The layers without experts, where every so manyth has some.
+fn every_nth_has_experts(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Vec<u32>, Error> {
+    let key = format!("{}.{EXPERT_STEP}", arch.name);
+    let step = metadata.u32(&key)?;
+    match step.ok_or_else(|| metadata.missing(&key, "an integer"))? {
+        0 => Err(metadata.bad(&key, "1 or more")),
+        step => Ok((0..layers)
+            .filter(|layer| !(layer + 1).is_multiple_of(step))
+            .collect()),
+    }
 }
 
 /// The factor of the weights; 0 stands for none.

@@ -5,7 +5,7 @@ use super::streams;
 use super::value::Metadata;
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
-use crate::families::{Absent, Arch, Family, QkNorm, Quirk};
+use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
 
 /// The sizes and tensors that some forms follow from.
 #[derive(Clone, Copy)]
@@ -34,6 +34,9 @@ impl Shape {
     }
 }
 
+/// Experts of Llama 4 Maverick, whose queries and keys have no norms; no key says so.
+const MAVERICK: u32 = 128;
+
 /// How queries grow with their position.
 fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
@@ -50,6 +53,7 @@ fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, E
         beta,
         original_context: original_context
             .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+        unrotated: false,
     }))
 }
 
@@ -82,6 +86,9 @@ pub(super) fn form(
         sinks: family.sinks,
         value_norm: family.value_norm,
         rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
+        plain_qk_norm: matches!(family.qk_norm, QkNorm::PlainUnless(_))
+            && metadata.u32(&format!("{}.expert_count", arch.name))? != Some(MAVERICK),
+        chunked: matches!(arch.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
         embedding_scale: match family.width_scale {
             true => (shape.d_model as f32).sqrt(),
@@ -112,6 +119,9 @@ pub(super) fn form(
             false => Parallel::OneNorm,
         };
     }
+    if family.has(Quirk::Temperature) {
+        form.query_scale = Some(QueryScale::LLAMA4);
+    }
     if family.has(Quirk::QueryScale) {
         form.query_scale = query_scale(metadata, arch)?;
     }
@@ -125,4 +135,36 @@ pub(super) fn form(
         streams::form(metadata, arch.name, shape.layers, shape.streams, &mut form)?;
     }
     Ok(form)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::families;
+    use crate::gguf::value::Value;
+
+    #[test]
+    fn maverick_has_no_norms_of_queries_and_keys() {
+        let (family, arch) = families::find_arch("llama4").unwrap();
+        let shape = Shape {
+            d_model: 36,
+            layers: 8,
+            heads: 6,
+            head_dim: 8,
+            ffn_bias: false,
+            two_norms: false,
+            windowed: true,
+            streams: streams::Sizes::of(|_| None),
+        };
+        for (experts, norms) in [(16, true), (128, false)] {
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            let key = "llama4.expert_count".to_owned();
+            metadata.insert(key, Value::Uint(experts)).unwrap();
+            let form = form(&metadata, family, arch, shape).unwrap();
+            assert_eq!(form.plain_qk_norm, norms);
+            assert!(form.chunked && form.nope_layers == [3, 7]);
+        }
+    }
 }

@@ -150,6 +150,11 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
         has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
+        routers: (tensors.iter())
+            .filter_map(|raw| split_index(raw.name.strip_prefix("blk.")?))
+            .filter(|(_, rest)| *rest == "ffn_gate_inp.weight")
+            .map(|(layer, _)| layer)
+            .collect(),
         positions: tensors
             .iter()
             .find(|raw| raw.name == POSITIONS)

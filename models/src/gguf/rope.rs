@@ -109,8 +109,8 @@ fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error
 /// The llama3 scaling with the divisors `factors`, one per frequency.
 ///
 /// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
-/// and 4; the original context is searched among powers of two, the published one first. `None` if
-/// no such scaling matches.
+/// and 4, or 1 and 1 in Llama 4; the original context is searched among powers of two, the
+/// published one first. `None` if no such scaling matches.
 pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
     const TOLERANCE: f32 = 1e-4;
     if factors.iter().any(|divisor| !divisor.is_finite()) {
@@ -123,19 +123,23 @@ pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Opt
     let contexts = [8192]
         .into_iter()
         .chain((4..=20).map(|power| 1u32 << power));
-    contexts.into_iter().find_map(|original_context| {
+    let contexts = contexts.flat_map(|context| [(context, 4.0), (context, 1.0)]);
+    contexts.into_iter().find_map(|(original_context, high)| {
         let fits = factors.iter().enumerate().all(|(i, &stored)| {
             let exponent = 2.0 * i as f64 / f64::from(dims);
             let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
-            let smooth = (f64::from(original_context) / wavelength - 1.0) / 3.0;
-            let smooth = smooth.clamp(0.0, 1.0);
+            let turns = f64::from(original_context) / wavelength;
+            let smooth = match high > 1.0 {
+                true => ((turns - 1.0) / (high - 1.0)).clamp(0.0, 1.0),
+                false => f64::from(u8::from(turns > 1.0)),
+            };
             let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
             (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
         });
         fits.then_some(RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
+            high_freq_factor: high as f32,
             original_context,
         })
     })

@@ -149,6 +149,7 @@ fn has_windows(keys: &Keys) -> bool {
 fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
     match family.qk_norm {
         QkNorm::HeadBy(key) => Ok(keys.bool(key)?.unwrap_or(false)),
+        QkNorm::PlainUnless(_) => Ok(false),
         norm => Ok(norm != QkNorm::No),
     }
 }

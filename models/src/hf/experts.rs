@@ -38,7 +38,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
     let dense_layers = dense(keys, of.dense, layers)?;
     let dense_ffn = match dense_layers.is_empty() {
         true => 0,
-        false => keys.need_u32("intermediate_size")?,
+        false => keys.need_u32(of.dense_ffn)?,
     };
     let scoring = scoring(keys, of.scoring)?;
     let mixed = scoring == Scoring::SparseMixer;
@@ -63,6 +63,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 Some(Shared::Experts(key, absent)) => {
                     uniform(keys, key)?.unwrap_or(absent).saturating_mul(ffn)
                 }
+                Some(Shared::AsOthers) => ffn,
             },
             shared_is_plain: of.has_plain_shared(),
             dense_beside: of.beside.is_some(),
@@ -85,6 +86,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
                 false => 0.0,
             },
+            scales_input: of.scales_input,
         },
     }))
 }
@@ -121,6 +123,7 @@ fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
         },
         Dense::Outside(from, to) => outside(keys, from, to, layers)?,
         Dense::Steps => dense_layers(keys, layers)?,
+        Dense::But(list, step) => without_experts(keys, list, step, layers)?,
     })
 }
 
@@ -231,19 +234,41 @@ fn count(keys: &Keys, key: &'static str) -> Result<u32, Error> {
     }
 }
 
+/// Layers that a list does not name; without it, all but every so manyth, as `step` says.
+fn without_experts(
+    keys: &Keys,
+    list: &'static str,
+    step: &'static str,
+    layers: u32,
+) -> Result<Vec<u32>, Error> {
+    let every = keys.u32(step)?.unwrap_or(1);
+    if every == 0 {
+        return Err(keys.bad(step, "1 or more"));
+    }
+    let named = layer_list(keys, list)?;
+    let has = |layer: &u32| match &named {
+        Some(named) => named.contains(layer),
+        None => (layer + 1).is_multiple_of(every),
+    };
+    Ok((0..layers).filter(|layer| !has(layer)).collect())
+}
+
+/// A list of layers.
+fn layer_list(keys: &Keys, key: &'static str) -> Result<Option<Vec<u32>>, Error> {
+    let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+    keys.read(key, "a list of layers", |value| {
+        let list = value.as_array()?;
+        list.iter().map(number).collect()
+    })
+}
+
 /// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
 fn dense_layers(keys: &Keys, layers: u32) -> Result<Vec<u32>, Error> {
     let step = keys.u32("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(keys.bad("decoder_sparse_step", "1 or more"));
     }
-    let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
-    let named = keys
-        .read("mlp_only_layers", "a list of layers", |value| {
-            let list = value.as_array()?;
-            list.iter().map(number).collect::<Option<Vec<u32>>>()
-        })?
-        .unwrap_or_default();
+    let named = layer_list(keys, "mlp_only_layers")?.unwrap_or_default();
     let is_dense = |layer: &u32| !(layer + 1).is_multiple_of(step) || named.contains(layer);
     Ok((0..layers).filter(is_dense).collect())
 }

@@ -29,12 +29,13 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 65] = [
+const FOREIGN: [(&str, Harmless); 67] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
     ("attention_multiplier", Nothing),
     ("attn_scale", Nothing),
+    ("attn_temperature_tuning", Off),
     ("query_pre_attn_scalar", Nothing),
     ("interleaved_sliding_window", Off),
     ("sliding_window_pattern", Off),
@@ -87,6 +88,7 @@ const FOREIGN: [(&str, Harmless); 65] = [
     ("scoring_func", Words(&["softmax"])),
     ("topk_method", Words(&["greedy"])),
     ("moe_layer_freq", One),
+    ("interleave_moe_layer_step", One),
     ("moe_primary_router_apply_softmax", Nothing),
     ("moe_num_primary_experts", AtMostOne),
     ("moe_layer_layout", Nothing),

@@ -13,7 +13,7 @@ use super::streams::streams;
 use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
-use crate::families::{self, Absent, Check, Family, Key, QkNorm, Quirk, Unrotated};
+use crate::families::{self, Absent, Check, Family, Key, QkNorm, Quirk, Unrotated, Windows};
 use crate::names::Role;
 
 /// Whether checkpoints of the family store such a tensor less one.
@@ -42,6 +42,11 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         sinks: family.sinks,
         value_norm: family.value_norm,
         rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
+        plain_qk_norm: match family.qk_norm {
+            QkNorm::PlainUnless(key) => keys.bool(key)?.unwrap_or(true),
+            _ => false,
+        },
+        chunked: matches!(family.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale,
         embedding_scale: match family.width_scale {
             true => (sizes.d_model as f32).sqrt(),
@@ -63,6 +68,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::GlobalHeads => gemma4::form(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
+            Quirk::Temperature => form.query_scale = temperature(keys)?,
             Quirk::Latent => latent(keys, &mut form)?,
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
@@ -86,7 +92,32 @@ fn query_scale(keys: &Keys) -> Result<QueryScale, Error> {
     Ok(QueryScale {
         beta: rope.need_f32("llama_4_scaling_beta")?,
         original_context: rope.need_u32("original_max_position_embeddings")?,
+        unrotated: false,
     })
+}
+
+/// How queries without rotary positions grow. The switch was a number in the first releases.
+fn temperature(keys: &Keys) -> Result<Option<QueryScale>, Error> {
+    const SWITCH: &str = "attn_temperature_tuning";
+    let is_on = |value: &Value| {
+        value
+            .as_bool()
+            .or(value.as_f64().map(|number| number != 0.0))
+    };
+    let on = keys.read(SWITCH, "true, false or a number", is_on)?;
+    if on == Some(false) {
+        return Ok(None);
+    }
+    let usual = QueryScale::LLAMA4;
+    let original_context = keys.u32("floor_scale")?.unwrap_or(usual.original_context);
+    if original_context == 0 {
+        return Err(keys.bad("floor_scale", "1 or more"));
+    }
+    Ok(Some(QueryScale {
+        beta: factor(keys, "attn_scale")?.unwrap_or(usual.beta),
+        original_context,
+        unrotated: true,
+    }))
 }
 
 /// Puts the value of a key into the form.
@@ -188,7 +219,13 @@ pub(super) fn fixed_kv_heads(
 
 /// The layers without rotary positions: of which a list of switches says 0, or every n-th.
 fn nope_layers(keys: &Keys, of: Unrotated, layers: u32) -> Result<Vec<u32>, Error> {
-    if let Some(list) = switches(keys, of.list, layers)? {
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    let list = match keys.get(of.list).is_some_and(is_empty) {
+        // as releases of Llama 4 have it
+        true => None,
+        false => switches(keys, of.list, layers)?,
+    };
+    if let Some(list) = list {
         let layers = (0..).zip(list).filter(|(_, rotated)| !rotated);
         return Ok(layers.map(|(layer, _)| layer).collect());
     }

@@ -75,8 +75,9 @@ pub(super) fn text_part<'a>(
 
 /// The name of a tensor as the text model alone has it; `None` for a tensor of another part.
 pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>> {
-    const OTHERS: [&str; 6] = [
+    const OTHERS: [&str; 7] = [
         "visual.",
+        "vision_model.",
         "vision_tower.",
         "multi_modal_projector.",
         "audio_tower.",

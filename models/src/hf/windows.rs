@@ -8,6 +8,9 @@ use crate::config::Form;
 use crate::error::Error;
 use crate::families::Windows;
 
+/// A layer with a sliding window in `layer_types`.
+const SLIDING: &str = "sliding_attention";
+
 /// One window per layer, 0 for full attention.
 pub(super) fn windows(
     keys: &Keys,
@@ -21,6 +24,9 @@ pub(super) fn windows(
     }
     if of == Windows::Layout {
         return by_layout(keys, full);
+    }
+    if let Windows::Chunks(usual) = of {
+        return chunks(keys, usual, layers, form);
     }
     let window = || -> Result<Option<u32>, Error> {
         match keys.u32("sliding_window")? {
@@ -49,7 +55,7 @@ pub(super) fn windows(
         _ => None,
     };
     if let Some(kinds) = kinds {
-        return by_layer_types(keys, kinds, window, layers);
+        return by_layer_types(keys, kinds, SLIDING, window, layers);
     }
     let Some(window) = window else {
         return Ok(full);
@@ -106,6 +112,26 @@ fn by_rule(
         .collect())
 }
 
+/// Chunks of the layers that `layer_types` names, or of those with rotary positions.
+fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>, Error> {
+    const SIZE: &str = "attention_chunk_size";
+    let size = match keys.map().contains_key(SIZE) {
+        true => keys.need_u32(SIZE)?,
+        false => usual,
+    };
+    if size == 0 {
+        return Err(keys.bad(SIZE, "1 and more"));
+    }
+    if let Some(kinds) = keys.read("layer_types", "a list", Value::as_array)? {
+        return by_layer_types(keys, kinds, "chunked_attention", Some(size), layers);
+    }
+    let of_layer = |layer| match form.nope_layers.contains(&layer) {
+        true => 0,
+        false => size,
+    };
+    Ok((0..layers).map(of_layer).collect())
+}
+
 /// The layers that `sliding_window_layout` names; the others are those of `full`.
 fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
     let layers = full.len() as u32;
@@ -122,6 +148,7 @@ fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
 fn by_layer_types(
     keys: &Keys,
     kinds: &[Value],
+    windowed: &str,
     window: Option<u32>,
     layers: u32,
 ) -> Result<Vec<u32>, Error> {
@@ -135,13 +162,13 @@ fn by_layer_types(
         .iter()
         .map(|kind| match (kind.as_str(), window) {
             (Some("full_attention"), _) => Ok(0),
-            (Some("sliding_attention"), Some(window)) => Ok(window),
-            (Some("sliding_attention"), None) => Err(keys.bad(
+            (Some(kind), Some(window)) if kind == windowed => Ok(window),
+            (Some(SLIDING), None) if windowed == SLIDING => Err(keys.bad(
                 "layer_types",
                 "no sliding_attention, for no window is set (sliding_window, in some families \
                  use_sliding_window too)",
             )),
-            _ => Err(keys.bad("layer_types", "full_attention or sliding_attention")),
+            _ => Err(keys.bad("layer_types", &format!("full_attention or {windowed}"))),
         })
         .collect()
 }

@@ -24,6 +24,7 @@ use crate::families;
 use crate::file::{flush, flush_folder_of};
 use crate::names::{Fused, NameTable, Required, Role, TensorId};
 use crate::rules::TextRules;
+use crate::store::{Layout, interleaved, rotary_order};
 use crate::tokenizer::Tokenizer;
 
 /// Input of [`write_folder`], besides the weights.
@@ -177,6 +178,16 @@ fn names_to_write(config: &ModelConfig) -> &'static NameTable {
     names.unwrap_or(family.names)
 }
 
+/// Rows per head of a tensor that the family stores in interleaved rotary order, and how many of them are
+/// rotated.
+fn interleaved_heads(role: Role, config: &ModelConfig) -> Option<[usize; 2]> {
+    let order = rotary_order(role, config);
+    match order.filter(|_| families::of(&config.family).interleaved)? {
+        Layout::Interleaved { head_dim, rotated } => Some([head_dim, rotated]),
+        _ => None,
+    }
+}
+
 /// A `model.safetensors` being written.
 struct Weights {
     path: PathBuf,
@@ -196,6 +207,8 @@ struct Slot {
     offset: u64,
     /// Where its rows are in a tensor that is stored group by group.
     grouped: Option<Groups>,
+    /// Rows per head and how many of them are rotated, where they are stored in interleaved order.
+    interleaved: Option<[usize; 2]>,
     /// Stored less one.
     less_one: bool,
 }
@@ -274,6 +287,7 @@ impl Weights {
                 rows: 0,
                 offset: if grouped.is_some() { start } else { end },
                 grouped,
+                interleaved: interleaved_heads(id.role, config),
                 less_one: is_less_one(&config.family, id.role),
             });
             end = next;
@@ -317,7 +331,19 @@ impl Weights {
         let at = slot.rows;
         slot.rows += 1;
         if id.role != Role::Down {
-            let stored = slot.grouped.map_or(at, |groups| groups.stored(at));
+            if let (1, Some(heads)) = (rows, slot.interleaved) {
+                let mut stored = vec![0.0; cols];
+                for (at, value) in row.iter().enumerate() {
+                    stored[interleaved(at, heads)] = *value;
+                }
+                let offset = slot.offset;
+                return self.write(&stored, offset);
+            }
+            let stored = match (slot.grouped, slot.interleaved) {
+                (Some(groups), _) => groups.stored(at),
+                (None, Some(heads)) => interleaved(at, heads),
+                (None, None) => at,
+            };
             let offset = slot.offset + 4 * (stored * cols) as u64;
             if slot.less_one {
                 let less: Vec<f32> = row.iter().map(|value| value - 1.0).collect();
@@ -376,6 +402,8 @@ fn shape_of(id: TensorId, rows: usize, cols: usize) -> Vec<usize> {
     match id.role {
         // a matrix of one row in every release
         Role::SharedGate => vec![rows, cols],
+        // channels, one input of each, taps
+        Role::Conv => vec![rows, 1, cols],
         role if role.is_vector() => vec![rows * cols],
         Role::Down => vec![cols, rows],
         _ => vec![rows, cols],

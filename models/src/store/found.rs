@@ -17,6 +17,8 @@ pub(crate) enum Layout {
     EveryElement(usize),
     /// Stored transposed, and of that every second column from this one on.
     TransposedEvery(usize),
+    /// Stored transposed, and of that the first or the second half of the columns.
+    TransposedHalf(usize),
     /// Stored less one (norms whose factor is `1 + weight`).
     PlusOne,
     /// Rows of several matrices stored together, group by group (Falcon 40B, Qwen3-Next).

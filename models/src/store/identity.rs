@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 16] = [
+const LATER: [&str; 19] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -20,6 +20,10 @@ const LATER: [&str; 16] = [
     ", shared_kv_ffn: 0",
     ", layer_scale: false",
     ", layer_inputs: None",
+    ", plain_qk_norm: false",
+    ", chunked: false",
+    // of a query scale
+    ", unrotated: false",
 ];
 
 /// A configuration as part of a fingerprint. Fields that came later count only where they are set,
@@ -46,6 +50,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", epsilon: 0.0",
         ", dense_beside: false",
         ", scale: 1.0",
+        ", scales_input: false",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

@@ -182,11 +182,12 @@ impl Store {
     ) -> Result<(), Error> {
         let info = &self.infos[at];
         let (rows, cols) = (info.rows, info.cols);
-        let (step, begin) = match self.places[at].layout {
-            Layout::TransposedEvery(begin) => (2, begin),
-            _ => (1, 0),
+        // row r is the stored column begin + r·step
+        let (step, begin, width_stored) = match self.places[at].layout {
+            Layout::TransposedEvery(begin) => (2, begin, 2 * rows),
+            Layout::TransposedHalf(half) => (1, half * rows, 2 * rows),
+            _ => (1, 0, rows),
         };
-        let width_stored = rows * step;
         let mut cache = self.transposed.borrow_mut();
         if cache.as_ref().is_none_or(|(cached, _)| *cached != [at, 0]) {
             let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
@@ -248,7 +249,7 @@ impl Store {
 
 /// Stored position of rotate-half position `row` in interleaved order, in heads of so many rows, the last
 /// of which are rotated.
-pub(super) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
+pub(crate) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
     let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
         return row;
     };

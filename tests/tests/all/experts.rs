@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 29] = [
+const CASES: [&str; 33] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -42,6 +42,10 @@ const CASES: [&str; 29] = [
     "hunyuan_v1_moe",
     "granitemoehybrid",
     "gemma4_moe",
+    "granitemoe",
+    "granitemoeshared",
+    "llama4",
+    "llama4_text",
 ];
 
 /// Those whose experts have exact zeros.

@@ -1,6 +1,6 @@
 //! Windows of the text, and the inputs of FFNs and experts recorded on them.
 
-use emberflow_engine::{Engine, FfnSeen, Logits, Text};
+use emberflow_engine::{Choice, Engine, FfnSeen, Logits, Text};
 use half::f16;
 
 use crate::cli::TrainPredictorArgs;
@@ -65,12 +65,14 @@ struct InputPart {
     /// FFN inputs, `[tokens × d]`.
     x: Vec<f16>,
     /// Chosen experts, `[tokens × chosen]`; empty for a dense FFN.
-    experts: Vec<u32>,
+    experts: Vec<Choice>,
 }
 
 /// Recorded inputs of several layers.
 pub struct Inputs {
     d: usize,
+    /// Experts read inputs times their weights.
+    scales_input: bool,
     /// By layer and part.
     layers: Vec<[InputPart; 3]>,
 }
@@ -97,8 +99,7 @@ impl Inputs {
                 if let Some(k) = layers.iter().position(|&l| l == seen.layer) {
                     let part = &mut kept[k][part(i)];
                     part.x.extend(seen.x.iter().map(|&x| f16::from_f32(x)));
-                    let experts = seen.choices.iter().map(|choice| choice.expert);
-                    part.experts.extend(experts);
+                    part.experts.extend_from_slice(seen.choices);
                 }
             };
             for chunk in window.chunks(engine.chunk()) {
@@ -107,20 +108,35 @@ impl Inputs {
             bar.inc(window.len() as u64);
         }
         bar.finish_and_clear();
-        Ok(Self { d, layers: kept })
+        let mixture = engine.config().mixture.as_ref();
+        Ok(Self {
+            d,
+            scales_input: mixture.is_some_and(|mixture| mixture.scales_input),
+            layers: kept,
+        })
     }
 
     /// Inputs of a bank of the `i`-th recorded layer: of all tokens, or of those that visit `expert`.
     pub fn of(&self, i: usize, expert: Option<u32>) -> [Vec<f32>; 3] {
         let bank = |part: &InputPart| {
             let chosen = part.experts.len() / (part.x.len() / self.d).max(1);
-            let visits = |token: usize| {
-                let experts = &part.experts[token * chosen..][..chosen];
-                expert.is_none_or(|expert| experts.contains(&expert))
+            // the factor of a token that visits the expert
+            let factor = |token: usize| {
+                let Some(expert) = expert else {
+                    return Some(1.0);
+                };
+                let mut choices = part.experts[token * chosen..][..chosen].iter();
+                let choice = choices.find(|choice| choice.expert == expert)?;
+                Some(if self.scales_input {
+                    choice.weight
+                } else {
+                    1.0
+                })
             };
             let tokens = part.x.chunks_exact(self.d).enumerate();
-            let read = tokens.filter(|(token, _)| visits(*token));
-            read.flat_map(|(_, x)| x).map(|x| x.to_f32()).collect()
+            let read = tokens.filter_map(|(token, x)| Some((factor(token)?, x)));
+            let values = read.flat_map(|(factor, x)| x.iter().map(move |x| factor * x.to_f32()));
+            values.collect()
         };
         self.layers[i].each_ref().map(bank)
     }

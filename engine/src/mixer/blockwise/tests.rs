@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Cpu, DType, Workers};
 
-use super::Pass;
+use super::{Pass, Reach};
 use crate::state::{BLOCK, HeadLayers, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
@@ -47,7 +47,7 @@ impl Shape {
 /// A layer's queries, keys and values for some positions.
 struct Case {
     shape: Shape,
-    window: usize,
+    reach: Reach,
     /// A logit beside those of the positions for each head; empty without.
     sinks: Vec<f32>,
     queries: Vec<f32>,
@@ -64,7 +64,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 impl Case {
-    fn new(shape: Shape, window: usize) -> Self {
+    fn new(shape: Shape, reach: Reach) -> Self {
         let row = shape.kv_heads * shape.head_dim;
         let values = match shape.is_latent() {
             true => 2,
@@ -72,7 +72,7 @@ impl Case {
         };
         Self {
             shape,
-            window,
+            reach,
             sinks: Vec::new(),
             queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
             keys: numbers(2, shape.capacity * row),
@@ -126,7 +126,7 @@ impl Case {
                 group: heads / kv_heads,
                 first,
                 tokens,
-                window: self.window,
+                reach: self.reach,
                 sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
                 cap: None,
             };
@@ -149,9 +149,10 @@ impl Case {
         let query = &self.queries[(position * heads + head) * head_dim..][..head_dim];
         let kv_head = head / (heads / kv_heads);
         let at = |p: usize| (p * kv_heads + kv_head) * head_dim;
-        let from = match self.window {
-            0 => 0,
-            window => (position + 1).saturating_sub(window),
+        let from = match self.reach {
+            Reach::All => 0,
+            Reach::Last(count) => (position + 1).saturating_sub(count as usize),
+            Reach::Chunk(count) => position / count as usize * count as usize,
         };
         let weights: Vec<f64> = (from..=position)
             .map(|p| {
@@ -179,9 +180,10 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// One and several queries per KV head, a head size that is no multiple of 32, and windows shorter
-/// than a chunk, within a block and across blocks.
+/// One and several queries per KV head, a head size that is no multiple of 32, and windows and
+/// chunks of positions shorter than a chunk, within a block and across blocks.
 fn cases() -> Vec<Case> {
+    use Reach::{All, Chunk, Last};
     let shape = |dtype, heads, kv_heads, head_dim, capacity| Shape {
         dtype,
         heads,
@@ -203,17 +205,26 @@ fn cases() -> Vec<Case> {
     let long = shape(DType::F32, 6, 2, 40, 2 * BLOCK + 70);
     let half = shape(DType::F16, 1, 1, 72, 2 * BLOCK + 20);
     vec![
-        Case::new(latent(5, 32, long), 0),
-        Case::new(latent(20, 41, half), 0),
-        Case::new(latent(3, 64, half), 5),
-        sinks(6, Case::new(long, 0)),
-        sinks(4, Case::new(shape(DType::F16, 4, 1, 32, BLOCK + 20), 5)),
-        Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), 0),
-        Case::new(shape(DType::F32, 3, 3, 8, BLOCK + 33), 0),
-        Case::new(shape(DType::F16, 20, 1, 16, BLOCK + 3), 0),
-        Case::new(shape(DType::F16, 4, 1, 32, 2 * BLOCK + 20), 5),
-        Case::new(shape(DType::F32, 4, 2, 16, 2 * BLOCK + 20), BLOCK + 17),
-        Case::new(shape(DType::F16, 2, 1, 16, 31), 0),
+        Case::new(latent(5, 32, long), All),
+        Case::new(latent(20, 41, half), All),
+        Case::new(latent(3, 64, half), Last(5)),
+        sinks(6, Case::new(long, All)),
+        sinks(
+            4,
+            Case::new(shape(DType::F16, 4, 1, 32, BLOCK + 20), Last(5)),
+        ),
+        Case::new(shape(DType::F16, 6, 2, 40, 2 * BLOCK + 70), All),
+        Case::new(shape(DType::F32, 3, 3, 8, BLOCK + 33), All),
+        Case::new(shape(DType::F16, 20, 1, 16, BLOCK + 3), All),
+        Case::new(shape(DType::F16, 4, 1, 32, 2 * BLOCK + 20), Last(5)),
+        Case::new(
+            shape(DType::F32, 4, 2, 16, 2 * BLOCK + 20),
+            Last(BLOCK as u32 + 17),
+        ),
+        Case::new(shape(DType::F16, 4, 1, 32, 2 * BLOCK + 20), Chunk(31)),
+        Case::new(shape(DType::F32, 6, 2, 40, 2 * BLOCK + 20), Chunk(256)),
+        Case::new(shape(DType::F16, 4, 2, 16, 2 * BLOCK + 20), Chunk(300)),
+        Case::new(shape(DType::F16, 2, 1, 16, 31), All),
     ]
 }
 
@@ -230,9 +241,9 @@ fn chunks_threads_and_pages_change_no_bit() {
             let got = bits(&case.run(chunks, threads, page));
             assert!(
                 got == expected,
-                "{:?} window {} chunks {chunks:?} threads {threads} pages of {page}",
+                "{:?} {:?} chunks {chunks:?} threads {threads} pages of {page}",
                 case.shape,
-                case.window
+                case.reach
             );
         }
     }
@@ -258,9 +269,9 @@ fn attention_matches_the_reference() {
                     let error = (f64::from(*got) - expected).abs();
                     assert!(
                         error < 1e-5,
-                        "{:?} window {} position {position} head {head}: {got}, expected {expected}",
+                        "{:?} {:?} position {position} head {head}: {got}, expected {expected}",
                         case.shape,
-                        case.window
+                        case.reach
                     );
                 }
             }

@@ -240,13 +240,16 @@ fn rotary_scaling_comes_from_keys_or_divisors() {
 
 #[test]
 fn published_llama3_divisors_give_the_published_scaling() {
-    // Llama 3.1 (head 128, factor 8) and 3.2 (head 64, factor 32), theta 500000.
-    for (dims, factor) in [(128u32, 8.0f32), (64, 32.0)] {
+    // Llama 3.1 (head 128, factor 8), 3.2 (head 64, factor 32), 4 (one limit), theta 500000.
+    for (dims, factor, high) in [(128u32, 8.0f32, 4.0), (64, 32.0, 4.0), (128, 16.0, 1.0)] {
         let divisors: Vec<f32> = (0..dims / 2)
             .map(|i| {
                 let wavelength =
                     std::f32::consts::TAU * 500_000f32.powf(2.0 * i as f32 / dims as f32);
-                let smooth = ((8192.0 / wavelength - 1.0) / 3.0).clamp(0.0, 1.0);
+                let smooth = match high {
+                    1.0 => f32::from(u8::from(wavelength < 8192.0)),
+                    _ => ((8192.0 / wavelength - 1.0) / 3.0).clamp(0.0, 1.0),
+                };
                 1.0 / ((1.0 - smooth) / factor + smooth)
             })
             .collect();
@@ -254,7 +257,7 @@ fn published_llama3_divisors_give_the_published_scaling() {
         let expected = RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
+            high_freq_factor: high,
             original_context: 8192,
         };
         assert_eq!(found, Some(expected));

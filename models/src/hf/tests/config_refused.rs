@@ -207,7 +207,7 @@ fn fields_that_do_not_fit_together() {
         ),
         (
             "rope_scaling",
-            json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+            json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 5.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8}),
             "low_freq_factor",
         ),

@@ -15,6 +15,7 @@ macro_rules! assert_refused {
 
 mod config_refused;
 mod experts;
+mod llama4;
 mod tensors_refused;
 mod write;
 

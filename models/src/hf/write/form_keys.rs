@@ -45,19 +45,21 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::GlobalHeads, _) => global_heads(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
+            (Quirk::ShortConv, _) => short_convs(c, config),
+            // it is its size already
+            (Quirk::AdjustedFfn, _) => config["block_auto_adjust_ff_dim"] = json!(false),
+            (Quirk::QueryScale, _) => query_scale(c, config),
             (
                 Quirk::OneKvHeadEach
                 | Quirk::FullUnrotated
                 | Quirk::OriginalContextBeside
-                | Quirk::ShortConv
                 | Quirk::DeltaNet(_)
                 | Quirk::Latent
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba
                 | Quirk::RotatedByName
-                | Quirk::QueryScale
-                | Quirk::AdjustedFfn,
+                | Quirk::Temperature,
                 _,
             ) => {}
         }
@@ -80,6 +82,31 @@ fn value_of(c: &ModelConfig, key: &Key) -> Value {
     }
 }
 
+/// The layers that are convolutions.
+fn short_convs(c: &ModelConfig, config: &mut Value) {
+    let convs = c.form.short_conv.as_ref();
+    let kind = |layer| match convs.is_some_and(|convs| convs.layers.contains(&layer)) {
+        true => "conv",
+        false => "full_attention",
+    };
+    config["layer_types"] = (0..c.layers).map(kind).collect();
+    if let Some(convs) = convs {
+        config["conv_L_cache"] = json!(convs.taps);
+    }
+}
+
+/// Queries that grow with their position, beside the rotary scaling.
+fn query_scale(c: &ModelConfig, config: &mut Value) {
+    let mut object = scaling_json(&c.rope.scaling, false);
+    if let (Some(scale), false) = (c.form.query_scale, object.is_null()) {
+        object["llama_4_scaling_beta"] = json!(scale.beta);
+        object["original_max_position_embeddings"] = json!(scale.original_context);
+    }
+    object["rope_theta"] = json!(c.rope.theta);
+    remove(config, &["rope_theta", "rope_scaling"]);
+    config["rope_parameters"] = object;
+}
+
 /// Removes keys that the family does not have.
 fn remove(config: &mut Value, keys: &[&str]) {
     if let Some(map) = config.as_object_mut() {
@@ -93,7 +120,7 @@ fn remove(config: &mut Value, keys: &[&str]) {
 fn two_ropes(full: &Rope, local: &Rope, config: &mut Value) {
     remove(config, &["rope_theta", "rope_scaling"]);
     let one = |rope: &Rope| {
-        let mut object = match scaling_json(&rope.scaling) {
+        let mut object = match scaling_json(&rope.scaling, false) {
             Value::Null => json!({"rope_type": "default"}),
             scaling => scaling,
         };

@@ -50,7 +50,7 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         config["hidden_act_param"] = json!(threshold);
     }
     if c.rope.scaling != RopeScaling::None {
-        config["rope_scaling"] = scaling_json(&c.rope.scaling);
+        config["rope_scaling"] = scaling_json(&c.rope.scaling, family.named_factors);
     }
     if family.rotated.is_some() {
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
@@ -98,12 +98,15 @@ fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut V
     match of.shared {
         Some(Shared::Gated(key) | Shared::Plain(key)) => config[key] = json!(mixture.shared),
         Some(Shared::Experts(key, _)) => config[key] = json!(mixture.shared / c.ffn),
-        None => {}
+        Some(Shared::AsOthers) | None => {}
     }
     let dense = mixture.dense_layers.len();
     if let Dense::First(key, _) = of.dense {
         config[key] = json!(dense);
         config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
+    }
+    if mixture.scoring == Scoring::SparseMixer {
+        config["router_jitter_noise"] = json!(mixture.jitter);
     }
     if let Dense::Kinds(key, ..) = of.dense {
         let kind = |layer| match c.mixture_of(layer) {

@@ -4,24 +4,30 @@ use serde_json::{Value, json};
 
 use crate::config::RopeScaling;
 
-/// A rotary scaling; null for none.
-pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
+/// A rotary scaling; null for none. LongRoPE's factors of queries and keys may have keys of their own.
+pub(super) fn scaling_json(scaling: &RopeScaling, named_factors: bool) -> Value {
     match scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Long {
             short,
             long,
             attention_factor,
+            long_attention_factor,
             original_context,
-            ..
         } => {
-            json!({
+            let mut object = json!({
                 "rope_type": "longrope",
                 "short_factor": short,
                 "long_factor": long,
-                "attention_factor": attention_factor,
                 "original_max_position_embeddings": original_context,
-            })
+            });
+            if named_factors {
+                object["short_mscale"] = json!(attention_factor);
+                object["long_mscale"] = json!(long_attention_factor);
+            } else {
+                object["attention_factor"] = json!(attention_factor);
+            }
+            object
         }
         // The share of pairs depends on the width of a head, which the caller knows.
         RopeScaling::Proportional { .. } => json!({"rope_type": "proportional"}),

@@ -1,6 +1,7 @@
 //! Rounds each expert against its inputs.
 //!
-//! An input is weighted by the router's weight for the expert, a factor of the expert's output and so of its error.
+//! An input is weighted by the router's weight for the expert, a factor of the expert's output and so of its error, or
+//! of its input.
 //! An expert visited by few tokens is also rounded against other tokens of the layer, with a lower weight, since few
 //! inputs leave most directions undetermined.
 
@@ -110,7 +111,8 @@ impl ExpertCalibrator<'_, '_> {
         let sizes = sizes.map(|first| DOWN_BLOCK.min(neurons - first));
         let mut sums: Vec<Covariance> = sizes.map(Covariance::new).collect();
         let (mut gemm, mut block) = (Gemm::new(&self.calibrator.on), Vec::new());
-        for_each_unscaled_block(from, inputs, d, |x, factors| {
+        let scales_input = c.mixture.as_ref().is_some_and(|m| m.scales_input);
+        let take = |x: &[f32], factors: &[f32]| {
             let tokens = factors.len();
             let products = |gemm: &mut Gemm<'_>, matrix: &[f32]| {
                 let mut y = vec![0.0; tokens * neurons];
@@ -125,8 +127,10 @@ impl ExpertCalibrator<'_, '_> {
                 }
             }
             ffn_hidden(c.ffn_kind, self.calibrator.on.cpu, &mut gates, &ups);
-            for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
-                hidden.iter_mut().for_each(|h| *h *= factor);
+            if !scales_input {
+                for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
+                    hidden.iter_mut().for_each(|h| *h *= factor);
+                }
             }
             for (b, sum) in sums.iter_mut().enumerate() {
                 block.clear();
@@ -136,7 +140,11 @@ impl ExpertCalibrator<'_, '_> {
                 debug_assert_eq!(block.len(), tokens * sum.size());
                 sum.add(&self.calibrator.on, &block);
             }
-        });
+        };
+        match scales_input {
+            true => for_each_block(from, inputs, d, take),
+            false => for_each_unscaled_block(from, inputs, d, take),
+        }
         Ok(sums)
     }
 
