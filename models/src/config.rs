@@ -10,6 +10,7 @@ mod latent;
 mod mamba;
 mod mixture;
 mod rope;
+mod sublayers;
 
 pub use form::{
     DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs, Streams,
@@ -180,11 +181,13 @@ impl ModelConfig {
         self.mixture
             .as_ref()
             .filter(|mixture| mixture.dense_layers.binary_search(&layer).is_err())
+            .filter(|_| self.has_ffn(layer))
     }
 
     /// The banks of layer `layer`, in the order in which a container stores them.
     pub fn banks_of(&self, layer: u32) -> impl Iterator<Item = Bank> + Clone + use<> {
         let (experts, neurons, shared) = match (&self.mixture, self.mixture_of(layer)) {
+            _ if !self.has_ffn(layer) => (0, 0, 0),
             (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
             (None, None) => (self.experts, self.ffn, 0),
@@ -218,6 +221,9 @@ impl ModelConfig {
 
     /// What mixes the tokens of layer `layer`.
     pub fn mixer_of(&self, layer: u32) -> MixerKind {
+        if !self.has_mixer(layer) {
+            return MixerKind::None;
+        }
         let mambas = self.form.mamba.as_ref();
         if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
             return MixerKind::Mamba(of.shape);
@@ -249,6 +255,7 @@ impl ModelConfig {
         let has_keys = |&l: &u32| match self.mixer_of(l) {
             MixerKind::Attention | MixerKind::Latent(_) => true,
             MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
+            MixerKind::None => false,
         };
         (0..layer).filter(has_keys).count() as u32
     }
@@ -440,16 +447,14 @@ impl ModelConfig {
             return BadField::some("parallel", &form.parallel, expected);
         }
         if let Some(mixture) = &self.mixture {
-            if kind.ungated {
-                return BadField::some("ffn_kind", &kind, "a gate, for experts");
-            }
             let alike = mixture.shared == 0 && mixture.dense_layers.is_empty();
             if form.ffn_bias && !alike {
                 let expected = "false, as not all of a layer's experts are alike";
                 return BadField::some("ffn_bias", &true, expected);
             }
         }
-        let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
+        let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
+        let bad = bad.or_else(|| self.bad_streams());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = bad.or_else(|| self.bad_mamba());
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {

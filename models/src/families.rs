@@ -17,6 +17,7 @@ mod layer_norm;
 mod lfm2;
 mod llama;
 mod mixtures;
+mod nemotron;
 mod qwen;
 mod routed;
 
@@ -28,7 +29,7 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 11] = [
+const GROUPS: [&[Family]; 12] = [
     &llama::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
@@ -36,6 +37,7 @@ const GROUPS: [&[Family]; 11] = [
     &deepseek::FAMILIES,
     &hunyuan::FAMILIES,
     &granite::FAMILIES,
+    &nemotron::FAMILIES,
     &cohere::FAMILIES,
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
@@ -364,6 +366,8 @@ pub(crate) enum Quirk {
     NtkAlpha,
     /// Some layers have Mamba-2 in place of attention (Granite 4 H).
     Mamba,
+    /// Each layer is a mixer alone or an FFN alone, without rotary positions (Nemotron-H).
+    Sublayers,
     /// Queries and keys are rotated only if `position_embedding_type` says `rope` (Granite 4).
     RotatedByName,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).

@@ -82,6 +82,8 @@ pub(crate) enum Dense {
     Outside(&'static str, &'static str),
     /// Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
     Steps,
+    /// Those that the list of sublayers says are one.
+    Sublayers,
 }
 
 impl Experts {

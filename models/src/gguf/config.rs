@@ -8,6 +8,7 @@ use super::latent::{self, latent};
 use super::mamba::mamba_layers;
 use super::rope::{local_rope, rope};
 use super::streams;
+use super::sublayers;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
 use crate::error::Error;
@@ -158,7 +159,11 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: of_expert.map_or_else(|| need("feed_forward_length"), Ok)?,
+        ffn: match of_expert {
+            Some(ffn) => ffn,
+            None if family.has(Quirk::Sublayers) => sublayers::ffn(metadata, arch, layers)?,
+            None => need("feed_forward_length")?,
+        },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
         rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
@@ -195,6 +200,9 @@ fn kv_heads(
     let heads = key("attention.head_count_kv");
     if family.has(Quirk::Latent) {
         return Ok(None);
+    }
+    if family.has(Quirk::Sublayers) {
+        return sublayers::sublayers(metadata, arch, layers, form);
     }
     let recurrent = [Quirk::ShortConv, Quirk::Mamba];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {

@@ -59,7 +59,7 @@ fn mixture(metadata: &Metadata, arch: &Arch, of: &Experts, layers: u32) -> Resul
         Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..) => metadata
             .u32(&key("leading_dense_block_count"))?
             .unwrap_or(0),
-        Dense::Never | Dense::NeverBy(_) | Dense::Steps => 0,
+        Dense::Never | Dense::NeverBy(_) | Dense::Steps | Dense::Sublayers => 0,
     };
     Ok(Mixture {
         chosen: need("expert_used_count")?,

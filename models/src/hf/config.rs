@@ -15,6 +15,7 @@ use super::latent;
 use super::rope::ropes;
 use super::scales;
 use super::short_conv::adjusted_ffn;
+use super::sublayers::sublayers;
 use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
@@ -34,7 +35,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     refuse_unsupported(&keys, family)?;
 
     let d_model = keys.need_u32("hidden_size")?;
-    let layers = layer_count(&keys)?;
+    let layers = layer_count(&keys, family)?;
     let heads = keys.need_u32("num_attention_heads")?;
     let sizes = Sizes {
         d_model,
@@ -146,8 +147,12 @@ fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
 }
 
 /// The number of layers.
-fn layer_count(keys: &Keys) -> Result<u32, Error> {
-    match keys.need_u32("num_hidden_layers")? {
+fn layer_count(keys: &Keys, family: &Family) -> Result<u32, Error> {
+    let layers = match family.has(Quirk::Sublayers) {
+        true => sublayers(keys)?.len() as u32,
+        false => keys.need_u32("num_hidden_layers")?,
+    };
+    match layers {
         layers if layers <= MAX_COUNT => Ok(layers),
         _ => Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}"))),
     }

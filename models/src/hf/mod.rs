@@ -16,6 +16,7 @@ mod safetensors;
 mod scales;
 mod short_conv;
 mod streams;
+mod sublayers;
 #[cfg(test)]
 mod tests;
 mod text_part;
