@@ -13,7 +13,7 @@ use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
-use crate::mixer::{LayerPass, Mixed};
+use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
@@ -285,9 +285,10 @@ impl Decoder {
         if n > 1 {
             return Ok(());
         }
-        let first = store.layout.banks_of(number).start;
+        let place = c.ffn_place(number as u32);
+        let first = store.layout.banks_of(place).start;
         let units = s.routes.visited().map(|expert| first + expert);
-        store.read_chosen(number, units)
+        store.read_chosen(place, units)
     }
 
     /// Mixes the tokens of a layer, and makes the FFN's input. Where both read the layer's input, what
@@ -309,6 +310,9 @@ impl Decoder {
             &pass.x[..width],
             &mut s.normed,
         );
+        if matches!(layer.mixer, Mixer::None) {
+            return;
+        }
         let at = LayerPass {
             config: c,
             number,
@@ -353,8 +357,17 @@ impl Decoder {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
         let (width, layer) = (n * d, &layers[number]);
-        let next = layers.get(number + 1);
-        let bank = ffn.store.layout.banks_of(number).start;
+        let scale = c.form.residual_scale;
+        let mixes_apart = c.form.parallel != Parallel::No && c.has_mixer(number as u32);
+        if !c.has_ffn(number as u32) {
+            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
+            return Ok(());
+        }
+        let place = c.ffn_place(number as u32);
+        let mut later = number as u32 + 1..c.layers;
+        let next = later.find(|&later| c.has_ffn(later));
+        let next = next.map(|next| &layers[next as usize]);
+        let bank = ffn.store.layout.banks_of(place).start;
         let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
         let biases = layer.ffn_bias.as_ref();
         let dense = [BankWork {
@@ -374,14 +387,14 @@ impl Decoder {
             _ => None,
         };
         let ahead = match (&mut self.ahead, next) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
-                let first = ffn.store.layout.banks_of(number + 1).start;
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
+                let first = ffn.store.layout.banks_of(place + 1).start;
                 ahead.banks(on, c, next, &pass.x[..d], first)
             }
             _ => &[],
         };
         let at = LayerInput {
-            number,
+            number: place,
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..width],
@@ -395,7 +408,7 @@ impl Decoder {
         if let Some(observer) = &mut hooks.observer {
             let choices = experts.map_or(&[][..], |_| s.routes.choices(n));
             observer(&ffn.seen(FfnSeen {
-                layer: number,
+                layer: place,
                 tokens: n,
                 residual: &pass.x[..width],
                 x: &s.normed[..width],
@@ -404,8 +417,7 @@ impl Decoder {
                 hidden: &[],
             }));
         }
-        let scale = c.form.residual_scale;
-        if c.form.parallel != Parallel::No {
+        if mixes_apart {
             add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
         }
         let post = layer.ffn_post_norm.as_ref();

@@ -89,6 +89,8 @@ pub struct FfnKind {
 pub struct Bank {
     /// Layer, from 0.
     pub layer: u32,
+    /// The layer's place among those that have an FFN, from 0.
+    pub place: u32,
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN.
     pub expert: u32,
     /// Number of neurons.
@@ -192,11 +194,13 @@ impl ModelConfig {
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
             (None, None) => (self.experts, self.ffn, 0),
         };
+        let place = self.ffn_place(layer) as u32;
         (0..experts)
             .map(move |expert| (expert, neurons))
             .chain((shared > 0).then_some((experts, shared)))
             .map(move |(expert, neurons)| Bank {
                 layer,
+                place,
                 expert,
                 neurons,
             })
