@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::json::Keys;
+use super::mamba::refuse_limits;
 use crate::config::{Form, MambaLayers, MambaShape};
 use crate::error::Error;
 
@@ -90,6 +91,7 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
         let why = "experts of another width than the residual stream are not implemented";
         return Err(keys.unsupported("moe_latent_size", why));
     }
+    refuse_limits(keys)?;
     let all = sublayers(keys)?;
     let is_mixer = |of: &Sublayer| matches!(of, Sublayer::Mamba | Sublayer::Attention);
     let layers = |mixers: bool| {

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 28] = [
+const CASES: [&str; 30] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -41,10 +41,14 @@ const CASES: [&str; 28] = [
     "glm_moe_dsa",
     "hunyuan_v1_moe",
     "granitemoehybrid",
+    "nemotron_h_moe",
+    "nemotron_h_both",
 ];
 
 /// Those whose experts have exact zeros.
-const SPARSE: [&str; 4] = [
+const SPARSE: [&str; 6] = [
+    "nemotron_h_moe",
+    "nemotron_h_both",
     "mixtral_relu",
     "turbosparse_mixtral",
     "smallthinker",

@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 29] = [
+const NO_FOLDER: [&str; 32] = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v2_lite",
@@ -55,6 +55,9 @@ const NO_FOLDER: [&str; 29] = [
     "lfm2_moe_plain",
     "ministral3",
     "mistral4",
+    "nemotron_h",
+    "nemotron_h_both",
+    "nemotron_h_moe",
     "phimoe",
     "phimoe_long",
     "qwen3_5",
