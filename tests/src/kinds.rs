@@ -21,15 +21,18 @@ pub enum Kind {
     Latent,
     /// With Mamba-2 layers: a fixture.
     Mamba,
+    /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
+    Sublayers,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 5] = [
+pub const KINDS: [Kind; 6] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
     Kind::Latent,
     Kind::Mamba,
+    Kind::Sublayers,
 ];
 
 impl Kind {
@@ -41,6 +44,7 @@ impl Kind {
             Self::DeltaNet => fixture("qwen3_5"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
+            Self::Sublayers => fixture("nemotron_h"),
         }
     }
 
@@ -48,7 +52,7 @@ impl Kind {
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
-            Self::ShortConv | Self::DeltaNet | Self::Latent | Self::Mamba => 260,
+            _ => 260,
         };
         (0..len as u32)
             .map(|i| 40 + (i * 31 + n * 17) % texts)
@@ -60,8 +64,8 @@ impl Kind {
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention | Self::Latent => len,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
+            _ if len >= prompt - 1 => prompt - 1,
+            _ => 0,
         }
     }
 }

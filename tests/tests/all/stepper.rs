@@ -532,6 +532,7 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
         (Kind::DeltaNet, of_delta_nets),
         (Kind::Latent, 0),
         (Kind::Mamba, 4 * (3 * 150 + 108 * 7)),
+        (Kind::Sublayers, 4 * (2 * 72 + 30 * 7)),
     ] {
         let engine = engine_of(kind, 3, 0.5, false);
         // a present state, the next one, two snapshots
