@@ -260,12 +260,15 @@ impl Decoder {
         }
         self.mix(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
-        let fed = self.feed(number, pass, hooks);
-        if let (Some(streams), Ok(())) = (&mut self.streams, &fed) {
+        if self.config.has_ffn(number as u32) {
+            self.feed(number, pass, hooks)?;
+        }
+        self.add(number, pass);
+        if let Some(streams) = &mut self.streams {
             streams.correct(&self.on, number, pass, &mut self.scratch);
         }
         lap(&mut self.times.ffn, &mut last);
-        fed
+        Ok(())
     }
 
     /// Asks an early router, which reads the layer's input, and begins to read the experts that it
@@ -347,26 +350,15 @@ impl Decoder {
         }
     }
 
-    /// Adds a layer's FFN to the residual stream.
-    fn feed(
-        &mut self,
-        number: usize,
-        pass: &mut Pass,
-        hooks: &mut Hooks<'_, '_>,
-    ) -> Result<(), Error> {
+    /// Computes a layer's FFN.
+    fn feed(&mut self, number: usize, pass: &Pass, hooks: &mut Hooks<'_, '_>) -> Result<(), Error> {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
         let (width, layer) = (n * d, &layers[number]);
-        let scale = c.form.residual_scale;
-        let mixes_apart = c.form.parallel != Parallel::No && c.has_mixer(number as u32);
-        if !c.has_ffn(number as u32) {
-            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
-            return Ok(());
-        }
         let place = c.ffn_place(number as u32);
-        let mut later = number as u32 + 1..c.layers;
-        let next = later.find(|&later| c.has_ffn(later));
-        let next = next.map(|next| &layers[next as usize]);
+        let mut later = number + 1..layers.len();
+        let next = later.find(|&layer| c.has_ffn(layer as u32));
+        let next = next.map(|next| &layers[next]);
         let bank = ffn.store.layout.banks_of(place).start;
         let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
         let biases = layer.ffn_bias.as_ref();
@@ -417,12 +409,20 @@ impl Decoder {
                 hidden: &[],
             }));
         }
-        if mixes_apart {
-            add_output(on.cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
-        }
-        let post = layer.ffn_post_norm.as_ref();
-        add_output(on.cpu, post, scale, &mut s.out[..width], &mut pass.x);
         Ok(())
+    }
+
+    /// Adds a layer's FFN to the residual stream, and before it what the mixer gave, if that was kept.
+    fn add(&mut self, number: usize, pass: &mut Pass) {
+        let (c, cpu, s) = (&self.config, self.on.cpu, &mut self.scratch);
+        let (width, scale) = (pass.rows * c.d_model as usize, c.form.residual_scale);
+        if c.form.parallel != Parallel::No && c.has_mixer(number as u32) {
+            add_output(cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
+        }
+        if c.has_ffn(number as u32) {
+            let post = self.weights.layers[number].ffn_post_norm.as_ref();
+            add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x);
+        }
     }
 
     /// The last hidden states of `rows` of a finished pass, which the head reads, `[rows × d_model]`.

@@ -554,56 +554,6 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     ..PLAIN
 };
 
-/// A layer has one norm, and one sublayer, whatever it is. Experts as releases name them, and as
-/// transformers 5 holds them.
-pub(super) const NEMOTRON_H: NameTable = NameTable {
-    layer_prefix: "backbone.layers.",
-    globals: &[
-        (Role::Embed, "backbone.embeddings.weight"),
-        (Role::Head, "lm_head.weight"),
-        (Role::FinalNorm, "backbone.norm_f.weight"),
-    ],
-    layers: &[&[
-        (Role::AttnNorm, "norm.weight"),
-        (Role::Q, "mixer.q_proj.weight"),
-        (Role::K, "mixer.k_proj.weight"),
-        (Role::V, "mixer.v_proj.weight"),
-        (Role::O, "mixer.o_proj.weight"),
-        (Role::MambaIn, "mixer.in_proj.weight"),
-        (Role::MambaConv, "mixer.conv1d.weight"),
-        (Role::MambaConvBias, "mixer.conv1d.bias"),
-        (Role::MambaStep, "mixer.dt_bias"),
-        (Role::MambaRate, "mixer.A_log"),
-        (Role::MambaSkip, "mixer.D"),
-        (Role::MambaNorm, "mixer.norm.weight"),
-        (Role::MambaOut, "mixer.out_proj.weight"),
-        (Role::Gate, "mixer.up_proj.weight"),
-        (Role::GateBias, "mixer.up_proj.bias"),
-        (Role::Down, "mixer.down_proj.weight"),
-        (Role::DownBias, "mixer.down_proj.bias"),
-        (Role::Router, "mixer.gate.weight"),
-        (Role::ChoiceBias, "mixer.gate.e_score_correction_bias"),
-    ]],
-    experts: ExpertNames {
-        one: (
-            "mixer.experts.",
-            &[
-                (Role::Gate, "up_proj.weight"),
-                (Role::Down, "down_proj.weight"),
-            ],
-        ),
-        shared: &[
-            (Role::Gate, "mixer.shared_experts.up_proj.weight"),
-            (Role::Down, "mixer.shared_experts.down_proj.weight"),
-        ],
-        stacked: &[
-            (Stack::One(Role::Gate), "mixer.experts.up_proj"),
-            (Stack::One(Role::Down), "mixer.experts.down_proj"),
-        ],
-    },
-    ..PLAIN
-};
-
 /// Attention without Q, which is stored with the gates of its output.
 const GATED_ATTENTION: Spellings = &[
     (Role::K, "self_attn.k_proj.weight"),

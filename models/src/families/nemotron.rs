@@ -6,6 +6,7 @@ use super::keys::{Key, Sets};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
 use super::{gguf_names, hf_names};
 use crate::config::{Activation, Parallel};
+use crate::names::{ExpertNames, NameTable, Role, Stack};
 
 /// Keys of Mamba-2 layers and of experts in GGUF.
 const GGUF_KEYS: &[&str] = &[
@@ -19,6 +20,56 @@ const GGUF_KEYS: &[&str] = &[
     "expert_group_used_count",
     "nextn_predict_layers",
 ];
+
+/// A layer has one norm, and one sublayer, whatever it is. Experts as releases name them, and as
+/// transformers 5 holds them.
+const HF_NAMES: NameTable = NameTable {
+    layer_prefix: "backbone.layers.",
+    globals: &[
+        (Role::Embed, "backbone.embeddings.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "backbone.norm_f.weight"),
+    ],
+    layers: &[&[
+        (Role::AttnNorm, "norm.weight"),
+        (Role::Q, "mixer.q_proj.weight"),
+        (Role::K, "mixer.k_proj.weight"),
+        (Role::V, "mixer.v_proj.weight"),
+        (Role::O, "mixer.o_proj.weight"),
+        (Role::MambaIn, "mixer.in_proj.weight"),
+        (Role::MambaConv, "mixer.conv1d.weight"),
+        (Role::MambaConvBias, "mixer.conv1d.bias"),
+        (Role::MambaStep, "mixer.dt_bias"),
+        (Role::MambaRate, "mixer.A_log"),
+        (Role::MambaSkip, "mixer.D"),
+        (Role::MambaNorm, "mixer.norm.weight"),
+        (Role::MambaOut, "mixer.out_proj.weight"),
+        (Role::Gate, "mixer.up_proj.weight"),
+        (Role::GateBias, "mixer.up_proj.bias"),
+        (Role::Down, "mixer.down_proj.weight"),
+        (Role::DownBias, "mixer.down_proj.bias"),
+        (Role::Router, "mixer.gate.weight"),
+        (Role::ChoiceBias, "mixer.gate.e_score_correction_bias"),
+    ]],
+    experts: ExpertNames {
+        one: (
+            "mixer.experts.",
+            &[
+                (Role::Gate, "up_proj.weight"),
+                (Role::Down, "down_proj.weight"),
+            ],
+        ),
+        shared: &[
+            (Role::Gate, "mixer.shared_experts.up_proj.weight"),
+            (Role::Down, "mixer.shared_experts.down_proj.weight"),
+        ],
+        stacked: &[
+            (Stack::One(Role::Gate), "mixer.experts.up_proj"),
+            (Stack::One(Role::Down), "mixer.experts.down_proj"),
+        ],
+    },
+    ..hf_names::PLAIN
+};
 
 const ARCH: Arch = Arch {
     name: "nemotron_h",
@@ -46,7 +97,7 @@ const NEMOTRON_H: Family = Family {
         ("moe_intermediate_size", Int(7688)),
         ("moe_shared_expert_intermediate_size", Int(7688)),
     ],
-    names: &hf_names::NEMOTRON_H,
+    names: &HF_NAMES,
     gguf: Some(ARCH),
     parallel: Parallel::OneNorm,
     ungated: true,
