@@ -119,7 +119,8 @@ impl PackLayout {
 
     /// Original number of a packed neuron.
     pub fn original(&self, bank: usize, packed: usize) -> usize {
-        self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+        let order = self.order.get(bank).filter(|order| !order.is_empty());
+        order.map_or(packed, |order| order[packed] as usize)
     }
 }
 
