@@ -502,6 +502,11 @@ impl Family {
         })
     }
 
+    /// Whether queries and keys are rotated at all.
+    pub(crate) fn rotates(&self) -> bool {
+        self.learned_positions.is_none() && !self.has(Quirk::Sublayers)
+    }
+
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
         self.quirks.contains(&quirk)
     }

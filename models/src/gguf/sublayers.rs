@@ -57,7 +57,6 @@ pub(super) fn sublayers(
         others.collect()
     };
     form.without_ffn = without(&fed);
-    form.nope_layers = (0..layers).collect();
     let recurrent = without(&[&fed[..], &attention].concat());
     if !recurrent.is_empty() {
         form.mamba = Some(mamba_layers(metadata, arch, recurrent)?);

@@ -49,10 +49,9 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
-    // none with learned positions
     let rotated = match form.latent {
         Some(_) => latent::share_of(&keys, head_dim)?,
-        None => head_dim * u32::from(form.learned_positions.is_none()),
+        None => head_dim * u32::from(family.rotates()),
     };
     let (rope, local_rope) = ropes(&keys, family, rotated)?;
     form.local_rope = local_rope;

@@ -100,7 +100,6 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     };
     form.without_ffn = layers(true);
     form.without_mixer = layers(false);
-    form.nope_layers = (0..all.len() as u32).collect();
     let with = layers_of(&all, Sublayer::Mamba);
     if with.is_empty() {
         return Ok(());
@@ -174,7 +173,6 @@ mod tests {
         let found = form(sizes).unwrap();
         assert_eq!(found.without_ffn, [0, 2, 4]);
         assert_eq!(found.without_mixer, [1, 3]);
-        assert_eq!(found.nope_layers, [0, 1, 2, 3, 4]);
         let mamba = found.mamba.unwrap();
         assert_eq!((mamba.layers, mamba.shape.groups), (vec![0, 4], 3));
         for (key, value) in [("attention_head_dim", 8), ("moe_latent_size", 8)] {
