@@ -74,6 +74,8 @@ const HF_NAMES: NameTable = NameTable {
 const ARCH: Arch = Arch {
     name: "nemotron_h",
     names: &gguf_names::NEMOTRON_H,
+    // though nothing is rotated, so that sums have the order of other files
+    interleaved: true,
     act: Activation::Relu2,
     reads: GGUF_KEYS,
     ..PLAIN_ARCH

@@ -166,7 +166,7 @@ pub(super) fn model_config(
         },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
+        rms_eps: epsilon(metadata, family, arch)?,
         rope,
         window: (0..layers).map(|layer| window.of(layer)).collect(),
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
@@ -234,10 +234,15 @@ fn kv_heads(
 }
 
 /// The epsilon of the norms.
-fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
-    match arch.usual_eps {
-        Some(usual) => Ok(metadata.f32(key)?.unwrap_or(usual)),
-        None => metadata.need_f32(key),
+fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Error> {
+    let key = format!("{}.{}", arch.name, arch.eps);
+    let other = match family.has(Quirk::Sublayers) {
+        true => metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?,
+        false => None,
+    };
+    match (metadata.f32(&key)?, other.or(arch.usual_eps)) {
+        (Some(eps), _) | (None, Some(eps)) => Ok(eps),
+        (None, None) => metadata.need_f32(&key),
     }
 }
 
