@@ -28,13 +28,12 @@ impl ModelConfig {
     pub(super) fn bad_sublayers(&self) -> Option<BadField> {
         let form = &self.form;
         let [mixerless, ffnless] = [&form.without_mixer, &form.without_ffn];
-        for (key, list) in [
-            ("layers without mixers", mixerless),
-            ("layers without FFNs", ffnless),
+        for (key, list, most) in [
+            ("layers without mixers", mixerless, self.layers),
+            ("layers without FFNs", ffnless, self.layers - 1),
         ] {
-            let all = list.len() == self.layers as usize;
-            if !self.are_layers(list) || all && std::ptr::eq(list, ffnless) {
-                let expected = format!("some of {} layers, ascending", self.layers);
+            if !self.are_layers(list) || list.len() > most as usize {
+                let expected = format!("up to {most} of {} layers, ascending", self.layers);
                 return BadField::some(key, list, expected);
             }
         }
@@ -44,15 +43,14 @@ impl ModelConfig {
         if let Some(layer) = mixerless.iter().find(|&&layer| !self.has_ffn(layer)) {
             return BadField::some("layers without mixers", layer, "a layer with an FFN");
         }
-        let mixed = |layer: &&u32| {
-            let convs = form.short_conv.iter().map(|of| &of.layers);
-            let nets = form.delta_net.iter().map(|of| &of.layers);
-            let mambas = form.mamba.iter().map(|of| &of.layers);
-            let mut lists = convs.chain(nets).chain(mambas);
-            lists.any(|list| list.binary_search(layer).is_ok())
-        };
-        if let Some(layer) = mixerless.iter().find(mixed) {
-            return BadField::some("layers without mixers", layer, "a layer without a mixer");
+        let convs = form.short_conv.as_ref().map(|of| &of.layers);
+        let nets = form.delta_net.as_ref().map(|of| &of.layers);
+        let mambas = form.mamba.as_ref().map(|of| &of.layers);
+        let mixing = [convs, nets, mambas];
+        let mut mixing = mixing.into_iter().flatten().flatten();
+        if let Some(layer) = mixing.find(|&&layer| !self.has_mixer(layer)) {
+            let expected = "a layer that has no other mixer either";
+            return BadField::some("layers without mixers", layer, expected);
         }
         let dense = self.mixture.as_ref().map_or(&[][..], |m| &m.dense_layers);
         if let Some(layer) = dense.iter().find(|&&layer| !self.has_ffn(layer)) {
@@ -65,5 +63,55 @@ impl ModelConfig {
             return BadField::some("layers without FFNs or mixers", ffnless, expected);
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::{Form, MixerKind, ModelConfig, Parallel};
+
+    fn config() -> ModelConfig {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+        let opened = crate::open(&fixtures.join("nemotron_h_both")).unwrap();
+        opened.config().clone()
+    }
+
+    #[test]
+    fn what_concerns_neurons_numbers_the_layers_with_an_ffn() {
+        let c = config();
+        let layers: Vec<u32> = c.ffn_layers().collect();
+        assert_eq!(layers, [0, 1, 4]);
+        let places: Vec<usize> = (0..6).map(|layer| c.ffn_place(layer)).collect();
+        assert_eq!(places, [0, 1, 2, 2, 2, 3]);
+        let mut banks = c.banks().map(|bank| (bank.layer, bank.place));
+        assert!(banks.all(|(layer, place)| layers[place as usize] == layer));
+        let mixers = (0..6).filter(|&layer| c.mixer_of(layer) != MixerKind::None);
+        assert_eq!(mixers.collect::<Vec<_>>(), [2, 3, 5]);
+        assert_eq!((c.kv_layers(), c.kv_place(2)), (1, 0));
+        let experts = (0..6).filter(|&layer| c.mixture_of(layer).is_some());
+        assert_eq!(experts.collect::<Vec<_>>(), [0, 4]);
+    }
+
+    #[test]
+    fn layers_lack_only_what_they_can_lack() {
+        type Change = fn(&mut Form);
+        let changes: [Change; 7] = [
+            |form| form.without_ffn = (0..6).collect(),
+            |form| form.without_ffn = vec![3, 2],
+            |form| form.without_mixer = vec![6],
+            |form| form.without_mixer.push(5),
+            |form| form.without_ffn.insert(0, 0),
+            |form| form.without_ffn.insert(0, 1),
+            |form| form.parallel = Parallel::No,
+        ];
+        let sound = |c: &ModelConfig| c.validate(Path::new("config.json"));
+        sound(&config()).unwrap();
+        for change in changes {
+            let mut c = config();
+            change(&mut c.form);
+            assert!(sound(&c).is_err(), "{:?}", c.form);
+        }
     }
 }
