@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
-use crate::mixer::{LayerPass, Mixed};
+use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
@@ -256,12 +256,13 @@ impl Decoder {
         }
         self.mix(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
-        let fed = self.feed(number, pass, hooks);
-        if fed.is_ok() {
-            self.end_layer(number, pass);
+        if self.config.has_ffn(number as u32) {
+            self.feed(number, pass, hooks)?;
         }
+        self.add(number, pass);
+        self.end_layer(number, pass);
         lap(&mut self.times.ffn, &mut last);
-        fed
+        Ok(())
     }
 
     /// What comes after a layer's FFN: further streams, the layer's input, a factor.
@@ -296,9 +297,10 @@ impl Decoder {
         if n > 1 {
             return Ok(());
         }
-        let first = store.layout.banks_of(number).start;
+        let place = c.ffn_place(number as u32);
+        let first = store.layout.banks_of(place).start;
         let units = s.routes.visited().map(|expert| first + expert);
-        store.read_chosen(number, units)
+        store.read_chosen(place, units)
     }
 
     /// Mixes the tokens of a layer, and makes the FFN's input. Where both read the layer's input, what
@@ -320,6 +322,9 @@ impl Decoder {
             &pass.x[..width],
             &mut s.normed,
         );
+        if matches!(layer.mixer, Mixer::None) {
+            return;
+        }
         let at = LayerPass {
             config: c,
             number,
@@ -354,27 +359,12 @@ impl Decoder {
         }
     }
 
-    /// Adds a layer's FFN to the residual stream.
-    fn feed(
-        &mut self,
-        number: usize,
-        pass: &mut Pass,
-        hooks: &mut Hooks<'_, '_>,
-    ) -> Result<(), Error> {
-        let layer = &self.weights.layers[number];
-        match &layer.beside {
-            Some(_) => self.run_beside(number, pass, hooks)?,
-            None => self.run_ffn(number, pass, hooks)?,
+    /// Computes a layer's FFN, into `scratch.out`.
+    fn feed(&mut self, number: usize, pass: &Pass, hooks: &mut Hooks<'_, '_>) -> Result<(), Error> {
+        match &self.weights.layers[number].beside {
+            Some(_) => self.run_beside(number, pass, hooks),
+            None => self.run_ffn(number, pass, hooks),
         }
-        let (cpu, c, s) = (self.on.cpu, &self.config, &mut self.scratch);
-        let layer = &self.weights.layers[number];
-        let (width, scale) = (pass.rows * c.d_model as usize, c.form.residual_scale);
-        if c.form.parallel != Parallel::No {
-            add_output(cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
-        }
-        let post = layer.ffn_post_norm.as_ref();
-        add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x);
-        Ok(())
     }
 
     /// Experts and a dense FFN beside them, each with norms of its own, into `scratch.out`. The router
@@ -392,7 +382,8 @@ impl Decoder {
         else {
             return Ok(());
         };
-        let bank = ffn.store.layout.banks_of(number).start;
+        let place = c.ffn_place(number as u32);
+        let bank = ffn.store.layout.banks_of(place).start;
         (ffn.store.tracer).section(&trace::ROUTER, [number as u64, 0]);
         let dense_out = &mut s.parallel[..n * d];
         rows_or_copy(router.norm.as_ref(), on.cpu, residual, dense_out);
@@ -400,7 +391,7 @@ impl Decoder {
         s.routes.choose(on, router, mixture, input, &mut s.rows);
         if n == 1 {
             let units = s.routes.visited().map(|expert| bank + expert);
-            ffn.store.read_chosen(number, units)?;
+            ffn.store.read_chosen(place, units)?;
         }
         let units = s.routes.units(bank, n, None);
         let Some((dense, experts)) = units.split_last() else {
@@ -409,15 +400,15 @@ impl Decoder {
         // `normed` has the norm before the FFN.
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
         let dense = std::slice::from_ref(dense);
-        let at = LayerInput::alone(number, dense, input, residual);
+        let at = LayerInput::alone(place, dense, input, residual);
         ffn.layer(on, &at, dense_out)?;
         let observed = if hooks.observer.is_some() { n * d } else { 0 };
         let dense_input = s.normed[..observed].to_vec();
         norms.dense_post.rows_inplace(on.cpu, dense_out);
         norms.experts.rows(on.cpu, residual, &mut s.normed);
         let ahead = match (&mut self.ahead, layers.get(number + 1)) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
-                let first = ffn.store.layout.banks_of(number + 1).start;
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
+                let first = ffn.store.layout.banks_of(place + 1).start;
                 ahead.banks(on, c, next, &pass.x[..d], first)
             }
             _ => &[],
@@ -425,7 +416,7 @@ impl Decoder {
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
         let at = LayerInput {
             ahead,
-            ..LayerInput::alone(number, experts, input, residual)
+            ..LayerInput::alone(place, experts, input, residual)
         };
         ffn.layer(on, &at, &mut s.out)?;
         let out = &mut s.out[..n * d];
@@ -433,7 +424,7 @@ impl Decoder {
         add_rows(out, dense_out, n * d);
         if let Some(observer) = &mut hooks.observer {
             observer(&ffn.seen(FfnSeen {
-                layer: number,
+                layer: place,
                 tokens: n,
                 residual,
                 x: &s.normed[..n * d],
@@ -456,8 +447,11 @@ impl Decoder {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
         let (width, layer) = (n * d, &layers[number]);
-        let next = layers.get(number + 1);
-        let bank = ffn.store.layout.banks_of(number).start;
+        let place = c.ffn_place(number as u32);
+        let mut later = number + 1..layers.len();
+        let next = later.find(|&layer| c.has_ffn(layer as u32));
+        let next = next.map(|next| &layers[next]);
+        let bank = ffn.store.layout.banks_of(place).start;
         let input = Input::new(on.cpu, &s.normed[..width], n, &mut s.input);
         let biases = layer.ffn_bias.as_ref();
         let dense = [BankWork {
@@ -478,14 +472,14 @@ impl Decoder {
             _ => None,
         };
         let ahead = match (&mut self.ahead, next) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(number + 1) => {
-                let first = ffn.store.layout.banks_of(number + 1).start;
+            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
+                let first = ffn.store.layout.banks_of(place + 1).start;
                 ahead.banks(on, c, next, &pass.x[..d], first)
             }
             _ => &[],
         };
         let at = LayerInput {
-            number,
+            number: place,
             units: experts.as_deref().unwrap_or(&dense),
             input,
             residual: &pass.x[..width],
@@ -499,7 +493,7 @@ impl Decoder {
         if let Some(observer) = &mut hooks.observer {
             let choices = experts.map_or(&[][..], |_| s.routes.choices(n));
             observer(&ffn.seen(FfnSeen {
-                layer: number,
+                layer: place,
                 tokens: n,
                 residual: &pass.x[..width],
                 x: &s.normed[..width],
@@ -510,6 +504,19 @@ impl Decoder {
             }));
         }
         Ok(())
+    }
+
+    /// Adds a layer's FFN to the residual stream, and before it what the mixer gave, if that was kept.
+    fn add(&mut self, number: usize, pass: &mut Pass) {
+        let (c, cpu, s) = (&self.config, self.on.cpu, &mut self.scratch);
+        let (width, scale) = (pass.rows * c.d_model as usize, c.form.residual_scale);
+        if c.form.parallel != Parallel::No && c.has_mixer(number as u32) {
+            add_output(cpu, None, scale, &mut s.parallel[..width], &mut pass.x);
+        }
+        if c.has_ffn(number as u32) {
+            let post = self.weights.layers[number].ffn_post_norm.as_ref();
+            add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x);
+        }
     }
 
     /// The last hidden states of `rows` of a finished pass, which the head reads, `[rows × d_model]`.

@@ -77,7 +77,7 @@ impl Parts {
             kind: c.ffn_kind,
             dense,
         };
-        let (mut layout, source) = Layout::new(container, format, c.layers)?;
+        let (mut layout, source) = Layout::new(container, format, c.ffn_layers())?;
         check_banks(&layout, c)?;
         if let Some(mixture) = &c.mixture {
             layout.set_visited(mixture.chosen as usize, mixture.shared > 0);
@@ -208,8 +208,8 @@ fn check_banks(layout: &Layout, c: &ModelConfig) -> Result<(), Error> {
             layout.banks()
         )));
     }
-    for (layer, of_layer) in (0..c.layers).map(|layer| (layer, c.banks_of(layer))) {
-        let found = layout.banks_of(layer as usize);
+    for (place, layer) in c.ffn_layers().enumerate() {
+        let (found, of_layer) = (layout.banks_of(place), c.banks_of(layer));
         if found.len() != of_layer.clone().count() {
             let expected = of_layer.count();
             return Err(bad(format!(

@@ -67,7 +67,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
     }
     let gate_bytes = gate_bytes as f64 * stored.visited();
     let read = stored.bytes as f64 * stored.visited() + stored.looked_at() * gate_bytes;
-    let saved = (gate_bytes - read) / f64::from(c.layers.max(1));
+    let saved = (gate_bytes - read) / c.ffn_layers().count().max(1) as f64;
     let banks = c
         .mixture
         .as_ref()

@@ -197,7 +197,7 @@ impl World {
     /// The banks as byte ranges, and the file to read them from.
     pub fn layout(&self) -> Result<(Layout, FileSource), Error> {
         let container = Container::open(&self.path)?;
-        Layout::new(container, self.format, self.layers() as u32)
+        Layout::new(container, self.format, 0..self.layers() as u32)
     }
 
     /// The bytes of a whole cluster as read into a stream buffer.

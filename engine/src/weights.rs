@@ -193,7 +193,7 @@ impl Weights {
     fn projections_on_device(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
             let its = Matrix::weights_on_device(l.mixer.inputs(), n);
-            let rest = l.mixer.between().chain([l.mixer.output()]);
+            let rest = l.mixer.between().chain(l.mixer.output());
             its + (rest.map(|one| Matrix::weights_on_device([one].into_iter(), n))).sum::<f64>()
         };
         self.layers.iter().map(layer).sum()
@@ -244,7 +244,7 @@ impl Weights {
 /// The matrices of a mixer.
 fn projections(mixer: &Mixer) -> impl Iterator<Item = &Matrix> {
     let inner = mixer.between();
-    mixer.inputs().chain(inner).chain([mixer.output()])
+    mixer.inputs().chain(inner).chain(mixer.output())
 }
 
 fn is_predictor(name: &str) -> bool {
@@ -269,7 +269,7 @@ fn post_norm(
 
 /// The biases of a layer's FFN, where it has them.
 fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
-    if !c.form.ffn_bias {
+    if !c.form.ffn_bias || !c.has_ffn(l) {
         return Ok(None);
     }
     let banks = c.banks_of(l).count();

@@ -13,6 +13,7 @@ mod mixture;
 mod reach;
 mod rope;
 mod streams;
+mod sublayers;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
@@ -92,6 +93,8 @@ pub struct FfnKind {
 pub struct Bank {
     /// Layer, from 0.
     pub layer: u32,
+    /// The layer's place among those that have an FFN, from 0.
+    pub place: u32,
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN.
     pub expert: u32,
     /// Number of neurons.
@@ -184,20 +187,24 @@ impl ModelConfig {
         self.mixture
             .as_ref()
             .filter(|mixture| mixture.dense_layers.binary_search(&layer).is_err())
+            .filter(|_| self.has_ffn(layer))
     }
 
     /// The banks of layer `layer`, in the order in which a container stores them.
     pub fn banks_of(&self, layer: u32) -> impl Iterator<Item = Bank> + Clone + use<> {
         let (experts, neurons, shared) = match (&self.mixture, self.mixture_of(layer)) {
+            _ if !self.has_ffn(layer) => (0, 0, 0),
             (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
             (None, None) => (self.experts, self.dense_neurons(layer), 0),
         };
+        let place = self.ffn_place(layer) as u32;
         (0..experts)
             .map(move |expert| (expert, neurons))
             .chain((shared > 0).then_some((experts, shared)))
             .map(move |(expert, neurons)| Bank {
                 layer,
+                place,
                 expert,
                 neurons,
             })
@@ -229,6 +236,9 @@ impl ModelConfig {
 
     /// What mixes the tokens of layer `layer`.
     pub fn mixer_of(&self, layer: u32) -> MixerKind {
+        if !self.has_mixer(layer) {
+            return MixerKind::None;
+        }
         let mambas = self.form.mamba.as_ref();
         if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
             return MixerKind::Mamba(of.shape);
@@ -250,6 +260,7 @@ impl ModelConfig {
         match self.mixer_of(layer) {
             MixerKind::Attention | MixerKind::Latent(_) => true,
             MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
+            MixerKind::None => false,
         }
     }
 
@@ -432,16 +443,14 @@ impl ModelConfig {
             return BadField::some("parallel", &form.parallel, expected);
         }
         if let Some(mixture) = &self.mixture {
-            if kind.ungated {
-                return BadField::some("ffn_kind", &kind, "a gate, for experts");
-            }
             let alike = mixture.shared == 0 && mixture.dense_layers.is_empty();
             if form.ffn_bias && !alike {
                 let expected = "false, as not all of a layer's experts are alike";
                 return BadField::some("ffn_bias", &true, expected);
             }
         }
-        let bad = (self.bad_sharing()).or_else(|| self.bad_streams());
+        let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
+        let bad = bad.or_else(|| self.bad_streams());
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = bad.or_else(|| self.bad_mamba());

@@ -19,6 +19,7 @@ mod lfm2;
 mod llama;
 mod llama4;
 mod mixtures;
+mod nemotron;
 mod qwen;
 mod routed;
 
@@ -30,7 +31,7 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 12] = [
+const GROUPS: [&[Family]; 13] = [
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
@@ -39,6 +40,7 @@ const GROUPS: [&[Family]; 12] = [
     &deepseek::FAMILIES,
     &hunyuan::FAMILIES,
     &granite::FAMILIES,
+    &nemotron::FAMILIES,
     &cohere::FAMILIES,
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
@@ -376,6 +378,8 @@ pub(crate) enum Quirk {
     NtkAlpha,
     /// Some layers have Mamba-2 in place of attention (Granite 4 H).
     Mamba,
+    /// Each layer is a mixer alone or an FFN alone, without rotary positions (Nemotron-H).
+    Sublayers,
     /// Queries and keys are rotated only if `position_embedding_type` says `rope` (Granite 4).
     RotatedByName,
     /// Queries grow with their position, as the rotary parameters say (Ministral 3).
@@ -510,6 +514,11 @@ impl Family {
             Quirk::Indexed(hf, gguf) => Some([hf, gguf]),
             _ => None,
         })
+    }
+
+    /// Whether queries and keys are rotated at all.
+    pub(crate) fn rotates(&self) -> bool {
+        self.learned_positions.is_none() && !self.has(Quirk::Sublayers)
     }
 
     pub(crate) fn has(&self, quirk: Quirk) -> bool {

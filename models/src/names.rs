@@ -319,6 +319,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         list.push(norm(Role::AttnNormBias));
     }
     match config.mixer_of(layer) {
+        MixerKind::None => {}
         MixerKind::Attention => of_attention(config, layer, list),
         MixerKind::Latent(latent) => of_latent(config, latent, layer, list),
         MixerKind::ShortConv { taps } => push_all(
@@ -451,6 +452,9 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
 
 /// The tensors of a layer's FFN.
 fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    if !config.has_ffn(layer) {
+        return;
+    }
     let (d, form) = (config.d_model as usize, &config.form);
     let own_norm = form.pre_norm && form.parallel != Parallel::OneNorm;
     let mut push = |id, rows, cols| list.push(Required { id, rows, cols });

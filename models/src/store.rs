@@ -412,8 +412,9 @@ impl Checkpoint for Store {
             Layout::Grouped(groups) => self.read_grouped(at, first, out, groups)?,
             Layout::NegativeLog => {
                 self.read_stored(at, first, out)?;
-                out.iter_mut()
-                    .for_each(|value| *value = -libm::expf(*value));
+                // rounded once, to what converters to GGUF write
+                let rate = |log: f32| -libm::exp(f64::from(log)) as f32;
+                out.iter_mut().for_each(|value| *value = rate(*value));
             }
             Layout::Interleaved { head_dim, rotated } => {
                 self.read_interleaved(at, first, out, [head_dim, rotated])?;

@@ -25,10 +25,12 @@ pub enum Kind {
     TwoHeads,
     /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
     Chunked,
+    /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
+    Sublayers,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 8] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
@@ -36,6 +38,7 @@ pub const KINDS: [Kind; 7] = [
     Kind::Mamba,
     Kind::TwoHeads,
     Kind::Chunked,
+    Kind::Sublayers,
 ];
 
 impl Kind {
@@ -49,6 +52,7 @@ impl Kind {
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
+            Self::Sublayers => fixture("nemotron_h"),
         }
     }
 
@@ -68,8 +72,8 @@ impl Kind {
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention | Self::Latent | Self::TwoHeads | Self::Chunked => len,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
+            _ if len >= prompt - 1 => prompt - 1,
+            _ => 0,
         }
     }
 }

@@ -130,7 +130,7 @@ pub fn visited(engine: &Engine) -> u64 {
         Some(m) => m.chosen * c.ffn + m.shared,
         None => c.banks_of(layer).map(|bank| bank.neurons).sum(),
     };
-    (0..c.layers).map(|layer| u64::from(of_layer(layer))).sum()
+    (c.ffn_layers().map(|layer| u64::from(of_layer(layer)))).sum()
 }
 
 /// The bits of every value, for comparisons that must be exact.

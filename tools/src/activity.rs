@@ -27,7 +27,8 @@ pub fn activity(
 /// # Errors
 /// Damaged statistics, or statistics whose shape does not match the model.
 pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsError> {
-    let [layers, experts, neurons] = [c.layers, c.experts, c.ffn].map(|n| n as usize);
+    let layers = c.ffn_layers().count();
+    let [experts, neurons] = [c.experts, c.ffn].map(|n| n as usize);
     match c.mixture {
         None => ActivationStats::parse(bytes, layers, experts, neurons),
         Some(_) => ActivationStats::parse_routing(bytes, layers, experts),
@@ -38,7 +39,7 @@ pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsErro
 pub struct RouteCounts {
     /// Tokens counted.
     pub tokens: u64,
-    /// Visits per layer and expert; zeros for dense layers.
+    /// Visits per layer with an FFN and expert; zeros for dense layers.
     pub visits: Vec<Vec<u64>>,
 }
 
@@ -73,7 +74,7 @@ pub fn original_ids(container: &Container, c: &ModelConfig) -> Result<Vec<Vec<u3
     };
     if let Some(routing) = stats.routing() {
         let original = |bank: Bank| {
-            let layer = routing.layers.get(bank.layer as usize)?;
+            let layer = routing.layers.get(bank.place as usize)?;
             let expert = layer.neurons.get(bank.expert as usize)?;
             Some(expert.original.clone())
         };

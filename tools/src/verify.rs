@@ -196,7 +196,7 @@ pub fn compare(
         };
         packed.rows(want, &mut |r, stored, row| {
             let original = if info.id.role.is_by_neuron() {
-                orders.original(info.id.layer as usize, r)
+                orders.original(packed.config().ffn_place(info.id.layer), r)
             } else {
                 r
             };

@@ -160,7 +160,7 @@ fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
         return experts_header(container, c);
     }
     let stats = activity(container, c)?;
-    let (layers, neurons) = (c.layers as usize, c.ffn as usize);
+    let (layers, neurons) = (c.ffn_layers().count(), c.ffn as usize);
     let g = container.geometry();
     let counts = |s: &ActivationStats| {
         let layers = s.layers.iter().flat_map(|l| &l.experts);
@@ -184,7 +184,7 @@ fn header(model: &Model, c: &ModelConfig) -> Result<Header, Failure> {
 fn experts_header(container: &Container, c: &ModelConfig) -> Result<Header, Failure> {
     let mut first = Vec::with_capacity(c.layers as usize);
     let mut banks = 0;
-    for layer in 0..c.layers {
+    for layer in c.ffn_layers() {
         first.push(banks);
         banks += c.banks_of(layer).count();
     }
@@ -199,7 +199,7 @@ fn experts_header(container: &Container, c: &ModelConfig) -> Result<Header, Fail
     Ok(Header {
         model: c.name.clone(),
         experts: true,
-        layers: c.layers as usize,
+        layers: first.len(),
         neurons: c.experts as usize,
         stride,
         rest_read: 0,

@@ -8,7 +8,7 @@ use crate::cluster::CLUSTER;
 
 /// One FFN of a pass, as an observer sees it.
 pub struct FfnSeen<'a> {
-    /// Number of the layer.
+    /// Place of the layer among those that have an FFN.
     pub layer: usize,
     /// Tokens of the chunk.
     pub tokens: usize,

@@ -88,9 +88,9 @@ fn check_cutoffs(directory: &Directory, c: &ModelConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether every layer has one bank.
+/// Whether every layer with an FFN has one bank.
 fn looks_ahead(c: &ModelConfig) -> bool {
-    c.banks().count() == c.layers as usize
+    c.banks().count() == c.ffn_layers().count()
 }
 
 impl StoredPredictors {

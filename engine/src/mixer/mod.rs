@@ -57,6 +57,8 @@ pub(crate) enum Mixer {
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
     Mamba(Mamba),
+    /// The layer has none.
+    None,
 }
 
 /// What a mixer has read and stored, for an observer.
@@ -71,6 +73,7 @@ impl Mixer {
     /// Reads and verifies the weights of layer `layer`.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
         Ok(match c.mixer_of(layer) {
+            MixerKind::None => Self::None,
             MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
             MixerKind::Latent(shape) => Self::Latent(LatentAttention::load(from, c, layer, shape)?),
             MixerKind::ShortConv { taps } => {
@@ -97,6 +100,7 @@ impl Mixer {
             Self::ShortConv(conv) => conv.run(on, spans, s),
             Self::DeltaNet(net) => net.run(on, at, spans, s),
             Self::Mamba(mamba) => mamba.run(on, at, spans, s),
+            Self::None => {}
         }
     }
 
@@ -104,10 +108,11 @@ impl Mixer {
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(of) => rows * of.stored(),
-            Self::Latent(_) | Self::ShortConv(_) | Self::DeltaNet(_) | Self::Mamba(_) => 0,
+            _ => 0,
         };
+        let width = self.output().map_or(0, Matrix::cols);
         Mixed {
-            mixed: &s.attended[..rows * self.output().cols()],
+            mixed: &s.attended[..rows * width],
             stored: [&s.k[..stored], &s.v[..stored]],
         }
     }
@@ -123,6 +128,7 @@ impl Mixer {
             Self::ShortConv(of) => [Some(&of.input), None, None, None],
             Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
             Self::Mamba(of) => [Some(&of.input), None, None, None],
+            Self::None => [None; 4],
         };
         all.into_iter().flatten()
     }
@@ -139,14 +145,15 @@ impl Mixer {
         all.into_iter().flatten()
     }
 
-    /// The matrix that gives its output.
-    pub fn output(&self) -> &Matrix {
+    /// The matrix that gives its output, unless there is none.
+    pub fn output(&self) -> Option<&Matrix> {
         match self {
-            Self::Attention(of) => &of.o,
-            Self::Latent(of) => &of.output,
-            Self::ShortConv(of) => &of.output,
-            Self::DeltaNet(of) => &of.output,
-            Self::Mamba(of) => &of.output,
+            Self::Attention(of) => Some(&of.o),
+            Self::Latent(of) => Some(&of.output),
+            Self::ShortConv(of) => Some(&of.output),
+            Self::DeltaNet(of) => Some(&of.output),
+            Self::Mamba(of) => Some(&of.output),
+            Self::None => None,
         }
     }
 
@@ -176,6 +183,7 @@ impl Mixer {
                 Some(&mut of.output),
             ],
             Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
+            Self::None => [const { None }; 5],
         };
         all.into_iter().flatten()
     }
@@ -221,6 +229,7 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
             [[rows, d], [d, values], NONE, NONE, NONE]
         }
         MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
+        MixerKind::None => [NONE; 5],
     }
 }
 
@@ -268,7 +277,7 @@ pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
 /// Floats of recurrent state before layer `layer`.
 fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {
-        MixerKind::Attention | MixerKind::Latent(_) => 0,
+        MixerKind::Attention | MixerKind::Latent(_) | MixerKind::None => 0,
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
         MixerKind::Mamba(shape) => mamba::state_floats(shape),

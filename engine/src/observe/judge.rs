@@ -40,7 +40,7 @@ impl Judge {
             wanted: vec![0.0; chunk * c.ffn as usize],
             neurons: c.ffn as usize,
             bytes,
-            layers: vec![Quality::default(); c.layers as usize],
+            layers: vec![Quality::default(); c.ffn_layers().count()],
         }))
     }
 

@@ -323,13 +323,13 @@ impl Opened<'_> {
         let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
         let attention = dtype(&self.quant.attention);
         let d = c.d_model as usize;
-        let layers = c.layers.max(1);
-        // of a layer, on average
+        let layers = self.layout.layers().max(1);
+        // of a layer with an FFN, on average
         let all = (0..c.layers).flat_map(|layer| projections(c, layer));
-        let of_mixer = |rows: usize| rows as f64 / f64::from(layers);
+        let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
         let g = self.layout.container.geometry();
-        let kv_bytes = self.state().pages.position_bytes() / u64::from(layers);
+        let kv_bytes = self.state().pages.position_bytes() / layers as u64;
         Shape {
             layers: self.layout.layers(),
             d,

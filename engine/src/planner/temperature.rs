@@ -85,7 +85,7 @@ impl Temperature {
             reason: e.to_string(),
         };
         if c.mixture.is_some() {
-            let [layers, experts] = [c.layers, c.experts].map(|n| n as usize);
+            let (layers, experts) = (layout.layers(), c.experts as usize);
             let stats = ActivationStats::parse_routing(&bytes, layers, experts).map_err(bad)?;
             return Ok(Self {
                 popularity: Popularity::of(&stats, layout),

@@ -40,28 +40,31 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Groups the banks of `container` by layer, and opens its file for reading.
+    /// Groups the banks of `container` by layer, and opens its file for reading. `layers` are those that have
+    /// banks, ascending; they are numbered by their place among them.
     ///
     /// # Errors
     /// Banks out of order, or a file that cannot be reopened.
     pub fn new(
         container: Container,
         format: NeuronFormat,
-        layers: u32,
+        layers: impl Iterator<Item = u32>,
     ) -> Result<(Self, FileSource), Error> {
         let bad = |reason: String| Error::Bundles {
             path: container.path().to_path_buf(),
             reason,
         };
-        let mut of_layer = vec![0..0; layers as usize];
+        let layers: Vec<u32> = layers.collect();
+        let mut of_layer = vec![0..0; layers.len()];
         let mut neurons = Vec::with_capacity(container.banks().len());
         for (number, bank) in (0..).zip(container.banks()) {
-            let Some(banks) = of_layer.get_mut(bank.layer as usize) else {
+            let Ok(place) = layers.binary_search(&bank.layer) else {
                 return Err(bad(format!(
-                    "bank {number} is of layer {}, the model has {layers}",
+                    "bank {number} is of layer {}, where the model has none",
                     bank.layer
                 )));
             };
+            let banks = &mut of_layer[place];
             if banks.start == banks.end {
                 *banks = number..number;
             }
@@ -74,8 +77,8 @@ impl Layout {
             banks.end = number + 1;
             neurons.push(bank.neurons);
         }
-        if let Some(layer) = of_layer.iter().position(|banks| banks.start == banks.end) {
-            return Err(bad(format!("layer {layer} has no bank")));
+        if let Some(place) = of_layer.iter().position(|banks| banks.start == banks.end) {
+            return Err(bad(format!("layer {} has no bank", layers[place])));
         }
         let (source, align) = open_source(&container)?;
         let mut layout = Self {

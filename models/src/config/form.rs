@@ -107,6 +107,12 @@ pub struct Form {
     /// Attention's output is multiplied by sigmoids of gates, which its input gives.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
+    /// Layers without a mixer, ascending: an FFN alone (Nemotron-H).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_mixer: Vec<u32>,
+    /// Layers without an FFN, ascending: a mixer alone (Nemotron-H).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_ffn: Vec<u32>,
     /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
@@ -171,6 +177,8 @@ pub enum MixerKind {
     DeltaNet(DeltaNetShape),
     /// Mamba-2.
     Mamba(MambaShape),
+    /// Nothing: the layer is an FFN alone.
+    None,
 }
 
 /// Gated DeltaNets in place of attention.
@@ -271,6 +279,8 @@ impl Default for Form {
             chunked: false,
             mamba: None,
             output_gate: false,
+            without_mixer: Vec::new(),
+            without_ffn: Vec::new(),
             streams: None,
             global_heads: None,
             shared_kv_ffn: 0,

@@ -93,6 +93,8 @@ pub(crate) enum Dense {
     /// All but those of a list; without it, all but every so manyth, as the second key says, or every
     /// one.
     But(&'static str, &'static str),
+    /// Those that the list of sublayers says are one.
+    Sublayers,
 }
 
 impl Experts {

@@ -303,6 +303,29 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     ..PLAIN
 };
 
+/// Layers of one sublayer and one norm each. What its FFNs call `up` decides which neurons fire.
+pub(super) const NEMOTRON_H: NameTable = NameTable {
+    layers: &[
+        ATTENTION,
+        NORMS,
+        TWO_MATRICES,
+        ROUTER,
+        GRANITE_HYBRID.layers[3],
+    ],
+    experts: ExpertNames {
+        shared: &[
+            (Role::Gate, "ffn_up_shexp.weight"),
+            (Role::Down, "ffn_down_shexp.weight"),
+        ],
+        stacked: &[
+            (Stack::One(Role::Gate), "ffn_up_exps.weight"),
+            (Stack::One(Role::Down), "ffn_down_exps.weight"),
+        ],
+        ..NO_EXPERTS
+    },
+    ..PLAIN
+};
+
 /// Attention without Q, which is stored with the gates of its output.
 const GATED_ATTENTION: Spellings = &[
     (Role::K, "attn_k.weight"),

@@ -10,6 +10,7 @@ use super::latent::{self, latent};
 use super::mamba::mamba_layers;
 use super::rope::ropes;
 use super::streams;
+use super::sublayers;
 use super::value::Metadata;
 use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
 use crate::error::Error;
@@ -176,10 +177,14 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: (of_expert.or(ffn)).map_or_else(|| need("feed_forward_length"), Ok)?,
+        ffn: match of_expert.or(ffn) {
+            Some(ffn) => ffn,
+            None if family.has(Quirk::Sublayers) => sublayers::ffn(metadata, arch, layers)?,
+            None => need("feed_forward_length")?,
+        },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: epsilon(metadata, &key(arch.eps), arch)?,
+        rms_eps: epsilon(metadata, family, arch)?,
         rope,
         window,
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
@@ -214,6 +219,9 @@ fn kv_heads(
     if family.has(Quirk::Latent) {
         return Ok(None);
     }
+    if family.has(Quirk::Sublayers) {
+        return sublayers::sublayers(metadata, arch, layers, form);
+    }
     let recurrent = [Quirk::ShortConv, Quirk::Mamba];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
         return metadata.uniform_u32(&heads);
@@ -244,10 +252,15 @@ fn kv_heads(
 }
 
 /// The epsilon of the norms.
-fn epsilon(metadata: &Metadata, key: &str, arch: &Arch) -> Result<f32, Error> {
-    match arch.usual_eps {
-        Some(usual) => Ok(metadata.f32(key)?.unwrap_or(usual)),
-        None => metadata.need_f32(key),
+fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Error> {
+    let key = format!("{}.{}", arch.name, arch.eps);
+    let other = match family.has(Quirk::Sublayers) {
+        true => metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?,
+        false => None,
+    };
+    match (metadata.f32(&key)?, other.or(arch.usual_eps)) {
+        (Some(eps), _) | (None, Some(eps)) => Ok(eps),
+        (None, None) => metadata.need_f32(&key),
     }
 }
 

@@ -16,6 +16,7 @@ mod rope;
 mod sampling;
 mod split;
 mod streams;
+mod sublayers;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -146,7 +147,7 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         has_qkv_bias: some_has(".attn_q.bias"),
         has_qk_norm: has("blk.0.attn_q_norm.weight"),
         has_o_bias: some_has(".attn_output.bias"),
-        has_ffn_bias: has("blk.0.ffn_up.bias") || has("blk.0.ffn_up_exps.bias"),
+        has_ffn_bias: some_has(".ffn_up.bias") || some_has(".ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_head: has("output.weight"),
         has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),

@@ -46,9 +46,10 @@ pub(super) fn ropes(
 
 fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
-    // nothing is rotated where positions are learned
-    let head_dim = head_dim * u32::from(family.learned_positions.is_none());
-    let dims = metadata.u32(&key("dimension_count"))?.unwrap_or(head_dim);
+    let head_dim = head_dim * u32::from(family.rotates());
+    // where nothing is rotated, files have the key all the same
+    let dims = metadata.u32(&key("dimension_count"))?;
+    let dims = dims.filter(|_| family.rotates()).unwrap_or(head_dim);
     if dims != head_dim && family.rotated.is_none() {
         let why = format!("only {head_dim}, the whole head, is implemented");
         return Err(metadata.unsupported(&key("dimension_count"), &why));

@@ -15,6 +15,7 @@ use super::latent;
 use super::rope::ropes;
 use super::scales;
 use super::short_conv::adjusted_ffn;
+use super::sublayers::sublayers;
 use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
@@ -36,7 +37,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     refuse_unsupported(&keys, family)?;
 
     let d_model = keys.need_u32("hidden_size")?;
-    let layers = layer_count(&keys)?;
+    let layers = layer_count(&keys, family)?;
     let heads = keys.need_u32("num_attention_heads")?;
     let sizes = Sizes {
         d_model,
@@ -50,7 +51,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
-    let (rope, local_rope) = ropes(&keys, family, rotated(&keys, head_dim, &form)?)?;
+    let (rope, local_rope) = ropes(&keys, family, rotated(&keys, family, head_dim, &form)?)?;
     form.local_rope = local_rope;
     if form.latent.is_some() {
         latent::expect_rotated(&keys, &rope)?;
@@ -97,10 +98,10 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
 
 /// The elements of a head that may rotate, in layers without a window and in those with one; none with
 /// learned positions.
-fn rotated(keys: &Keys, head_dim: u32, form: &Form) -> Result<[u32; 2], Error> {
+fn rotated(keys: &Keys, family: &Family, head_dim: u32, form: &Form) -> Result<[u32; 2], Error> {
     let local = match form.latent {
         Some(_) => latent::share_of(keys, head_dim)?,
-        None => head_dim * u32::from(form.learned_positions.is_none()),
+        None => head_dim * u32::from(family.rotates()),
     };
     let global = form.global_heads.map_or(local, |heads| heads.head_dim);
     Ok([global, local])
@@ -155,8 +156,12 @@ fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
 }
 
 /// The number of layers.
-fn layer_count(keys: &Keys) -> Result<u32, Error> {
-    match keys.need_u32("num_hidden_layers")? {
+fn layer_count(keys: &Keys, family: &Family) -> Result<u32, Error> {
+    let layers = match family.has(Quirk::Sublayers) {
+        true => sublayers(keys)?.len() as u32,
+        false => keys.need_u32("num_hidden_layers")?,
+    };
+    match layers {
         layers if layers <= MAX_COUNT => Ok(layers),
         _ => Err(keys.bad("num_hidden_layers", &format!("at most {MAX_COUNT}"))),
     }

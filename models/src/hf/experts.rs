@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::json::Keys;
+use super::sublayers::{Sublayer, layers_of, sublayers};
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
 use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
@@ -21,7 +22,11 @@ pub(super) struct OfExperts {
 
 /// Reads the keys of a model of so many layers; `None` if it has no experts.
 pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfExperts>, Error> {
-    if of.optional && keys.u32(of.count)? == Some(0) {
+    let absent = match of.dense {
+        Dense::Sublayers => !sublayers(keys)?.contains(&Sublayer::Experts),
+        _ => of.optional && keys.u32(of.count)? == Some(0),
+    };
+    if absent {
         return Ok(None);
     }
     if let Some(key) = of.beside
@@ -124,6 +129,7 @@ fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
         Dense::Outside(from, to) => outside(keys, from, to, layers)?,
         Dense::Steps => dense_layers(keys, layers)?,
         Dense::But(list, step) => without_experts(keys, list, step, layers)?,
+        Dense::Sublayers => layers_of(&sublayers(keys)?, Sublayer::Ffn),
     })
 }
 

@@ -10,6 +10,7 @@ use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
 use super::short_conv::short_convs;
 use super::streams::streams;
+use super::sublayers;
 use super::values::{Sizes, factor, must_be};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
@@ -75,6 +76,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
                 form.output_gate = true;
             }
             Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
+            Quirk::Sublayers => sublayers::read(keys, &mut form)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {
                 form.nope_layers = (0..sizes.layers).collect();
             }

@@ -18,9 +18,36 @@ pub(super) struct Keys<'a> {
     map: &'a Map<String, Value>,
 }
 
-/// Parses a file's text.
+/// Parses a file's text. Numbers that JSON does not have, as Python writes them, become what transformers 5
+/// writes: `{"__float__": "Infinity"}`.
 pub(super) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
-    serde_json::from_str(text).map_err(|error| json_error(path, &error))
+    let parsed = serde_json::from_str(text).or_else(|error| match without_python(text) {
+        Some(text) => serde_json::from_str(&text),
+        None => Err(error),
+    });
+    parsed.map_err(|error| json_error(path, &error))
+}
+
+/// The text with Python's numbers outside of strings written as objects; `None` if it has none.
+fn without_python(text: &str) -> Option<String> {
+    const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let (mut plain, mut found) = (String::with_capacity(text.len()), false);
+    let (mut inside, mut escaped) = (false, false);
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let number = NUMBERS.iter().find(|number| rest.starts_with(**number));
+        if let Some(number) = number.filter(|_| !inside) {
+            plain.push_str(&format!("{{\"__float__\": \"{number}\"}}"));
+            rest = &rest[number.len()..];
+            found = true;
+            continue;
+        }
+        inside ^= first == '"' && !escaped;
+        escaped = inside && first == '\\' && !escaped;
+        plain.push(first);
+        rest = &rest[first.len_utf8()..];
+    }
+    found.then_some(plain)
 }
 
 pub(super) fn json_error(path: &Path, error: &serde_json::Error) -> Error {
@@ -178,4 +205,28 @@ impl<'a> Keys<'a> {
 
 fn as_u32(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|number| u32::try_from(number).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_are_objects() {
+        let read = |text: &str| parse(Path::new("config.json"), text);
+        let text = r#"{"a\\": "NaN \" Infinity", "b": [0.0, Infinity], "c": -Infinity, "d": NaN}"#;
+        let of = |number: &str| json!({"__float__": number});
+        let expected = json!({
+            "a\\": "NaN \" Infinity",
+            "b": [0.0, of("Infinity")],
+            "c": of("-Infinity"),
+            "d": of("NaN"),
+        });
+        assert_eq!(read(text).unwrap(), expected);
+        for bad in ["{\"a\": Infinity", "{\"a\": infinity}", "[NaNs]"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
 }

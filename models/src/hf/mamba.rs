@@ -54,7 +54,7 @@ fn head_dim(keys: &Keys, d_model: u32, heads: u32) -> Result<u32, Error> {
 
 /// Refuses limits of the steps, which transformers applies to prompts alone. Every step is above 0 and
 /// below infinity, which transformers writes as an object.
-fn refuse_limits(keys: &Keys) -> Result<(), Error> {
+pub(super) fn refuse_limits(keys: &Keys) -> Result<(), Error> {
     const KEY: &str = "time_step_limit";
     let is_infinite = |value: &Value| value["__float__"] == "Infinity";
     let is_harmless = |limits: &Vec<Value>| match &limits[..] {

@@ -17,6 +17,7 @@ mod safetensors;
 mod scales;
 mod short_conv;
 mod streams;
+mod sublayers;
 #[cfg(test)]
 mod tests;
 mod text_part;

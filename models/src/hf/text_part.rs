@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::json::Keys;
 use crate::error::Error;
-use crate::families::{self, Preset};
+use crate::families::{self, Preset, Quirk};
 
 /// What a text model takes from the whole, where it does not say so itself.
 const SHARED: [&str; 5] = [
@@ -84,7 +84,14 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
         "embed_vision.",
         "embed_audio.",
     ];
-    if families::of(family).whole.is_none() {
+    let of = families::of(family);
+    // transformers 5 holds it under another name than releases
+    if of.has(Quirk::Sublayers)
+        && let Some(rest) = name.strip_prefix("model.")
+    {
+        return Some(Cow::Owned(format!("backbone.{rest}")));
+    }
+    if of.whole.is_none() {
         return Some(Cow::Borrowed(name));
     }
     let inside = name.strip_prefix("model.").unwrap_or(name);

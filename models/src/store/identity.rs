@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 19] = [
+const LATER: [&str; 21] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -15,6 +15,8 @@ const LATER: [&str; 19] = [
     ", query_scale: None",
     ", latent: None",
     ", mamba: None",
+    ", without_mixer: []",
+    ", without_ffn: []",
     ", rotated_qk_norm: false",
     ", global_heads: None",
     ", shared_kv_ffn: 0",

@@ -44,6 +44,8 @@ impl Edit {
     /// What the edit does here; `Err` is the refusal.
     fn logits(&self, case: &Path, dir: &Path) -> Result<Vec<f32>, String> {
         let text = std::fs::read_to_string(case.join("config.json")).unwrap();
+        // as transformers 5 writes what Python does
+        let text = text.replace(" Infinity", r#" {"__float__": "Infinity"}"#);
         let mut config: Value = serde_json::from_str(&text).unwrap();
         self.apply(&mut config);
         std::fs::write(dir.join("config.json"), config.to_string()).unwrap();

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 33] = [
+const CASES: [&str; 35] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -46,10 +46,14 @@ const CASES: [&str; 33] = [
     "granitemoeshared",
     "llama4",
     "llama4_text",
+    "nemotron_h_moe",
+    "nemotron_h_both",
 ];
 
 /// Those whose experts have exact zeros.
-const SPARSE: [&str; 4] = [
+const SPARSE: [&str; 6] = [
+    "nemotron_h_moe",
+    "nemotron_h_both",
     "mixtral_relu",
     "turbosparse_mixtral",
     "smallthinker",

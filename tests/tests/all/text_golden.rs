@@ -385,6 +385,8 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("granite", "chatml"),
     ("granitehybrid_dense", "chatml"),
     ("granitemoehybrid", "chatml"),
+    ("nemotron_h", "chatml"),
+    ("nemotron_h_moe", "chatml"),
     ("smollm3", "chatml"),
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),

@@ -119,7 +119,8 @@ impl PackLayout {
 
     /// Original number of a packed neuron.
     pub fn original(&self, bank: usize, packed: usize) -> usize {
-        self.order.get(bank).map_or(packed, |o| o[packed] as usize)
+        let order = self.order.get(bank).filter(|order| !order.is_empty());
+        order.map_or(packed, |order| order[packed] as usize)
     }
 }
 
@@ -188,7 +189,7 @@ fn orders(c: &ModelConfig, stats: Option<&ActivationStats>, coactivation: bool) 
             .collect();
     };
     let of_expert = |bank: Bank| {
-        let layer = routing.layers.get(bank.layer as usize)?;
+        let layer = routing.layers.get(bank.place as usize)?;
         let expert = layer.neurons.get(bank.expert as usize)?;
         Some(order::by_temperature(&expert.counts))
     };
@@ -209,7 +210,7 @@ fn reordered(mut stats: ActivationStats, c: &ModelConfig, order: &[Vec<u32>]) ->
     };
     let banks = c.banks().zip(order);
     let of: BTreeMap<(u32, u32), &[u32]> = banks
-        .map(|(bank, order)| ((bank.layer, bank.expert), order.as_slice()))
+        .map(|(bank, order)| ((bank.place, bank.expert), order.as_slice()))
         .collect();
     routing.permute(|layer, expert| of.get(&(layer, expert)).copied().unwrap_or(&[]));
     stats
@@ -231,7 +232,7 @@ fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
 /// The order of one FFN's neurons: by temperature. If the statistics record coactivation, neurons of similar
 /// temperature that are active together become neighbours.
 fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bool) -> Vec<u32> {
-    let counts = stats.counts(bank.layer, bank.expert).unwrap_or_default();
+    let counts = stats.counts(bank.place, bank.expert).unwrap_or_default();
     match &stats.profile {
         Some(profile) if coactivation => {
             let fired = profile.sample.transposed(number, counts.len());

@@ -302,7 +302,8 @@ impl Work<'_> {
     /// Writes one non-FFN tensor.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
-        let bank = (info.id.role.is_by_neuron()).then_some(info.id.layer as usize);
+        let place = self.source.config().ffn_place(info.id.layer);
+        let bank = info.id.role.is_by_neuron().then_some(place);
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
             let count = BATCH.min(info.rows - first);

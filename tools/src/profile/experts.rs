@@ -112,11 +112,11 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
     let neurons = cut.subject(model.text().meta());
     let experts = |layer| c.mixture_of(layer).map_or(0, |_| c.experts);
     let chosen = c.mixture.as_ref().map_or(0, |m| m.chosen as usize);
-    let row = 2 * (c.layers as usize * chosen).max(1);
+    let row = 2 * (c.ffn_layers().count() * chosen).max(1);
     RoutedSubject {
         model: neurons.model,
         text: neurons.text,
-        experts: (0..c.layers).map(experts).collect(),
+        experts: c.ffn_layers().map(experts).collect(),
         chosen,
         window: neurons.window,
         kept: (TRACE_BYTES / row).min(cut.ids.len()),
@@ -127,7 +127,7 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
 /// numbers.
 fn add_neurons(routing: &mut Routing, c: &ModelConfig, fired: &[Vec<u64>], original: &[Vec<u32>]) {
     for ((number, bank), fired) in c.banks().enumerate().zip(fired) {
-        let layer = &mut routing.layers[bank.layer as usize];
+        let layer = &mut routing.layers[bank.place as usize];
         // Shared experts and dense layers have no router.
         if bank.expert as usize >= layer.visits.len() {
             continue;

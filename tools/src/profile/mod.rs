@@ -98,7 +98,7 @@ impl Cut {
     /// Identifies the run: text, model and windows.
     fn subject(&self, meta: &ContainerMeta) -> Subject {
         let c = &meta.config;
-        let (layers, neurons) = (c.layers as usize, c.ffn as usize);
+        let (layers, neurons) = (c.ffn_layers().count(), c.ffn as usize);
         Subject {
             model: format!("{} {}", c.name, meta.source.fingerprint),
             text: hash(&self.ids, self.window),

@@ -240,7 +240,7 @@ fn train(
         let mut banks = banks.iter().zip(&done);
         banks.any(|(bank, done)| bank.layer == *layer && done.is_none())
     };
-    let missing: Vec<u32> = (0..c.layers).filter(missing).collect();
+    let missing: Vec<u32> = c.ffn_layers().filter(missing).collect();
     for group in missing.chunks(at_once) {
         let inputs = collect(args, c, windows, group)?;
         // One progress bar at a time: reading the text has its own.
@@ -345,7 +345,7 @@ fn collect(
     };
     let model = open_model(&args.model)?;
     let mut engine = open_engine(model, &engine_args, windows.longest(), args.force)?;
-    let layers: Vec<usize> = layers.iter().map(|&layer| layer as usize).collect();
+    let layers: Vec<usize> = layers.iter().map(|&layer| c.ffn_place(layer)).collect();
     Inputs::collect(&mut engine, windows, &layers)
 }
 

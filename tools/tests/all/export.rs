@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 23] = [
+const NO_FOLDER: [&str; 26] = [
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
@@ -51,6 +51,9 @@ const NO_FOLDER: [&str; 23] = [
     "llama4",
     "llama4_text",
     "mistral4",
+    "nemotron_h",
+    "nemotron_h_both",
+    "nemotron_h_moe",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_5_whole",

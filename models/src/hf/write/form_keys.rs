@@ -58,6 +58,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba
+                | Quirk::Sublayers
                 | Quirk::RotatedByName
                 | Quirk::Temperature,
                 _,

@@ -7,8 +7,8 @@
 
 use emberflow_engine::ffn_hidden;
 use emberflow_kernels::Row;
-use emberflow_models::config::Bank;
-use emberflow_models::names::{Role, TensorId};
+use emberflow_models::config::{Bank, ModelConfig};
+use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
 
 use super::matrices::{Calibrator, is_calibrated};
@@ -27,6 +27,12 @@ const BLOCK: usize = 512;
 
 /// Weighted inputs of an expert: row index and weight.
 type WeightedInputs = Vec<(usize, f32)>;
+
+/// The matrices of an expert that read its input: Gate, and Up if there is one.
+fn before_down(c: &ModelConfig) -> impl Iterator<Item = Role> {
+    let roles = bundled(c).iter().copied();
+    roles.filter(|&role| role != Role::Down)
+}
 
 /// Rounds the experts of a layer.
 pub(super) struct ExpertCalibrator<'a, 'b> {
@@ -64,7 +70,7 @@ impl ExpertCalibrator<'_, '_> {
                 covariance.add(&self.calibrator.on, x)
             });
             let rounder = Rounder::for_rows(&self.calibrator.on, d, covariance.mean());
-            for role in [Role::Gate, Role::Up] {
+            for role in before_down(c) {
                 rows.put(id(role), self.calibrator.rows(id(role), &rounder)?);
             }
             drop(rounder);
@@ -94,7 +100,7 @@ impl ExpertCalibrator<'_, '_> {
         let c = self.calibrator.source.config();
         let (d, neurons) = (c.d_model as usize, bank.neurons as usize);
         let mut matrices = Vec::with_capacity(2);
-        for role in [Role::Gate, Role::Up] {
+        for role in before_down(c) {
             let id = TensorId {
                 role,
                 layer: bank.layer,
@@ -120,7 +126,8 @@ impl ExpertCalibrator<'_, '_> {
                 y
             };
             let mut gates = products(&mut gemm, &matrices[0]);
-            let mut ups = products(&mut gemm, &matrices[1]);
+            let ups = matrices.get(1).map(|matrix| products(&mut gemm, matrix));
+            let mut ups = ups.unwrap_or_default();
             for (values, bias) in [(&mut gates, &biases[0]), (&mut ups, &biases[1])] {
                 for row in values.chunks_exact_mut(neurons) {
                     row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);

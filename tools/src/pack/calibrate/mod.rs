@@ -165,24 +165,26 @@ impl Calibrator<'_> {
     fn layer(&self, number: u32, stream: &mut Stream) -> Result<LayerRows, Failure> {
         let mut rows = LayerRows::default();
         let none = PassInputs::default();
-        let experts = self.source.config().mixture_of(number).is_some();
+        let c = self.source.config();
+        let (mixes, experts) = (c.has_mixer(number), c.mixture_of(number).is_some());
         let visited = self.calibrates_ffn(number);
+        let dense = c.has_ffn(number) && !experts;
         let steps = [
             PassInputs {
-                attention: true,
+                attention: mixes,
                 ..none
             },
             PassInputs {
-                mixed: true,
+                mixed: mixes,
                 ..none
             },
             PassInputs {
-                ffn: !experts,
+                ffn: dense,
                 visits: experts && visited,
                 ..none
             },
             PassInputs {
-                hidden: !experts,
+                hidden: dense,
                 ..none
             },
             PassInputs {

@@ -42,9 +42,11 @@ pub struct OneLayer<'a> {
 }
 
 impl<'a> OneLayer<'a> {
-    /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn` its FFN is zero.
+    /// The layer `at` with the matrices of `rounded` instead of the source's. Without `ffn`, or without one in the
+    /// model, its FFN is zero.
     pub fn new(at: LayerPlace<'a>, rounded: &'a LayerRows, ffn: bool) -> Self {
         let (c, layer) = (at.source.config(), at.layer);
+        let ffn = ffn && c.has_ffn(layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.banks_of(layer).next().map_or(c.ffn, |bank| bank.neurons);
         let vocab = at.vocabulary.len() as u32;
@@ -203,6 +205,8 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             }),
             _ => None,
         },
+        without_mixer: (!c.has_mixer(layer)).then_some(0).into_iter().collect(),
+        without_ffn: Vec::new(),
         streams: c.form.streams.map(|streams| Streams {
             per_layer_vocab: vocab,
             ..streams

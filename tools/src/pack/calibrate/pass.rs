@@ -84,6 +84,7 @@ impl Gathered {
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
             MixerKind::Mamba(mamba) => mamba.values(),
+            MixerKind::None => 0,
         };
         let neurons = c.ffn as usize;
         let blocks = (0..neurons).step_by(DOWN_BLOCK);

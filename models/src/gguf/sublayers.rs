@@ -1,0 +1,114 @@
+//! The layers of Nemotron-H, which consist of a single sublayer each.
+
+use super::mamba::mamba_layers;
+use super::value::Metadata;
+use crate::config::Form;
+use crate::error::Error;
+use crate::families::Arch;
+
+/// Neurons of FFNs or of experts, layer by layer.
+const FFN: &str = "feed_forward_length";
+/// Heads of keys and values, layer by layer.
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// The one number above 0 in a list of one number for each layer, and the layers that have it.
+fn listed(
+    metadata: &Metadata,
+    arch: &Arch,
+    rest: &str,
+    layers: u32,
+) -> Result<(Option<u32>, Vec<u32>), Error> {
+    let key = format!("{}.{rest}", arch.name);
+    let list = metadata.u32s(&key)?;
+    let own = list.iter().copied().find(|&number| number != 0);
+    let alike = list.iter().all(|&n| n == 0 || Some(n) == own);
+    // layers for multi-token prediction follow
+    if list.len() < layers as usize || !alike {
+        let expected = format!("0 or the same number for each of {layers} layers");
+        return Err(metadata.bad(&key, &expected));
+    }
+    let with = (0..layers).zip(list).filter(|(_, number)| *number != 0);
+    Ok((own, with.map(|(layer, _)| layer).collect()))
+}
+
+/// The number of an FFN's neurons.
+pub(super) fn ffn(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
+    let key = format!("{}.{FFN}", arch.name);
+    let (ffn, _) = listed(metadata, arch, FFN, layers)?;
+    ffn.ok_or_else(|| metadata.bad(&key, "a number above 0 for some layers"))
+}
+
+/// Puts the layers into the form: those without keys, values and neurons are Mamba-2. The heads of keys
+/// and values are returned.
+pub(super) fn sublayers(
+    metadata: &Metadata,
+    arch: &Arch,
+    layers: u32,
+    form: &mut Form,
+) -> Result<Option<u32>, Error> {
+    let (heads, attention) = listed(metadata, arch, KV_HEADS, layers)?;
+    let (_, fed) = listed(metadata, arch, FFN, layers)?;
+    if let Some(layer) = fed.iter().find(|layer| attention.contains(layer)) {
+        let expected = format!("0 for layer {layer}, which has an FFN");
+        return Err(metadata.bad(&format!("{}.{KV_HEADS}", arch.name), &expected));
+    }
+    let without = |list: &[u32]| -> Vec<u32> {
+        let others = (0..layers).filter(|layer| !list.contains(layer));
+        others.collect()
+    };
+    form.without_ffn = without(&fed);
+    let recurrent = without(&[&fed[..], &attention].concat());
+    if !recurrent.is_empty() {
+        form.mamba = Some(mamba_layers(metadata, arch, recurrent)?);
+    }
+    form.without_mixer = fed;
+    Ok(heads)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::families;
+    use crate::gguf::value::Value;
+
+    fn read(heads: &[u64], ffn: &[u64]) -> Result<Form, Error> {
+        let (_, arch) = families::find_arch("nemotron_h").unwrap();
+        let mut metadata = Metadata::new(Path::new("model.gguf"));
+        for (key, list) in [(KV_HEADS, heads), (FFN, ffn)] {
+            let list = list.iter().map(|&n| Value::Uint(n)).collect();
+            let key = format!("nemotron_h.{key}");
+            metadata.insert(key, Value::List(list)).unwrap();
+        }
+        for key in [
+            "conv_kernel",
+            "inner_size",
+            "state_size",
+            "time_step_rank",
+            "group_count",
+        ] {
+            let key = format!("nemotron_h.ssm.{key}");
+            metadata.insert(key, Value::Uint(4)).unwrap();
+        }
+        let mut form = Form::default();
+        sublayers(&metadata, arch, 4, &mut form).map(|_| form)
+    }
+
+    #[test]
+    fn layers_are_told_by_their_heads_and_neurons() {
+        // the fifth is for multi-token prediction
+        let form = read(&[0, 2, 0, 0, 2], &[0, 0, 7, 0, 7]).unwrap();
+        assert_eq!(form.without_ffn, [0, 1, 3]);
+        assert_eq!(form.without_mixer, [2]);
+        assert_eq!(form.mamba.unwrap().layers, [0, 3]);
+        for (heads, ffn) in [
+            ([0, 2, 0, 3], [0, 0, 7, 0]),
+            ([0, 2, 0, 0], [0, 0, 7, 8]),
+            ([0, 2, 2, 0], [0, 0, 7, 0]),
+        ] {
+            assert!(read(&heads, &ffn).is_err());
+        }
+        assert!(read(&[0, 2, 0], &[0, 0, 7, 0]).is_err());
+    }
+}
