@@ -196,7 +196,10 @@ impl ModelConfig {
             _ if !self.has_ffn(layer) => (0, 0, 0),
             (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
-            (None, None) => (self.experts, self.dense_neurons(layer), 0),
+            (None, None) => match self.form.shared_kv_ffn {
+                wide if wide > 0 && layer >= self.first_shared() => (1, wide, 0),
+                _ => (self.experts, self.ffn, 0),
+            },
         };
         let place = self.ffn_place(layer) as u32;
         (0..experts)
@@ -213,14 +216,6 @@ impl ModelConfig {
     /// All banks, layer by layer.
     pub fn banks(&self) -> impl Iterator<Item = Bank> + Clone {
         (0..self.layers).flat_map(|layer| self.banks_of(layer))
-    }
-
-    /// Neurons of layer `layer` of a model without experts.
-    fn dense_neurons(&self, layer: u32) -> u32 {
-        match self.form.shared_kv_ffn {
-            wide if wide > 0 && layer >= self.first_shared() => wide,
-            _ => self.ffn,
-        }
     }
 
     /// Whether layer `layer` rotates queries and keys.

@@ -163,10 +163,14 @@ pub(super) fn model_config(
     }
     form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let (kv_heads, ffn) = match family.has(Quirk::GlobalHeads) {
-        true => gemma4::form(metadata, arch, facts.of_gemma4(), &window, &mut form)?,
-        false => (kv_heads(metadata, family, arch, layers, &mut form)?, None),
-    };
+    let (kv_heads, ffn) = by_layer(
+        metadata,
+        family,
+        arch,
+        facts.of_gemma4(),
+        &window,
+        &mut form,
+    )?;
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -203,6 +207,22 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
+}
+
+/// The heads of keys and values, and the FFN's neurons where layers differ in them.
+fn by_layer(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    facts: gemma4::Gemma4Facts,
+    window: &[u32],
+    form: &mut Form,
+) -> Result<(Option<u32>, Option<u32>), Error> {
+    if family.has(Quirk::GlobalHeads) {
+        return gemma4::form(metadata, arch, facts, window, form);
+    }
+    let kv_heads = kv_heads(metadata, family, arch, window.len() as u32, form)?;
+    Ok((kv_heads, None))
 }
 
 /// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H

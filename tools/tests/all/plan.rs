@@ -150,11 +150,11 @@ fn a_description_is_planned_like_the_model() {
     }
 }
 
-/// The shapes in `docs/shapes` have the parameters that their models are named after.
+/// The shapes in `benches/shapes` have the parameters that their models are named after.
 #[test]
 fn shapes_have_the_parameters_of_their_models() {
     for (name, billions) in SHAPES {
-        let path = Path::new("../docs/shapes").join(format!("{name}.json"));
+        let path = Path::new("../benches/shapes").join(format!("{name}.json"));
         let config = emberflow_models::describe(&path).unwrap();
         let parameters: f64 = emberflow_models::names::required(&config)
             .iter()
