@@ -163,14 +163,7 @@ pub(super) fn model_config(
     }
     form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let (kv_heads, ffn) = by_layer(
-        metadata,
-        family,
-        arch,
-        facts.of_gemma4(),
-        &window,
-        &mut form,
-    )?;
+    let (kv_heads, ffn) = by_layer(metadata, family, arch, facts, &window, &mut form)?;
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -214,12 +207,12 @@ fn by_layer(
     metadata: &Metadata,
     family: &Family,
     arch: &Arch,
-    facts: gemma4::Gemma4Facts,
+    facts: &Facts,
     window: &[u32],
     form: &mut Form,
 ) -> Result<(Option<u32>, Option<u32>), Error> {
     if family.has(Quirk::GlobalHeads) {
-        return gemma4::form(metadata, arch, facts, window, form);
+        return gemma4::form(metadata, arch, facts.of_gemma4(), window, form);
     }
     let kv_heads = kv_heads(metadata, family, arch, window.len() as u32, form)?;
     Ok((kv_heads, None))
