@@ -169,12 +169,13 @@ fn shapes_have_the_parameters_of_their_models() {
 }
 
 /// Billions of parameters of the text models without layers for multi-token prediction.
-const SHAPES: [(&str, f64); 7] = [
+const SHAPES: [(&str, f64); 8] = [
     ("deepseek-v2-lite", 15.7),
     ("gemma-4-26b-a4b", 25.2),
     ("glm-4.5-air", 106.9),
     ("glm-4.7-flash", 29.9),
     ("lfm2.5-8b-a1b", 8.3),
     ("minimax-m2", 228.7),
+    ("nemotron-3-nano", 31.6),
     ("qwen3.6-35b-a3b", 34.7),
 ];
