@@ -75,8 +75,8 @@ pub(super) struct Facts {
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
-    /// Some layers have keys and no values.
-    pub(super) key_is_value: bool,
+    /// What they say of Gemma 4.
+    pub(super) gemma4: gemma4::Gemma4Facts,
 }
 
 impl Facts {
@@ -102,14 +102,6 @@ impl Facts {
             QkNorm::HeadBy(_) => self.has_qk_norm,
             QkNorm::PlainUnless(_) => false,
             norm => norm != QkNorm::No,
-        }
-    }
-
-    /// What they say of Gemma 4.
-    fn of_gemma4(&self) -> gemma4::Gemma4Facts {
-        gemma4::Gemma4Facts {
-            rows: self.streams.rows,
-            key_is_value: self.key_is_value,
         }
     }
 
@@ -212,7 +204,7 @@ fn by_layer(
     form: &mut Form,
 ) -> Result<(Option<u32>, Option<u32>), Error> {
     if family.has(Quirk::GlobalHeads) {
-        return gemma4::form(metadata, arch, facts.of_gemma4(), window, form);
+        return gemma4::form(metadata, arch, facts.gemma4, window, form);
     }
     let kv_heads = kv_heads(metadata, family, arch, window.len() as u32, form)?;
     Ok((kv_heads, None))

@@ -15,6 +15,10 @@ pub(super) struct Gemma4Facts {
     pub(super) rows: u32,
     /// Some layers have keys and no values.
     pub(super) key_is_value: bool,
+    /// Layers end with a factor.
+    pub(super) layer_scale: bool,
+    /// There are divisors of the rotary frequencies.
+    pub(super) rope_factors: bool,
 }
 
 /// Reads what the form departs in, with the window of each layer. Heads of keys and values of the layers
@@ -41,7 +45,10 @@ pub(super) fn form(
             return Err(metadata.unsupported(&key(rest), &why));
         }
     }
-    form.layer_scale = true;
+    if !facts.rope_factors {
+        return Err(metadata.missing("rope_freqs.weight", "the divisors of rotary frequencies"));
+    }
+    form.layer_scale = facts.layer_scale;
     form.shared_kv = metadata
         .u32(&key("attention.shared_kv_layers"))?
         .unwrap_or(0);

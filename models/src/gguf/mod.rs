@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use self::config::Facts;
+use self::gemma4::Gemma4Facts;
 use self::header::{Header, Raw};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::split::Set;
@@ -141,6 +142,12 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         let of_layer = |raw: &Raw| raw.name.starts_with("blk.") && raw.name.ends_with(end);
         tensors.iter().any(of_layer)
     };
+    let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
+    let rows_of = |name: &str| {
+        let raw = tensors.iter().find(|raw| raw.name == name);
+        let rows = raw.and_then(|raw| raw.shape.first().copied());
+        rows.map_or(0, |rows| u32::try_from(rows).unwrap_or(u32::MAX))
+    };
     Facts {
         powerinfer,
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
@@ -160,14 +167,16 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
             .iter()
             .find(|raw| raw.name == POSITIONS)
             .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
-        key_is_value: {
-            let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
-            count(".attn_k.weight") > count(".attn_v.weight")
-        },
         streams: streams::Sizes::of(|name| {
             let raw = tensors.iter().find(|raw| raw.name == name);
             raw.map(|raw| &raw.shape[..])
         }),
+        gemma4: Gemma4Facts {
+            rows: rows_of("per_layer_token_embd.weight"),
+            key_is_value: count(".attn_k.weight") > count(".attn_v.weight"),
+            layer_scale: some_has(".layer_output_scale.weight"),
+            rope_factors: has(ROPE_FACTORS),
+        },
     }
 }
 
