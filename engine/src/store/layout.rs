@@ -103,12 +103,13 @@ impl Layout {
             let rest: usize = banks.clone().skip(experts).map(of).sum();
             chosen.min(experts).saturating_mul(most) + rest
         };
-        let most = |of: &dyn Fn(u32) -> usize| {
-            let layers = self.layers.iter().map(|banks| of_layer(banks, of));
-            layers.max().unwrap_or(0)
-        };
-        self.at_once = most(&|bank| self.clusters(bank));
-        self.neurons_visited = most(&|bank| self.neurons(bank)).min(self.most_in_layer());
+        let clusters = |bank| self.clusters(bank);
+        let most = self.layers.iter().map(|banks| of_layer(banks, &clusters));
+        let neurons = |bank| self.neurons(bank);
+        let all = self.layers.iter().map(|banks| of_layer(banks, &neurons));
+        let mean = all.sum::<usize>().div_ceil(self.layers.len().max(1));
+        self.at_once = most.max().unwrap_or(0);
+        self.neurons_visited = mean.min(self.most_in_layer());
     }
 
     /// Whether any layer has several banks, of which a row visits only some.
@@ -126,7 +127,7 @@ impl Layout {
         (self.at_once * CLUSTER).min(self.most_in_layer())
     }
 
-    /// Most neurons that a row visits in a layer.
+    /// Neurons that a row visits in a layer, on average.
     pub fn neurons_visited(&self) -> usize {
         self.neurons_visited
     }
