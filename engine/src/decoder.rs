@@ -400,7 +400,10 @@ impl Decoder {
         // `normed` has the norm before the FFN.
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
         let dense = std::slice::from_ref(dense);
-        let at = LayerInput::alone(place, dense, input, residual);
+        let at = LayerInput {
+            then: experts,
+            ..LayerInput::alone(place, dense, input, residual)
+        };
         ffn.layer(on, &at, dense_out)?;
         let observed = if hooks.observer.is_some() { n * d } else { 0 };
         let dense_input = s.normed[..observed].to_vec();
@@ -481,6 +484,7 @@ impl Decoder {
         let at = LayerInput {
             number: place,
             units: experts.as_deref().unwrap_or(&dense),
+            then: &[],
             input,
             residual: &pass.x[..width],
             next: next.map(|next| NextLayer {

@@ -29,6 +29,16 @@ pub fn activity(
 pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsError> {
     let layers = c.ffn_layers().count();
     let [experts, neurons] = [c.experts, c.ffn].map(|n| n as usize);
+    let mut sizes = c.banks().map(|bank| bank.neurons as usize);
+    if c.mixture.is_none()
+        && let Some(expected) = sizes.find(|&size| size != neurons)
+    {
+        return Err(StatsError::Shape {
+            what: "the size of every FFN".into(),
+            found: neurons,
+            expected,
+        });
+    }
     match c.mixture {
         None => ActivationStats::parse(bytes, layers, experts, neurons),
         Some(_) => ActivationStats::parse_routing(bytes, layers, experts),

@@ -115,8 +115,11 @@ impl Ffn {
                 gathered: &gathered,
                 streamed,
             };
-            let next = self.part_end(at.units, end);
-            outcome = self.compute(on, inputs, &at.units[end..next], out);
+            let after = match end == at.units.len() {
+                true => &at.then[..self.part_end(at.then, 0)],
+                false => &at.units[end..self.part_end(at.units, end)],
+            };
+            outcome = self.compute(on, inputs, after, out);
             first = end;
         }
         self.gathered = gathered;

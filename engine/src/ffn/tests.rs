@@ -99,6 +99,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
     let at = LayerInput {
         number,
         units: &work,
+        then: &[],
         input: Input::new(on.cpu, x, rows, &mut memory),
         residual: x,
         next: None,

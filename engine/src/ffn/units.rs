@@ -122,6 +122,8 @@ pub(crate) struct LayerInput<'a> {
     pub number: usize,
     /// In the order of reduction.
     pub units: &'a [BankWork<'a>],
+    /// What the layer computes after them from another input; usually nothing.
+    pub then: &'a [BankWork<'a>],
     /// The residual stream after the norm.
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
@@ -143,6 +145,7 @@ impl<'a> LayerInput<'a> {
         Self {
             number,
             units,
+            then: &[],
             input,
             residual,
             next: None,

@@ -186,6 +186,15 @@ impl ModelConfig {
         if let Some(bad) = bad_choice(mixture, self.experts) {
             return Some(bad);
         }
+        let form = &self.form;
+        let one_after_other = form.pre_norm && !form.parallel.is_parallel();
+        let whole = form.without_ffn.is_empty() && form.without_mixer.is_empty();
+        let apart = mixture.shared > 0 && mixture.shared_is_plain && !mixture.early_router;
+        if mixture.dense_beside && !(one_after_other && whole && apart) {
+            let expected =
+                "false, without a plain FFN of every token in layers one after the other";
+            return BadField::some("dense_beside", &true, expected);
+        }
         let jitter = mixture.jitter;
         if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {
             let expected = "a finite number, 0 or more; 0 without sparsemixer";

@@ -5,7 +5,7 @@ use super::value::Metadata;
 use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::families::{Arch, Family, Quirk};
+use crate::families::{self, Arch, Family, Quirk};
 use crate::file::DataFile;
 use crate::store::shape_text;
 
@@ -246,11 +246,12 @@ pub(super) fn scale_rope(
         })
     };
     let factors = read_factors(config, file, raw)?;
-    if let Some(pairs) = proportional(&factors) {
-        config.rope.scaling = RopeScaling::Proportional { pairs };
-        return Ok(());
-    }
-    let Some(scaling) = llama3_from_factors(config.rope.theta, config.rope.dims, &factors) else {
+    let of_gemma4 = families::of(&config.family).has(Quirk::GlobalHeads);
+    let scaling = match proportional(&factors).filter(|_| of_gemma4) {
+        Some(pairs) => Some(RopeScaling::Proportional { pairs }),
+        None => llama3_from_factors(config.rope.theta, config.rope.dims, &factors),
+    };
+    let Some(scaling) = scaling else {
         return unsupported(
             format!("{factors:?}"),
             "these divisors are not those of a llama3 scaling",

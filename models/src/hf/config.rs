@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::experts;
 use super::foreign;
 use super::form;
+use super::gemma4;
 use super::json::Keys;
 use super::latent;
 use super::rope::ropes;
@@ -51,13 +52,16 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
+    let window = windows(&keys, family.windows, layers, &form)?;
+    if family.has(Quirk::GlobalHeads) {
+        gemma4::form(&keys, &window, &mut form)?;
+    }
     let (rope, local_rope) = ropes(&keys, family, rotated(&keys, family, head_dim, &form)?)?;
     form.local_rope = local_rope;
     if form.latent.is_some() {
         latent::expect_rotated(&keys, &rope)?;
         form.attention_scale = latent::attention_scale(&keys, &rope.scaling, head_dim)?;
     }
-    let window = windows(&keys, family.windows, layers, &form)?;
     if family.has(Quirk::FullUnrotated) && has_windows(&keys) {
         let full = (0..).zip(&window).filter(|(_, window)| **window == 0);
         form.nope_layers = full.map(|(layer, _)| layer).collect();

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::delta_net::delta_nets;
 use super::experts::switches;
-use super::gemma4;
 use super::json::Keys;
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
@@ -66,7 +65,6 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
             Quirk::Streams => streams(keys, sizes, &mut form)?,
-            Quirk::GlobalHeads => gemma4::form(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,

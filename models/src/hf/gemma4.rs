@@ -1,29 +1,37 @@
 //! What Gemma 4 has beside Gemma 3, in `config.json`.
 
-use serde_json::Value;
-
 use super::json::Keys;
-use super::values::Sizes;
 use crate::config::{Form, GlobalHeads, LayerInputs};
 use crate::error::Error;
 
 /// Elements of a head of a layer without a window, where no key says it.
 const GLOBAL_DIM: u32 = 512;
-/// Every so many layers, one has no window, where no list names the layers.
-const PATTERN: u32 = 6;
+/// Elements of a layer's input, where the key is absent.
+const LAYER_INPUT: u32 = 256;
 /// Key of what differs by layer, as transformers 5 writes it.
 const BY_LAYER: &str = "per_layer_config";
 
 /// `modeling_gemma4.py`: other heads without a window, whose values may be their keys; last layers that
 /// read the keys and values of earlier ones, with wider FFNs; an input for each layer; a factor at each
 /// layer's end.
-pub(super) fn form(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
+pub(super) fn form(keys: &Keys, window: &[u32], form: &mut Form) -> Result<(), Error> {
+    if window.last().is_none_or(|&window| window != 0) {
+        let expected = "a list that ends with full_attention, as transformers makes the last layer";
+        return Err(keys.bad("layer_types", expected));
+    }
+    if keys.get("rope_parameters").is_none() {
+        return Err(keys.missing("rope_parameters", "those of both kinds of layers"));
+    }
     form.layer_scale = true;
     form.shared_kv = keys.u32("num_kv_shared_layers")?.unwrap_or(0);
     if keys.bool("use_double_wide_mlp")? == Some(true) && form.shared_kv > 0 {
         form.shared_kv_ffn = keys.need_u32("intermediate_size")?.saturating_mul(2);
     }
-    let width = keys.u32("hidden_size_per_layer_input")?.unwrap_or(0);
+    const WIDTH: &str = "hidden_size_per_layer_input";
+    let width = match keys.map().contains_key(WIDTH) {
+        true => keys.u32(WIDTH)?.unwrap_or(0),
+        false => LAYER_INPUT,
+    };
     if width > 0 {
         let (tokens, vocab) = ("vocab_size_per_layer_input", keys.need_u32("vocab_size")?);
         form.layer_inputs = Some(LayerInputs {
@@ -34,7 +42,7 @@ pub(super) fn form(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), Err
             },
         });
     }
-    let heads = global_heads(keys, sizes.layers)?;
+    let heads = global_heads(keys, window)?;
     let local = GlobalHeads {
         kv_heads: keys.need_u32("num_key_value_heads")?,
         head_dim: keys.need_u32("head_dim")?,
@@ -45,7 +53,7 @@ pub(super) fn form(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), Err
 }
 
 /// Heads of the layers without a window.
-fn global_heads(keys: &Keys, layers: u32) -> Result<GlobalHeads, Error> {
+fn global_heads(keys: &Keys, window: &[u32]) -> Result<GlobalHeads, Error> {
     let key_is_value = keys.bool("attention_k_eq_v")?.unwrap_or(false);
     let mut heads = GlobalHeads {
         kv_heads: keys.need_u32("num_key_value_heads")?,
@@ -64,27 +72,25 @@ fn global_heads(keys: &Keys, layers: u32) -> Result<GlobalHeads, Error> {
     }
     heads.kv_heads = keys.need_u32("num_key_value_heads")?;
     heads.head_dim = keys.need_u32("head_dim")?;
-    // numbers of layers may have leading zeros
-    let number = |key: &String| key.parse::<u32>().ok();
-    let full = full_layers(keys, layers)?;
-    let named: Vec<Option<u32>> = by_layer.map().keys().map(number).collect();
-    let is_full = |layer: &Option<u32>| layer.is_some_and(|layer| full.contains(&layer));
-    if let Some(at) = named.iter().position(|layer| !is_full(layer)) {
-        let key = by_layer.map().keys().nth(at).map_or("", String::as_str);
-        let why = "only layers without a window may have other heads";
-        return Err(by_layer.unsupported(key, why));
+    let mut given = vec![None; window.len()];
+    for key in by_layer.map().keys() {
+        // numbers may have leading zeros
+        let layer = key.parse::<usize>().ok();
+        let layer = layer.filter(|&layer| window.get(layer) == Some(&0));
+        let Some(layer) = layer else {
+            let why = "only layers without a window may have other heads";
+            return Err(by_layer.unsupported(key, why));
+        };
+        let object = by_layer.object(key, "per_layer_config.")?;
+        given[layer] = object.map(|object| one_layer(&object, heads)).transpose()?;
     }
     let mut found: Option<GlobalHeads> = None;
-    for layer in full {
-        let at = named.iter().position(|named| *named == Some(layer));
-        let key = at.and_then(|at| by_layer.map().keys().nth(at));
-        let of = match key {
-            Some(key) => match by_layer.object(key, "per_layer_config.")? {
-                Some(object) => one_layer(&object, heads)?,
-                None => heads,
-            },
-            None => heads,
-        };
+    let full = given
+        .into_iter()
+        .zip(window)
+        .filter(|(_, window)| **window == 0);
+    for (given, _) in full {
+        let of = given.unwrap_or(heads);
         if found.is_some_and(|found| found != of) {
             let why = "the layers without a window have different heads";
             return Err(keys.unsupported(BY_LAYER, why));
@@ -108,21 +114,4 @@ fn one_layer(object: &Keys, mut heads: GlobalHeads) -> Result<GlobalHeads, Error
     let own = object.u32("num_key_value_heads")?;
     heads.kv_heads = own.unwrap_or(heads.kv_heads);
     Ok(heads)
-}
-
-/// The layers without a window. The last one is always among them.
-fn full_layers(keys: &Keys, layers: u32) -> Result<Vec<u32>, Error> {
-    let kinds = keys.read("layer_types", "a list", Value::as_array)?;
-    let Some(kinds) = kinds else {
-        let is_full = |layer: &u32| (layer + 1).is_multiple_of(PATTERN);
-        return Ok((0..layers).filter(is_full).collect());
-    };
-    if kinds.last().and_then(Value::as_str) != Some("full_attention") {
-        let expected = "a list that ends with full_attention, which transformers makes the last";
-        return Err(keys.bad("layer_types", expected));
-    }
-    let full = (0..)
-        .zip(kinds)
-        .filter(|(_, kind)| *kind == "full_attention");
-    Ok(full.map(|(layer, _)| layer).collect())
 }

@@ -173,6 +173,20 @@ pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
         .map(|stem| stem.to_string_lossy().into_owned());
     let named = stem.filter(|stem| stem != "config");
     let name = named.unwrap_or_else(|| model_name(folder.unwrap_or(Path::new("."))));
+    let quantised = |value: &serde_json::Value| {
+        value
+            .get("quantization_config")
+            .is_some_and(|of| !of.is_null())
+    };
+    if quantised(&value) || value.get("text_config").is_some_and(quantised) {
+        return Err(Error::Unsupported {
+            path: path.to_owned(),
+            key: "quantization_config".into(),
+            found: "present".into(),
+            why: "models are planned from floats; take the config.json of the unquantised one"
+                .into(),
+        });
+    }
     let config = config::model_config(path, &value, name)?;
     config.validate(path)?;
     Ok(config)

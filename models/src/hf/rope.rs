@@ -38,6 +38,9 @@ pub(super) fn ropes(
         }
         for ((key, prefix), object) in kinds.into_iter().zip(&mut objects) {
             *object = modern.object(key, prefix)?;
+            if object.is_none() && family.has(Quirk::GlobalHeads) {
+                return Err(modern.missing(key, "an object"));
+            }
         }
     }
     let one = |object: Option<Keys>, theta: Option<f32>, usual: f32, dims| -> Result<Rope, Error> {

@@ -87,6 +87,29 @@ fn only_visited_experts_are_read() {
     }
 }
 
+/// Experts whose reads begin before the dense FFN beside them are not read again after it.
+#[test]
+fn experts_beside_a_dense_ffn_are_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let case = case("gemma4_moe");
+    let golden = Golden::load(&case, "golden.json");
+    let container = packed(&case, dir.path(), DType::F32);
+    let bundle = u64::from(Container::open(&container).unwrap().geometry().stride);
+    let mut engine = open(&container, roomy(golden.tokens.len()));
+    squeeze(&mut engine, 0.0);
+    let most = visited(&engine) * bundle;
+    let mut sequence = engine.new_sequence().unwrap();
+    for token in &golden.tokens {
+        let before = engine.counters();
+        engine
+            .forward(&mut sequence, &[*token], Logits::Last)
+            .unwrap();
+        let read = engine.counters().since(before).bytes_read;
+        // whole blocks of the device, and an expert of the next layer that was guessed wrong
+        assert!(read as f64 <= 1.25 * most as f64, "{read} of {most}");
+    }
+}
+
 /// Tokens whose experts are resident read nothing, and what has room stays.
 #[test]
 fn resident_experts_are_hits() {

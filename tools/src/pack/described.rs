@@ -1,6 +1,7 @@
 //! Containers of models that are only described: for plans before a download.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use emberflow_engine::demo_container;
@@ -39,6 +40,7 @@ impl Described {
         let beside = path.with_file_name("tokenizer.json");
         let tokenizer = match std::fs::read_to_string(&beside) {
             Ok(text) => text,
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Failure::file(&beside)(e)),
             // another one does for sizes
             Err(_) => {
                 let mut demo = demo_container(Demo::Dense)?;

@@ -132,6 +132,11 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         return experts::run(args, model, &cut, output, start);
     }
     let c = model.text().config().clone();
+    if c.banks().any(|bank| bank.neurons != c.ffn) {
+        let why =
+            "the FFNs of this model's layers have different sizes, which statistics cannot hold";
+        return Err(Failure::usage(why));
+    }
     let original = original_ids(model.container(), &c)?;
     let subject = cut.subject(model.text().meta());
     let checkpoint = checkpoint_of(output);

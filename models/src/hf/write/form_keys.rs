@@ -155,6 +155,14 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
     }
 }
 
+/// Whether layers without a window, or with shared keys, differ in what no key says.
+pub(super) fn has_other_heads_or_neurons(c: &ModelConfig) -> bool {
+    let heads = c.form.global_heads;
+    let wide = c.form.shared_kv_ffn;
+    heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads)
+        || wide > 0 && wide != 2 * c.ffn
+}
+
 /// What Gemma 4 has beside Gemma 3.
 fn global_heads(c: &ModelConfig, config: &mut Value) {
     let form = &c.form;

@@ -56,6 +56,10 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
         config["partial_rotary_factor"] = json!(share);
     }
+    if form_keys::has_other_heads_or_neurons(c) {
+        let reason = "other heads of values, or other neurons, than the format has keys for";
+        return Err(unsupported(reason.into()));
+    }
     form_keys::add(c, family, &mut config);
     match family.bias {
         Bias::AllBy(key, _) => config[key] = json!(c.o_bias),
