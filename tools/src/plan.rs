@@ -38,8 +38,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let model = model_of(&arg)?;
     // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
-    let name = model.text().config().name.clone();
-    let context = (args.context as usize).min(model.text().config().max_context as usize);
+    let c = model.text().config();
+    let (name, context) = (c.name.clone(), args.context.min(c.max_context) as usize);
     let options = Options {
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),

@@ -20,18 +20,18 @@ pub(super) struct OfExperts {
     pub(super) mixture: Mixture,
 }
 
+/// Whether a model of a family that may have experts has none.
+fn are_absent(keys: &Keys, of: &Experts) -> Result<bool, Error> {
+    Ok(match (of.dense, of.beside) {
+        (Dense::Sublayers, _) => !sublayers(keys)?.contains(&Sublayer::Experts),
+        (_, Some(key)) => keys.bool(key)? != Some(true),
+        (_, None) => of.optional && keys.u32(of.count)? == Some(0),
+    })
+}
+
 /// Reads the keys of a model of so many layers; `None` if it has no experts.
 pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfExperts>, Error> {
-    let absent = match of.dense {
-        Dense::Sublayers => !sublayers(keys)?.contains(&Sublayer::Experts),
-        _ => of.optional && keys.u32(of.count)? == Some(0),
-    };
-    if absent {
-        return Ok(None);
-    }
-    if let Some(key) = of.beside
-        && keys.bool(key)? != Some(true)
-    {
+    if are_absent(keys, of)? {
         return Ok(None);
     }
     if let Some(key) = of.early_router
