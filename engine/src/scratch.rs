@@ -1,7 +1,9 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::{DeltaNetShape, LatentSizes, MambaShape, ModelConfig, Parallel};
+use emberflow_models::config::{
+    DeltaNetShape, KdaShape, LatentSizes, MambaShape, ModelConfig, Parallel,
+};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
@@ -178,6 +180,7 @@ fn projected(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::inputs))
 }
 
@@ -189,6 +192,7 @@ fn mixed(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::channels))
 }
 
@@ -198,6 +202,7 @@ fn beside(c: &ModelConfig) -> usize {
     let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank));
     kv.max(latent)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
+        .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))
 }
 
 /// Width of [`Scratch::gate`].
@@ -208,6 +213,7 @@ fn output_gates(c: &ModelConfig) -> usize {
     of_attention
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
+        .max(kda(c).map_or(0, KdaShape::values))
         .max(mamba(c).map_or(0, MambaShape::values))
 }
 
@@ -221,7 +227,8 @@ fn widest_input(c: &ModelConfig) -> usize {
     });
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
-    d.max(q).max(latent).max(delta).max(mamba)
+    let kda = kda(c).map_or(0, KdaShape::values);
+    d.max(q).max(latent).max(delta).max(kda).max(mamba)
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {
@@ -230,6 +237,10 @@ fn latent(c: &ModelConfig) -> Option<LatentSizes> {
 
 fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {
     c.form.delta_net.as_ref().map(|nets| nets.shape)
+}
+
+fn kda(c: &ModelConfig) -> Option<KdaShape> {
+    c.form.kda.as_ref().map(|layers| layers.shape)
 }
 
 fn mamba(c: &ModelConfig) -> Option<MambaShape> {

@@ -345,6 +345,28 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             ];
             push_all(list, layer, &all);
         }
+        MixerKind::Kda(kda) => {
+            let [heads, dim, taps] = [kda.heads, kda.dim, kda.taps].map(|n| n as usize);
+            let values = kda.values();
+            let all = [
+                (Role::Q, values, d),
+                (Role::K, values, d),
+                (Role::V, values, d),
+                (Role::DeltaConvQ, values, taps),
+                (Role::DeltaConvK, values, taps),
+                (Role::DeltaConvV, values, taps),
+                (Role::DeltaBeta, heads, d),
+                (Role::DeltaDecayIn, dim, d),
+                (Role::DeltaDecay, values, dim),
+                (Role::DeltaStep, 1, values),
+                (Role::DeltaRate, 1, heads),
+                (Role::DeltaGateIn, dim, d),
+                (Role::DeltaGate, values, dim),
+                (Role::DeltaNorm, 1, dim),
+                (Role::O, d, values),
+            ];
+            push_all(list, layer, &all);
+        }
         MixerKind::Mamba(mamba) => {
             let all = [
                 (Role::MambaIn, mamba.inputs(), d),
