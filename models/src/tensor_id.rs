@@ -322,6 +322,15 @@ impl Role {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
 
+    /// Whether it is the weights of a convolution.
+    pub(crate) fn is_conv(self) -> bool {
+        use Role::*;
+        matches!(
+            self,
+            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV
+        )
+    }
+
     /// Whether it is a vector: a norm's weight or a bias.
     pub fn is_vector(self) -> bool {
         use Role::*;

@@ -17,6 +17,8 @@ pub enum Kind {
     ShortConv,
     /// With gated DeltaNets: a fixture.
     DeltaNet,
+    /// With Kimi Delta Attention beside latent attention: a fixture.
+    Kda,
     /// Of latent attention alone: a fixture.
     Latent,
     /// With Mamba-2 layers: a fixture.
@@ -28,10 +30,11 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 7] = [
+pub const KINDS: [Kind; 8] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
+    Kind::Kda,
     Kind::Latent,
     Kind::Mamba,
     Kind::TwoHeads,
@@ -45,6 +48,7 @@ impl Kind {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
             Self::ShortConv => fixture("lfm2"),
             Self::DeltaNet => fixture("qwen3_5"),
+            Self::Kda => fixture("kimi_linear"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),
@@ -68,8 +72,10 @@ impl Kind {
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention | Self::Latent | Self::TwoHeads | Self::Chunked => len,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba if len >= prompt - 1 => prompt - 1,
-            Self::ShortConv | Self::DeltaNet | Self::Mamba => 0,
+            Self::ShortConv | Self::DeltaNet | Self::Kda | Self::Mamba => match len >= prompt - 1 {
+                true => prompt - 1,
+                false => 0,
+            },
         }
     }
 }

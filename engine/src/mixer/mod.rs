@@ -34,7 +34,7 @@ use mamba::Mamba;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 14] = [
+pub(crate) const PROJECTIONS: [Role; 15] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -44,6 +44,7 @@ pub(crate) const PROJECTIONS: [Role; 14] = [
     Role::ConvOut,
     Role::DeltaIn,
     Role::DeltaGate,
+    Role::DeltaGateIn,
     Role::DeltaOut,
     Role::LatentQ,
     Role::LatentKv,

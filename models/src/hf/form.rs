@@ -6,6 +6,7 @@ use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::gemma4;
 use super::json::Keys;
+use super::kda::kda_layers;
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
 use super::short_conv::short_convs;
@@ -73,6 +74,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
+            }
+            Quirk::Kda => {
+                form.kda = kda_layers(keys, sizes.layers)?;
+                form.nope_layers = (0..sizes.layers).collect();
             }
             Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {

@@ -236,6 +236,7 @@ impl Calibrator<'_> {
                     Role::ConvIn,
                     Role::DeltaIn,
                     Role::DeltaGate,
+                    Role::DeltaGateIn,
                     Role::MambaIn,
                 ][..],
             ),
