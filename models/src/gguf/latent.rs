@@ -43,14 +43,14 @@ pub(super) fn latent(
         value.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
     let rank = need("kv_lora_rank")?;
-    // those of the vectors that attention runs over
+    // those of the vectors that attention runs over; the converter of mixed models writes the keys' alone
     for (rest, expected) in [
         ("key_length", rank.saturating_add(rope.dims)),
         ("value_length", rank),
         ("head_count_kv", 1),
     ]
     .into_iter()
-    .take(3 - usize::from(mixed))
+    .take(if mixed { 1 } else { 3 })
     {
         if metadata
             .uniform_u32(&key(rest))?
