@@ -70,9 +70,9 @@ pub(crate) struct Scratch {
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
     /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
-    /// follows from.
+    /// follows from; in Kimi Delta Attention, what its decays and then its gates are projected from.
     pub v: Vec<f32>,
-    /// Gates of a mixer's output, what latent attention computes between its steps, or what a Mamba's heads
+    /// Gates of a mixer's output, before them the decays of Kimi Delta Attention, what latent attention computes between its steps, or what a Mamba's heads
     /// give, head by head; empty where no mixer needs it.
     pub gate: Vec<f32>,
     /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the

@@ -17,8 +17,8 @@ mod streams;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
-pub use latent::{LatentShape, LatentSizes};
 pub use kda::{KdaLayers, KdaShape};
+pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub use reach::Reach;

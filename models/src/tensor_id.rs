@@ -340,7 +340,8 @@ impl Role {
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
-            | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaConvQ | DeltaConvK | DeltaConvV | MambaIn | MambaConv | MambaOut => false,
+            | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaConvQ | DeltaConvK | DeltaConvV
+            | MambaIn | MambaConv | MambaOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GlobalHeads, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope, Streams};
+use super::{
+    GlobalHeads, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope,
+    Streams,
+};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -382,9 +382,15 @@ pub(super) const KIMI_LINEAR: NameTable = NameTable {
     ],
     experts: ExpertNames {
         shared: &[
-            (Role::Gate, "block_sparse_moe.shared_experts.gate_proj.weight"),
+            (
+                Role::Gate,
+                "block_sparse_moe.shared_experts.gate_proj.weight",
+            ),
             (Role::Up, "block_sparse_moe.shared_experts.up_proj.weight"),
-            (Role::Down, "block_sparse_moe.shared_experts.down_proj.weight"),
+            (
+                Role::Down,
+                "block_sparse_moe.shared_experts.down_proj.weight",
+            ),
             (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
             (Role::Up, "mlp.shared_experts.up_proj.weight"),
             (Role::Down, "mlp.shared_experts.down_proj.weight"),

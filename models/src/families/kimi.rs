@@ -45,7 +45,12 @@ const KIMI_LINEAR: Family = Family {
         Check::Words("moe_router_activation_func", &["sigmoid"]),
         Check::Words("topk_method", &["noaux_tc"]),
     ],
-    reads: &["kv_lora_rank", "q_lora_rank", "topk_method", "moe_layer_freq"],
+    reads: &[
+        "kv_lora_rank",
+        "q_lora_rank",
+        "topk_method",
+        "moe_layer_freq",
+    ],
     quirks: &[Quirk::Latent, Quirk::Kda],
     ..PLAIN
 };

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
+    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig,
+    ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
