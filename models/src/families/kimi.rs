@@ -13,6 +13,9 @@ const KIMI_LINEAR: Family = Family {
         ("n_group", "num_expert_group"),
         ("n_shared_experts", "num_shared_experts"),
     ],
+    // that of the convolutions, too
+    act_default: Some("silu"),
+    one_act: true,
     names: &hf_names::KIMI_LINEAR,
     gguf: Some(Arch {
         name: "kimi-linear",
