@@ -11,11 +11,11 @@
 //! Its state is the convolution's, then `S` of each head, `[dim × dim]`. Heads are independent; the tokens
 //! of a head follow each other in order, so that no bit depends on chunks.
 
+use std::ops::Range;
+
 use emberflow_kernels::{Compute, Decay, DeltaToken, math, scale_by_sigmoid};
 use emberflow_models::config::{KdaShape, ModelConfig};
 use emberflow_models::names::Role;
-
-use std::ops::Range;
 
 use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};

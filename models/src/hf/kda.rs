@@ -84,6 +84,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_key_has_one_value_under_two_names() {
+        let with = |value: Value| {
+            let keys = Keys::new(Path::new("config.json"), &value)?;
+            let keys = keys.called(&[("n_group", "num_expert_group")]);
+            keys.expect_one_name()?;
+            keys.u32("n_group")
+        };
+        assert_eq!(with(json!({"num_expert_group": 3})).unwrap(), Some(3));
+        assert_eq!(
+            with(json!({"n_group": 3, "num_expert_group": 3})).unwrap(),
+            Some(3)
+        );
+        assert_eq!(with(json!({})).unwrap(), None);
+        for wrong in [
+            json!({"num_expert_group": "x"}),
+            json!({"n_group": 1, "num_expert_group": 3}),
+        ] {
+            let refused = with(wrong).unwrap_err().to_string();
+            assert!(refused.contains("num_expert_group"), "{refused}");
+        }
+    }
+
+    #[test]
     fn layers_are_told_by_kind_or_by_two_lists() {
         let found = |value: Value| {
             let keys = Keys::new(Path::new("config.json"), &value)?;
