@@ -38,8 +38,8 @@
 //!    decodes, and prompt rows up to the chunk ([`spans::divide`]).
 //! 3. The decoder copies embedding rows to the residual stream `x [rows × d_model]`. Each layer adds
 //!    two terms to it: the output of its mixer and that of its FFN.
-//! 4. The mixer (`mixer`: attention, latent attention, short convolution, DeltaNet, Mamba-2) multiplies with resident matrices
-//!    (`matrix.rs`) and reads and extends the sequence's state (`state`: pages of keys and values,
+//! 4. The mixer (`mixer`: attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention,
+//!    Mamba-2) multiplies with resident matrices (`matrix.rs`) and reads and extends the sequence's state (`state`: pages of keys and values,
 //!    recurrent blocks, snapshots).
 //! 5. With experts, `router.rs` chooses the banks of each row and groups the rows by bank.
 //! 6. `ffn` determines the active set of each unit: neurons with a nonzero gate, computed from
@@ -61,7 +61,7 @@
 //! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/turns.rs` |
 //! | sampling, logit filters, grammars | `sampler.rs`, `sampler/filters.rs`, `constraint.rs` |
 //! | the layer loop | `decoder.rs`; `embedding.rs`, `norm.rs`, `rope.rs`, `streams.rs` (Gemma 3n) |
-//! | attention, latent attention, short convolution, DeltaNet, Mamba-2; a new token mixer | `mixer` |
+//! | attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention, Mamba-2; a new token mixer | `mixer` |
 //! | the KV cache, recurrent state, prefix sharing | `state` |
 //! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |

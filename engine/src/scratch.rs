@@ -1,7 +1,9 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::{Activations, GROUP};
-use emberflow_models::config::{DeltaNetShape, LatentSizes, MambaShape, ModelConfig, Parallel};
+use emberflow_models::config::{
+    DeltaNetShape, KdaShape, LatentSizes, MambaShape, ModelConfig, Parallel,
+};
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
@@ -68,9 +70,9 @@ pub(crate) struct Scratch {
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
     /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
-    /// follows from.
+    /// follows from; in Kimi Delta Attention, what its decays and then its gates are projected from.
     pub v: Vec<f32>,
-    /// Gates of a mixer's output, what latent attention computes between its steps, or what a Mamba's heads
+    /// Gates of a mixer's output, before them the decays of Kimi Delta Attention, what latent attention computes between its steps, or what a Mamba's heads
     /// give, head by head; empty where no mixer needs it.
     pub gate: Vec<f32>,
     /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
@@ -178,6 +180,7 @@ fn projected(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::inputs))
 }
 
@@ -189,6 +192,7 @@ fn mixed(c: &ModelConfig) -> usize {
     q.max(conv)
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
+        .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::channels))
 }
 
@@ -198,6 +202,7 @@ fn beside(c: &ModelConfig) -> usize {
     let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank));
     kv.max(latent)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
+        .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))
 }
 
 /// Width of [`Scratch::gate`].
@@ -208,6 +213,7 @@ fn output_gates(c: &ModelConfig) -> usize {
     of_attention
         .max(latent)
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
+        .max(kda(c).map_or(0, KdaShape::values))
         .max(mamba(c).map_or(0, MambaShape::values))
 }
 
@@ -221,7 +227,8 @@ fn widest_input(c: &ModelConfig) -> usize {
     });
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
-    d.max(q).max(latent).max(delta).max(mamba)
+    let kda = kda(c).map_or(0, KdaShape::values);
+    d.max(q).max(latent).max(delta).max(kda).max(mamba)
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {
@@ -230,6 +237,10 @@ fn latent(c: &ModelConfig) -> Option<LatentSizes> {
 
 fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {
     c.form.delta_net.as_ref().map(|nets| nets.shape)
+}
+
+fn kda(c: &ModelConfig) -> Option<KdaShape> {
+    c.form.kda.as_ref().map(|layers| layers.shape)
 }
 
 fn mamba(c: &ModelConfig) -> Option<MambaShape> {

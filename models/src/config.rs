@@ -7,6 +7,7 @@
 
 mod form;
 mod heads;
+mod kda;
 mod latent;
 mod mamba;
 mod mixture;
@@ -17,6 +18,7 @@ mod sublayers;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
+pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
@@ -238,6 +240,10 @@ impl ModelConfig {
         if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
             return MixerKind::Mamba(of.shape);
         }
+        let kda = self.form.kda.as_ref();
+        if let Some(of) = kda.filter(|of| of.layers.binary_search(&layer).is_ok()) {
+            return MixerKind::Kda(of.shape);
+        }
         let convs = self.form.short_conv.as_ref();
         let nets = self.form.delta_net.as_ref();
         let conv = convs.filter(|convs| convs.layers.binary_search(&layer).is_ok());
@@ -254,8 +260,11 @@ impl ModelConfig {
     fn has_keys(&self, layer: u32) -> bool {
         match self.mixer_of(layer) {
             MixerKind::Attention | MixerKind::Latent(_) => true,
-            MixerKind::ShortConv { .. } | MixerKind::DeltaNet(_) | MixerKind::Mamba(_) => false,
-            MixerKind::None => false,
+            MixerKind::ShortConv { .. }
+            | MixerKind::DeltaNet(_)
+            | MixerKind::Kda(_)
+            | MixerKind::Mamba(_)
+            | MixerKind::None => false,
         }
     }
 
@@ -448,7 +457,7 @@ impl ModelConfig {
         let bad = bad.or_else(|| self.bad_streams());
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
-        let bad = bad.or_else(|| self.bad_mamba());
+        let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
             return Some(bad);
         }

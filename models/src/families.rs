@@ -14,6 +14,7 @@ mod granite;
 mod hf_names;
 mod hunyuan;
 mod keys;
+mod kimi;
 mod layer_norm;
 mod lfm2;
 mod llama;
@@ -31,13 +32,14 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 13] = [
+const GROUPS: [&[Family]; 14] = [
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
     &deepseek::FAMILIES,
+    &kimi::FAMILIES,
     &hunyuan::FAMILIES,
     &granite::FAMILIES,
     &nemotron::FAMILIES,
@@ -46,6 +48,9 @@ const GROUPS: [&[Family]; 13] = [
     &gemma::FAMILIES,
     &lfm2::FAMILIES,
 ];
+
+/// Other names of keys: the usual one, then that.
+pub(crate) type Aliases = &'static [(&'static str, &'static str)];
 
 /// A family. [`PLAIN`] is the decoder that the others depart from.
 pub(crate) struct Family {
@@ -57,6 +62,8 @@ pub(crate) struct Family {
     pub(crate) class: Option<&'static str>,
     /// Values of keys that releases leave out.
     pub(crate) defaults: &'static [(&'static str, Preset)],
+    /// Names that its releases have for common keys.
+    pub(crate) aliases: Aliases,
     /// Names of its tensors in safetensors.
     pub(crate) names: &'static NameTable,
     /// The same of a file with two norms before attention and FFN, to write them.
@@ -368,8 +375,11 @@ pub(crate) enum Quirk {
     ShortConv,
     /// Some layers have a gated DeltaNet in place of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
-    /// Every layer has latent attention (DeepSeek-V2).
+    /// Every layer with attention has latent attention (DeepSeek-V2).
     Latent,
+    /// Some layers have Kimi Delta Attention in place of attention, and none has rotary positions (Kimi
+    /// Linear).
+    Kda,
     /// Attention sees the positions that an indexer chooses, so many as these keys say in `config.json`
     /// and, after the architecture, in GGUF: all of them in texts that are not longer, which are the
     /// ones that are run (DeepSeek-V3.2).
@@ -402,6 +412,7 @@ pub(crate) const PLAIN: Family = Family {
     whole: None,
     class: None,
     defaults: &[],
+    aliases: &[],
     names: &hf_names::PLAIN,
     names_of_two_norms: None,
     gguf: None,
@@ -529,7 +540,8 @@ impl Family {
     pub(crate) fn reads(&self, key: &str) -> bool {
         let of_experts = self.experts.is_some_and(|experts| experts.reads(key));
         let of_form = self.keys.iter().any(|known| known.hf.name == key);
-        self.reads.contains(&key) || of_experts || of_form
+        let other_name = self.aliases.iter().any(|(_, other)| *other == key);
+        self.reads.contains(&key) || of_experts || of_form || other_name
     }
 
     /// Whether Q, K and V have biases in every GGUF file.

@@ -5,7 +5,7 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, LatentShape, MixerKind, ModelConfig, Parallel, Streams};
+use crate::config::{Bank, KdaShape, LatentShape, MixerKind, ModelConfig, Parallel, Streams};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -346,6 +346,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             ];
             push_all(list, layer, &all);
         }
+        MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
         MixerKind::Mamba(mamba) => {
             let all = [
                 (Role::MambaIn, mamba.inputs(), d),
@@ -363,6 +364,29 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     if form.post_norm {
         list.push(norm(Role::AttnPostNorm));
     }
+}
+
+/// The tensors of Kimi Delta Attention over `d` elements.
+fn of_kda(kda: KdaShape, d: usize) -> [(Role, usize, usize); 15] {
+    let [heads, dim, taps] = [kda.heads, kda.dim, kda.taps].map(|n| n as usize);
+    let values = kda.values();
+    [
+        (Role::Q, values, d),
+        (Role::K, values, d),
+        (Role::V, values, d),
+        (Role::DeltaConvQ, values, taps),
+        (Role::DeltaConvK, values, taps),
+        (Role::DeltaConvV, values, taps),
+        (Role::DeltaBeta, heads, d),
+        (Role::DeltaDecayIn, dim, d),
+        (Role::DeltaDecay, values, dim),
+        (Role::DeltaStep, 1, values),
+        (Role::DeltaRate, 1, heads),
+        (Role::DeltaGateIn, dim, d),
+        (Role::DeltaGate, values, dim),
+        (Role::DeltaNorm, 1, dim),
+        (Role::O, d, values),
+    ]
 }
 
 /// Tensors of a layer, each with its rows and columns.

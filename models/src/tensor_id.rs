@@ -111,8 +111,20 @@ pub enum Role {
     DeltaBeta,
     /// To the decay of its state, `[value_heads × d_model]`.
     DeltaDecay,
-    /// What is added to that, `[1 × value_heads]`.
+    /// What is added to that, `[1 × value_heads]`, or in KDA `[1 × heads·dim]`.
     DeltaStep,
+    /// Kimi Delta Attention (KDA), whose other tensors are those of attention and of a DeltaNet: what its
+    /// decays are projected from by [`Role::DeltaDecay`], then `[heads·dim × dim]`; `[dim × d_model]`.
+    DeltaDecayIn,
+    /// What the gates of its output are projected from by [`Role::DeltaGate`], then `[heads·dim × dim]`;
+    /// `[dim × d_model]`.
+    DeltaGateIn,
+    /// Weights of the convolution of its queries, `[heads·dim × taps]`, that of the token itself last.
+    DeltaConvQ,
+    /// The same of its keys.
+    DeltaConvK,
+    /// The same of its values.
+    DeltaConvV,
     /// Factor of the decay, below 0, `[1 × value_heads]`.
     DeltaRate,
     /// Weights of its convolution, `[channels × taps]`, that of the token itself last.
@@ -194,7 +206,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 84] = [
+const ROLES: [(Role, Place, &str); 89] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -246,6 +258,11 @@ const ROLES: [(Role, Place, &str); 84] = [
     (Role::DeltaBeta, Place::Layer, "delta.beta"),
     (Role::DeltaDecay, Place::Layer, "delta.decay"),
     (Role::DeltaStep, Place::Layer, "delta.step"),
+    (Role::DeltaDecayIn, Place::Layer, "delta.decay_in"),
+    (Role::DeltaGateIn, Place::Layer, "delta.gate_in"),
+    (Role::DeltaConvQ, Place::Layer, "delta.conv_q"),
+    (Role::DeltaConvK, Place::Layer, "delta.conv_k"),
+    (Role::DeltaConvV, Place::Layer, "delta.conv_v"),
     (Role::DeltaRate, Place::Layer, "delta.rate"),
     (Role::DeltaConv, Place::Layer, "delta.conv"),
     (Role::DeltaNorm, Place::Layer, "delta.norm"),
@@ -305,6 +322,15 @@ impl Role {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
 
+    /// Whether it is the weights of a convolution.
+    pub(crate) fn is_conv(self) -> bool {
+        use Role::*;
+        matches!(
+            self,
+            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV
+        )
+    }
+
     /// Whether it is a vector: a norm's weight or a bias.
     pub fn is_vector(self) -> bool {
         use Role::*;
@@ -314,7 +340,8 @@ impl Role {
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
-            | LatentValues | MambaIn | MambaConv | MambaOut => false,
+            | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaConvQ | DeltaConvK | DeltaConvV
+            | MambaIn | MambaConv | MambaOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm

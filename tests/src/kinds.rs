@@ -17,6 +17,8 @@ pub enum Kind {
     ShortConv,
     /// With gated DeltaNets: a fixture.
     DeltaNet,
+    /// With Kimi Delta Attention beside latent attention: a fixture.
+    Kda,
     /// Of latent attention alone: a fixture.
     Latent,
     /// With Mamba-2 layers: a fixture.
@@ -30,10 +32,11 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
+    Kind::Kda,
     Kind::Latent,
     Kind::Mamba,
     Kind::TwoHeads,
@@ -48,6 +51,7 @@ impl Kind {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
             Self::ShortConv => fixture("lfm2"),
             Self::DeltaNet => fixture("qwen3_5"),
+            Self::Kda => fixture("kimi_linear"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),

@@ -12,9 +12,28 @@ pub struct DeltaToken<'a> {
     /// What the key is to give from now on, one number per column.
     pub value: &'a [f32],
     /// Factor of the state before the token.
-    pub decay: f32,
+    pub decay: Decay<'a>,
     /// Share of the difference between the value and what the key gives that is written.
     pub beta: f32,
+}
+
+/// Factor of the state before a token.
+#[derive(Debug, Clone, Copy)]
+pub enum Decay<'a> {
+    /// Of the whole state.
+    One(f32),
+    /// Of each row (Kimi Delta Attention).
+    ByRow(&'a [f32]),
+}
+
+impl Decay<'_> {
+    #[inline(always)]
+    fn of(self, row: usize) -> f32 {
+        match self {
+            Self::One(factor) => factor,
+            Self::ByRow(factors) => factors[row],
+        }
+    }
 }
 
 /// Columns at once: their sums stay in registers.
@@ -49,12 +68,13 @@ fn columns<const N: usize>(
     // keyᵀ · (decay · S)
     let mut found = [0.0f32; N];
     for (row, &key) in token.key.iter().enumerate() {
+        let decay = token.decay.of(row);
         let row = row * width + at..row * width + at + N;
         if let Some(before) = before {
             state[row.clone()].copy_from_slice(&before[row.clone()]);
         }
         for (s, found) in state[row].iter_mut().zip(&mut found) {
-            *s *= token.decay;
+            *s *= decay;
             *found = key.mul_add(*s, *found);
         }
     }

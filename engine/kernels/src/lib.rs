@@ -118,7 +118,7 @@ pub use columns::Columns;
 pub use compute::Compute;
 pub use copy::PastCaches;
 pub use cpu::{Cpu, Isa};
-pub use delta::DeltaToken;
+pub use delta::{Decay, DeltaToken};
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
 pub use narrow::{NARROW_GROUP, Narrow};

@@ -396,10 +396,10 @@ pub const fn matmul_scratch(n: usize) -> usize {
 /// `value.len()` columns:
 ///
 /// ```text
-/// S ← decay·S        w = beta·(value − keyᵀ·S)        S ← S + key ⊗ w        out = queryᵀ·S
+/// S ← decay ∘ S        w = beta·(value − keyᵀ·S)        S ← S + key ⊗ w        out = queryᵀ·S
 /// ```
 ///
-/// The sums run over the rows in order. The state is read from `before`, if there is one, and
+/// `decay` is one number, or one for each row. The sums run over the rows in order. The state is read from `before`, if there is one, and
 /// written to `state`.
 ///
 /// # Panics

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use emberflow_kernels::{Compute, Cpu, DeltaToken, delta_rule, math};
+use emberflow_kernels::{Compute, Cpu, Decay, DeltaToken, delta_rule, math};
 use emberflow_models::config::{DeltaNetShape, ModelConfig};
 use emberflow_models::names::Role;
 
@@ -46,8 +46,7 @@ pub(crate) struct DeltaNet {
     step: Vec<f32>,
     /// RMSNorm over each head's output.
     norm: Vec<f32>,
-    /// Weights of RMSNorms that divide a query by its length and `√key_dim`, and a key by its length.
-    unit: [Vec<f32>; 2],
+    unit: Units,
     /// Its part of a sequence's recurrent state.
     part: Range<usize>,
 }
@@ -73,7 +72,6 @@ impl DeltaNet {
         let [d, heads, taps, dim] =
             [c.d_model, shape.value_heads, shape.taps, shape.key_dim].map(|n| n as usize);
         let (channels, values) = (shape.channels(), shape.values());
-        let root = 1.0 / libm::sqrtf(dim as f32);
         Ok(Self {
             shape,
             input: from.matrix(Role::DeltaIn, l, channels, d)?,
@@ -85,7 +83,7 @@ impl DeltaNet {
             rate: from.vector(Role::DeltaRate, l, heads)?,
             step: from.vector(Role::DeltaStep, l, heads)?,
             norm: from.vector(Role::DeltaNorm, l, shape.value_dim as usize)?,
-            unit: [vec![root * root; dim], vec![root; dim]],
+            unit: Units::new(dim),
             part: at..at + state_floats(shape),
         })
     }
@@ -135,7 +133,7 @@ impl DeltaNet {
         (on.workers).for_each_chunk_mut(qkv, channels, &|_, row, out| {
             conv.row(row, out);
             on.cpu.silu(out);
-            self.normalize(on.cpu, out);
+            self.unit.normalize(on.cpu, &mut out[..2 * shape.keys()]);
         });
         conv.state(n, conv_after);
         let marked = marked.map(|(rows, to)| {
@@ -143,30 +141,25 @@ impl DeltaNet {
             conv.state(rows, conv_to);
             (rows, to)
         });
-        let rows = Rows {
+        let all = Rows {
             net: self,
             qkv,
             beta: &s.k[first * heads..][..n * heads],
             decay: &s.v[first * heads..][..n * heads],
         };
         let out = &mut s.q[first * channels..][..n * shape.values()];
+        let rule = HeadRule {
+            on,
+            heads,
+            key_dim: shape.key_dim as usize,
+            value_dim: shape.value_dim as usize,
+        };
+        let token = |row, head| all.token(row, head);
         match marked {
-            None => rows.run(on, before, after, 0..n, out),
+            None => rule.run(before, after, 0..n, out, &token),
             Some((middle, to)) => {
-                rows.run(on, before, to, 0..middle, out);
-                rows.run(on, to, after, middle..n, out);
-            }
-        }
-    }
-
-    /// Divides the queries and keys of a row by their lengths.
-    fn normalize(&self, cpu: Cpu, row: &mut [f32]) {
-        let dim = self.shape.key_dim as usize;
-        let keys = self.shape.keys();
-        for (part, unit) in row.chunks_exact_mut(keys).zip(&self.unit) {
-            for head in part.chunks_exact_mut(dim) {
-                // `l2norm` adds 1e-6 to the sum of the squares, RMSNorm to their mean
-                cpu.rmsnorm_inplace(head, unit, 1e-6 / dim as f32);
+                rule.run(before, to, 0..middle, out, &token);
+                rule.run(to, after, middle..n, out, &token);
             }
         }
     }
@@ -205,29 +198,6 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Runs all heads over the rows `rows`, from the state `before` to `after`.
-    fn run(
-        &self,
-        on: &Compute,
-        before: &[f32],
-        after: &mut [f32],
-        rows: Range<usize>,
-        out: &mut [f32],
-    ) {
-        let shape = self.net.shape;
-        let dim = shape.value_dim as usize;
-        let state = dim * shape.key_dim as usize;
-        let of_head = out.len() / shape.value_heads as usize;
-        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
-            let mut from = Some(&before[head * state..][..state]);
-            for row in rows.clone() {
-                let token = self.token(row, head);
-                let out = &mut out[row * dim..][..dim];
-                delta_rule(on.cpu, from.take(), after, token, out);
-            }
-        });
-    }
-
     /// Row `row` of value head `head`.
     fn token(&self, row: usize, head: usize) -> DeltaToken<'_> {
         let shape = self.net.shape;
@@ -241,8 +211,63 @@ impl Rows<'_> {
             query: &qkv[key_head * key_dim..][..key_dim],
             key: &qkv[keys + key_head * key_dim..][..key_dim],
             value: &qkv[2 * keys + head * dim..][..dim],
-            decay: math::exp(self.net.rate[head] * step),
+            decay: Decay::One(math::exp(self.net.rate[head] * step)),
             beta: 1.0 / (1.0 + math::exp(-beta)),
+        }
+    }
+}
+
+/// The delta rule over the rows of a sequence, head by head.
+#[derive(Clone, Copy)]
+pub(super) struct HeadRule<'a> {
+    pub on: &'a Compute,
+    pub heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+impl HeadRule<'_> {
+    /// Runs all heads over the rows `rows`, from the state `before` to `after`; `token` gives a row of a
+    /// head. Leaves the answers in `out`, head by head.
+    pub fn run<'t>(
+        self,
+        before: &[f32],
+        after: &mut [f32],
+        rows: Range<usize>,
+        out: &mut [f32],
+        token: &(dyn Fn(usize, usize) -> DeltaToken<'t> + Sync),
+    ) {
+        let (on, dim) = (self.on, self.value_dim);
+        let state = dim * self.key_dim;
+        let of_head = out.len() / self.heads;
+        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
+            let mut from = Some(&before[head * state..][..state]);
+            for row in rows.clone() {
+                let out = &mut out[row * dim..][..dim];
+                delta_rule(on.cpu, from.take(), after, token(row, head), out);
+            }
+        });
+    }
+}
+
+/// Weights of RMSNorms that divide a query by its length and `√key_dim`, and a key by its length.
+#[derive(Debug)]
+pub(super) struct Units([Vec<f32>; 2]);
+
+impl Units {
+    /// Of queries and keys of `dim` elements.
+    pub fn new(dim: usize) -> Self {
+        let root = 1.0 / libm::sqrtf(dim as f32);
+        Self([vec![root * root; dim], vec![root; dim]])
+    }
+
+    /// Divides the queries of all heads, and the keys behind them.
+    pub fn normalize(&self, cpu: Cpu, both: &mut [f32]) {
+        for (part, unit) in both.chunks_exact_mut(both.len() / 2).zip(&self.0) {
+            for head in part.chunks_exact_mut(unit.len()) {
+                // `l2norm` adds 1e-6 to the sum of the squares, RMSNorm to their mean
+                cpu.rmsnorm_inplace(head, unit, 1e-6 / unit.len() as f32);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 //! k_h = [Keys_h·c, k_r]        v_h = Values_h·c
 //! ```
 //!
+//! In layers without rotary positions (Kimi Linear), `q_r` and `k_r` stay as they are.
 //! Neither `k_h` nor `v_h` is computed: `q_n·(Keys_h·c) = (Keys_hᵀ·q_n)·c`, and a weighted sum of values
 //! is `Values_h` times the same sum of latent vectors. So all heads share one key `[c, k_r]`, whose first
 //! part is the value. Prompts are computed in the same way as single tokens, so that no bit depends on
@@ -134,6 +135,7 @@ impl LatentAttention {
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let (plain, stored) = (of.plain(), of.stored());
         let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(of.query as f32));
+        let rotates = c.rotates(at.number as u32);
         let mut row = 0;
         for span in spans.iter_mut() {
             let first = span.sequence.len();
@@ -144,7 +146,9 @@ impl LatentAttention {
                 for h in 0..of.heads {
                     let query = &mut s.gate[(row * of.heads + h) * of.query..][..of.query];
                     query.iter_mut().for_each(|q| *q *= scale);
-                    cpu.rope_rotate_half(&mut query[plain..], cos, sin);
+                    if rotates {
+                        cpu.rope_rotate_half(&mut query[plain..], cos, sin);
+                    }
                     let rotated = &mut s.q[(row * of.heads + h) * stored + of.rank..];
                     rotated[..of.rotated].copy_from_slice(&query[plain..]);
                     s.attended[(h * rows + row) * plain..][..plain]
@@ -152,7 +156,9 @@ impl LatentAttention {
                 }
                 let latent = &mut s.k[row * stored..][..stored];
                 cpu.rmsnorm_inplace(&mut latent[..of.rank], &self.norm, self.eps);
-                cpu.rope_rotate_half(&mut latent[of.rank..], cos, sin);
+                if rotates {
+                    cpu.rope_rotate_half(&mut latent[of.rank..], cos, sin);
+                }
                 kv.writer(position).store_value(cpu, self.place, 0, latent);
                 row += 1;
             }

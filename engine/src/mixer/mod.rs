@@ -9,6 +9,7 @@ mod attention;
 mod blockwise;
 mod conv;
 mod delta_net;
+mod kda;
 mod latent;
 mod layer_pass;
 mod mamba;
@@ -26,13 +27,14 @@ use crate::state::{HeadLayers, KvShape, Span, StateShape};
 
 use attention::Attention;
 use delta_net::DeltaNet;
+use kda::Kda;
 use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 14] = [
+pub(crate) const PROJECTIONS: [Role; 15] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -42,6 +44,7 @@ pub(crate) const PROJECTIONS: [Role; 14] = [
     Role::ConvOut,
     Role::DeltaIn,
     Role::DeltaGate,
+    Role::DeltaGateIn,
     Role::DeltaOut,
     Role::LatentQ,
     Role::LatentKv,
@@ -56,6 +59,7 @@ pub(crate) enum Mixer {
     Latent(LatentAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
+    Kda(Kda),
     Mamba(Mamba),
     /// The layer has none.
     None,
@@ -84,6 +88,10 @@ impl Mixer {
                 let at = recurrent_floats(c, layer);
                 Self::DeltaNet(DeltaNet::load(from, c, layer, shape, at)?)
             }
+            MixerKind::Kda(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::Kda(Kda::load(from, c, layer, shape, at)?)
+            }
             MixerKind::Mamba(shape) => {
                 let at = recurrent_floats(c, layer);
                 Self::Mamba(Mamba::load(from, c, layer, shape, at)?)
@@ -99,6 +107,7 @@ impl Mixer {
             Self::Latent(attention) => attention.run(on, at, spans, s),
             Self::ShortConv(conv) => conv.run(on, spans, s),
             Self::DeltaNet(net) => net.run(on, at, spans, s),
+            Self::Kda(kda) => kda.run(on, at, spans, s),
             Self::Mamba(mamba) => mamba.run(on, at, spans, s),
             Self::None => {}
         }
@@ -127,6 +136,10 @@ impl Mixer {
             }
             Self::ShortConv(of) => [Some(&of.input), None, None, None],
             Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
+            Self::Kda(of) => {
+                let [q, k, v] = &of.input;
+                [Some(q), Some(k), Some(v), Some(&of.gate[0])]
+            }
             Self::Mamba(of) => [Some(&of.input), None, None, None],
             Self::None => [None; 4],
         };
@@ -140,6 +153,7 @@ impl Mixer {
                 let deeper = of.query_latent.is_some().then_some(&of.q);
                 [deeper, Some(&of.keys), Some(&of.values)]
             }
+            Self::Kda(of) => [Some(&of.gate[1]), None, None],
             _ => [None; 3],
         };
         all.into_iter().flatten()
@@ -152,6 +166,7 @@ impl Mixer {
             Self::Latent(of) => Some(&of.output),
             Self::ShortConv(of) => Some(&of.output),
             Self::DeltaNet(of) => Some(&of.output),
+            Self::Kda(of) => Some(&of.output),
             Self::Mamba(of) => Some(&of.output),
             Self::None => None,
         }
@@ -182,6 +197,10 @@ impl Mixer {
                 None,
                 Some(&mut of.output),
             ],
+            Self::Kda(of) => {
+                let [q, k, v] = &mut of.input;
+                [Some(q), Some(k), Some(v), None, Some(&mut of.output)]
+            }
             Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
             Self::None => [const { None }; 5],
         };
@@ -227,6 +246,11 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
             let (channels, values) = (shape.channels(), shape.values());
             let rows = channels + values + 2 * shape.value_heads as usize;
             [[rows, d], [d, values], NONE, NONE, NONE]
+        }
+        MixerKind::Kda(shape) => {
+            let (values, dim) = (shape.values(), shape.dim as usize);
+            let rows = 3 * values + shape.heads as usize + 2 * dim;
+            [[rows, d], [d, values], [2 * values, dim], NONE, NONE]
         }
         MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
         MixerKind::None => [NONE; 5],
@@ -280,6 +304,7 @@ fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
         MixerKind::Attention | MixerKind::Latent(_) | MixerKind::None => 0,
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
+        MixerKind::Kda(shape) => kda::state_floats(shape),
         MixerKind::Mamba(shape) => mamba::state_floats(shape),
     };
     (0..layer).map(floats).sum()

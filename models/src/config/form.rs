@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GlobalHeads, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope, Streams};
+use super::{
+    GlobalHeads, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope,
+    Streams,
+};
 
 /// How attention and FFN follow each other in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,7 +91,10 @@ pub struct Form {
     /// Layers with a gated DeltaNet in place of attention (Qwen3-Next, Qwen3.5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNets>,
-    /// Every layer has latent attention (DeepSeek-V2).
+    /// Layers with Kimi Delta Attention in place of attention (Kimi Linear).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kda: Option<KdaLayers>,
+    /// Every layer with attention has latent attention (DeepSeek-V2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentShape>,
     /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
@@ -175,6 +181,8 @@ pub enum MixerKind {
     },
     /// A gated DeltaNet.
     DeltaNet(DeltaNetShape),
+    /// Kimi Delta Attention.
+    Kda(KdaShape),
     /// Mamba-2.
     Mamba(MambaShape),
     /// Nothing: the layer is an FFN alone.
@@ -273,6 +281,7 @@ impl Default for Form {
             gate_top: Vec::new(),
             short_conv: None,
             delta_net: None,
+            kda: None,
             latent: None,
             rotated_qk_norm: false,
             plain_qk_norm: false,

@@ -99,9 +99,9 @@ impl ModelConfig {
         let norms = self.qk_norm || form.value_norm;
         let others = form.short_conv.is_some() || form.delta_net.is_some();
         let scores = form.sinks || form.attention_cap.is_some() || form.output_gate;
-        let unrotated = !form.nope_layers.is_empty() || form.local_rope.is_some();
+        let two_ropes = form.local_rope.is_some();
         let clipped = self.clip_qkv.is_some() || form.shared_kv > 0;
-        if biases || norms || others || scores || unrotated || clipped {
+        if biases || norms || others || scores || two_ropes || clipped {
             let expected = "absent, as attention has what it is not implemented with";
             return BadField::some("latent", &latent, expected);
         }

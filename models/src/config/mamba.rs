@@ -79,7 +79,7 @@ impl ModelConfig {
             return BadField::some("layers with Mamba", &mambas.layers, expected);
         }
         let form = &self.form;
-        let others = form.short_conv.is_some() || form.delta_net.is_some();
+        let others = form.short_conv.is_some() || form.delta_net.is_some() || form.kda.is_some();
         if form.shared_kv > 0 || others || form.latent.is_some() {
             let expected = "absent, with shared keys or mixers of other kinds";
             return BadField::some("mamba", mambas, expected);

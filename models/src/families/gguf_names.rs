@@ -242,6 +242,32 @@ pub(super) const LATENT: NameTable = NameTable {
     ..PLAIN
 };
 
+/// The same with Kimi Delta Attention in other layers.
+pub(super) const KIMI_LINEAR: NameTable = NameTable {
+    layers: &[
+        NORMS,
+        FFN,
+        ROUTER,
+        LATENT.layers[3],
+        &[
+            (Role::K, "attn_k.weight"),
+            (Role::V, "attn_v.weight"),
+            (Role::DeltaConvQ, "ssm_conv1d_q.weight"),
+            (Role::DeltaConvK, "ssm_conv1d_k.weight"),
+            (Role::DeltaConvV, "ssm_conv1d_v.weight"),
+            (Role::DeltaBeta, "ssm_beta.weight"),
+            (Role::DeltaDecayIn, "ssm_f_a.weight"),
+            (Role::DeltaDecay, "ssm_f_b.weight"),
+            (Role::DeltaStep, "ssm_dt.bias"),
+            (Role::DeltaRate, "ssm_a"),
+            (Role::DeltaGateIn, "ssm_g_a.weight"),
+            (Role::DeltaGate, "ssm_g_b.weight"),
+            (Role::DeltaNorm, "ssm_norm.weight"),
+        ],
+    ],
+    ..LATENT
+};
+
 /// The same as [`ROUTED`]; the norm before the FFN is called after the attention that it follows.
 pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
     layers: &[

@@ -352,6 +352,54 @@ pub(super) const LATENT: NameTable = NameTable {
     ..ROUTED
 };
 
+/// Attention of two kinds, and experts as releases of Mixtral name them; transformers 5 holds them as
+/// DeepSeek-V3's.
+pub(super) const KIMI_LINEAR: NameTable = NameTable {
+    layers: &[
+        LATENT.layers[2],
+        NORMS,
+        FFN,
+        &[
+            (Role::K, "self_attn.k_proj.weight"),
+            (Role::V, "self_attn.v_proj.weight"),
+            (Role::DeltaConvQ, "self_attn.q_conv1d.weight"),
+            (Role::DeltaConvK, "self_attn.k_conv1d.weight"),
+            (Role::DeltaConvV, "self_attn.v_conv1d.weight"),
+            (Role::DeltaBeta, "self_attn.b_proj.weight"),
+            (Role::DeltaDecayIn, "self_attn.f_a_proj.weight"),
+            (Role::DeltaDecay, "self_attn.f_b_proj.weight"),
+            (Role::DeltaStep, "self_attn.dt_bias"),
+            (Role::DeltaRate, "self_attn.A_log"),
+            (Role::DeltaGateIn, "self_attn.g_a_proj.weight"),
+            (Role::DeltaGate, "self_attn.g_b_proj.weight"),
+            (Role::DeltaNorm, "self_attn.o_norm.weight"),
+            (Role::Router, "block_sparse_moe.gate.weight"),
+            (
+                Role::ChoiceBias,
+                "block_sparse_moe.gate.e_score_correction_bias",
+            ),
+        ],
+    ],
+    experts: ExpertNames {
+        shared: &[
+            (
+                Role::Gate,
+                "block_sparse_moe.shared_experts.gate_proj.weight",
+            ),
+            (Role::Up, "block_sparse_moe.shared_experts.up_proj.weight"),
+            (
+                Role::Down,
+                "block_sparse_moe.shared_experts.down_proj.weight",
+            ),
+            (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+            (Role::Up, "mlp.shared_experts.up_proj.weight"),
+            (Role::Down, "mlp.shared_experts.down_proj.weight"),
+        ],
+        ..MIXTRAL.experts
+    },
+    ..LATENT
+};
+
 /// The bias lies beside the router, not in it.
 pub(super) const EXAONE_MOE: NameTable = NameTable {
     layers: &[

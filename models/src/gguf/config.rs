@@ -6,6 +6,7 @@ use std::path::Path;
 use super::experts;
 use super::form::{self, Shape};
 use super::gemma4;
+use super::kda::kda_layers;
 use super::latent::{self, latent};
 use super::mamba::mamba_layers;
 use super::rope::ropes;
@@ -151,7 +152,8 @@ pub(super) fn model_config(
     let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, windowed)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     if family.has(Quirk::Latent) {
-        latent(metadata, arch, &mut rope, head_dim, &mut form)?;
+        let mixed = family.has(Quirk::Kda);
+        latent(metadata, arch, &mut rope, head_dim, &mut form, mixed)?;
     }
     form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
@@ -211,7 +213,7 @@ fn by_layer(
 }
 
 /// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H
-/// are Mamba-2.
+/// are Mamba-2, those of Kimi Linear are KDA.
 fn kv_heads(
     metadata: &Metadata,
     family: &Family,
@@ -221,15 +223,15 @@ fn kv_heads(
 ) -> Result<Option<u32>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let heads = key("attention.head_count_kv");
-    if family.has(Quirk::Latent) {
-        return Ok(None);
-    }
     if family.has(Quirk::Sublayers) {
         return sublayers::sublayers(metadata, arch, layers, form);
     }
-    let recurrent = [Quirk::ShortConv, Quirk::Mamba];
+    let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Kda];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
-        return metadata.uniform_u32(&heads);
+        return match family.has(Quirk::Latent) {
+            true => Ok(None),
+            false => metadata.uniform_u32(&heads),
+        };
     };
     let list = metadata.u32s(&heads)?;
     let own = list.iter().copied().find(|&heads| heads != 0);
@@ -243,6 +245,11 @@ fn kv_heads(
     if recurrent == Quirk::Mamba && !without.is_empty() {
         form.mamba = Some(mamba_layers(metadata, arch, without)?);
         return Ok(own);
+    }
+    if recurrent == Quirk::Kda {
+        form.nope_layers = (0..layers).collect();
+        form.kda = kda_layers(metadata, arch, without)?;
+        return Ok(None);
     }
     let taps = key("shortconv.l_cache");
     form.short_conv = match (without.is_empty(), metadata.u32(&taps)?) {

@@ -28,13 +28,14 @@ pub(super) fn head_dim(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
     (metadata.u32(&key)?).ok_or_else(|| metadata.missing(&key, expected))
 }
 
-/// Puts it into the form.
+/// Puts it into the form, of a model all layers of which have it unless it is `mixed`.
 pub(super) fn latent(
     metadata: &Metadata,
     arch: &Arch,
     rope: &mut Rope,
     head_dim: u32,
     form: &mut Form,
+    mixed: bool,
 ) -> Result<(), Error> {
     let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
     let need = |rest: &str| {
@@ -42,12 +43,15 @@ pub(super) fn latent(
         value.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
     let rank = need("kv_lora_rank")?;
-    // those of the vectors that attention runs over
+    // those of the vectors that attention runs over; the converter of mixed models writes the keys' alone
     for (rest, expected) in [
         ("key_length", rank.saturating_add(rope.dims)),
         ("value_length", rank),
         ("head_count_kv", 1),
-    ] {
+    ]
+    .into_iter()
+    .take(if mixed { 1 } else { 3 })
+    {
         if metadata
             .uniform_u32(&key(rest))?
             .is_some_and(|found| found != expected)

@@ -10,6 +10,7 @@ mod experts;
 mod form;
 mod gemma4;
 mod header;
+mod kda;
 mod latent;
 mod mamba;
 mod rope;
@@ -308,6 +309,9 @@ fn identify(
         [heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
             vec![heads.saturating_mul(rows), cols]
         }
+        // a kernel, or a number, for each channel
+        [1, channels, 1, taps] if id.role.is_conv() => vec![channels, taps],
+        [1, 1, heads, 1] if id.role == Role::DeltaRate => vec![heads],
         [outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
             Some(len) => vec![len],
             None => raw.shape,

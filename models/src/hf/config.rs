@@ -35,6 +35,8 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     let (part, prefix) = text_part(path, value)?;
     let keys = Keys::new(path, &part)?.inside(prefix);
     let family = family_of(path, keys.need_str("model_type")?)?;
+    let keys = keys.called(family.aliases);
+    keys.expect_one_name()?;
     refuse_unsupported(&keys, family)?;
 
     let d_model = keys.need_u32("hidden_size")?;
@@ -239,7 +241,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
 
 fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
     if family.has(Quirk::Latent) {
-        return latent::head_dim(keys);
+        return latent::head_dim(keys, family.has(Quirk::Kda));
     }
     match keys.u32("head_dim")? {
         Some(head_dim) => Ok(head_dim),

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::json::Keys;
+use super::kda::kda_layers;
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
 use super::short_conv::short_convs;
@@ -72,6 +73,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
+            }
+            Quirk::Kda => {
+                form.kda = kda_layers(keys, sizes.layers)?;
+                form.nope_layers = (0..sizes.layers).collect();
             }
             Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
             Quirk::Sublayers => sublayers::read(keys, &mut form)?,

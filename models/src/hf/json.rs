@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
+use crate::families::Aliases;
 
 /// Longest `config.json` and its like.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
@@ -16,6 +17,8 @@ pub(super) struct Keys<'a> {
     /// Name of the enclosing key with its dot; empty at the top level.
     prefix: &'static str,
     map: &'a Map<String, Value>,
+    /// Other names of keys: ours, then that.
+    others: Aliases,
 }
 
 /// Parses a file's text. Numbers that JSON does not have, as Python writes them, become what transformers 5
@@ -64,6 +67,7 @@ impl<'a> Keys<'a> {
                 path,
                 prefix: "",
                 map,
+                others: &[],
             }),
             None => Err(Error::Json {
                 path: path.to_owned(),
@@ -77,9 +81,37 @@ impl<'a> Keys<'a> {
         Self { prefix, ..self }
     }
 
+    /// The same keys, some of which may have other names.
+    pub(super) fn called(self, others: Aliases) -> Self {
+        Self { others, ..self }
+    }
+
+    /// The name under which the key is given; its own where it is not.
+    fn given<'k>(&self, key: &'k str) -> &'k str {
+        let mut others = self.others.iter().filter(|(ours, _)| *ours == key);
+        let other = others.find(|(_, other)| self.map.contains_key(*other));
+        match other.filter(|_| !self.map.contains_key(key)) {
+            Some((_, other)) => other,
+            None => key,
+        }
+    }
+
+    /// Refuses a key that is given under both its names with different values.
+    pub(super) fn expect_one_name(&self) -> Result<(), Error> {
+        for (ours, other) in self.others {
+            if let (Some(own), Some(value)) = (self.map.get(*ours), self.map.get(*other))
+                && own != value
+            {
+                return Err(self.bad(other, &format!("{own}, as {ours}")));
+            }
+        }
+        Ok(())
+    }
+
     /// The key's value; null counts as absent.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
+        let value = self.map.get(self.given(key));
+        value.filter(|value| !value.is_null())
     }
 
     /// The whole object.
@@ -98,6 +130,7 @@ impl<'a> Keys<'a> {
                 path: self.path,
                 prefix,
                 map,
+                others: &[],
             })
         })
     }
@@ -186,7 +219,7 @@ impl<'a> Keys<'a> {
     }
 
     fn name(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+        format!("{}{}", self.prefix, self.given(key))
     }
 
     /// The value as text, truncated if long.
@@ -194,7 +227,7 @@ impl<'a> Keys<'a> {
         const SHOWN: usize = 80;
         let text = self
             .map
-            .get(key)
+            .get(self.given(key))
             .map_or_else(|| "absent".into(), Value::to_string);
         match text.char_indices().nth(SHOWN) {
             Some((end, _)) => format!("{}…", &text[..end]),

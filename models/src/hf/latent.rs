@@ -29,11 +29,13 @@ pub(super) fn latent(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     Ok(())
 }
 
-/// Width of a query. `head_dim` may be that, or that of the rotated elements.
-pub(super) fn head_dim(keys: &Keys) -> Result<u32, Error> {
+/// Width of a query. `head_dim` may be that, or that of the rotated elements; or `any`, where classes do
+/// not read it.
+pub(super) fn head_dim(keys: &Keys, any: bool) -> Result<u32, Error> {
     let (rotated, plain) = (keys.need_u32(ROTATED)?, keys.need_u32(PLAIN)?);
     let width = rotated.saturating_add(plain);
-    for (key, known) in [("head_dim", [rotated, width]), ("qk_head_dim", [width; 2])] {
+    let known = [("qk_head_dim", [width; 2]), ("head_dim", [rotated, width])];
+    for (key, known) in known.into_iter().take(2 - usize::from(any)) {
         if keys.u32(key)?.is_some_and(|given| !known.contains(&given)) {
             let expected = format!("{}, as {ROTATED} and {PLAIN} say", known[1]);
             return Err(keys.bad(key, &expected));

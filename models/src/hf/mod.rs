@@ -10,6 +10,7 @@ mod form;
 mod gemma4;
 mod generation;
 mod json;
+mod kda;
 mod latent;
 mod mamba;
 mod rope;
@@ -230,10 +231,9 @@ fn identify(
     let shape = match (id.role, &raw.shape[..]) {
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
+        (Role::DeltaRate, &[1, 1, heads, 1]) => vec![heads],
         // one kernel for each channel
-        (Role::Conv | Role::DeltaConv | Role::MambaConv, &[channels, 1, taps]) => {
-            vec![channels, taps]
-        }
+        (role, &[channels, 1, taps]) if role.is_conv() => vec![channels, taps],
         _ => raw.shape,
     };
     let whole = Found {

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 21] = [
+const LATER: [&str; 22] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -11,6 +11,7 @@ const LATER: [&str; 21] = [
     ", streams: None",
     ", short_conv: None",
     ", delta_net: None",
+    ", kda: None",
     ", output_gate: false",
     ", query_scale: None",
     ", latent: None",

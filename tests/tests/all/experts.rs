@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 35] = [
+const CASES: [&str; 37] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -39,6 +39,8 @@ const CASES: [&str; 35] = [
     "deepseek_v3_fp8",
     "deepseek_v32",
     "glm_moe_dsa",
+    "kimi_linear",
+    "kimi_linear_groups",
     "hunyuan_v1_moe",
     "granitemoehybrid",
     "gemma4_moe",

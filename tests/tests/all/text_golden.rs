@@ -383,6 +383,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
     ("granite", "chatml"),
+    ("kimi_linear", "chatml"),
     ("granitehybrid_dense", "chatml"),
     ("granitemoehybrid", "chatml"),
     ("nemotron_h", "chatml"),

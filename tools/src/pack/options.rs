@@ -155,6 +155,7 @@ impl PackOptions {
             | Role::LatentValues
             | Role::DeltaIn
             | Role::DeltaGate
+            | Role::DeltaGateIn
             | Role::DeltaOut
             | Role::MambaIn
             | Role::MambaOut

@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 26] = [
+const NO_FOLDER: [&str; 28] = [
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
@@ -48,6 +48,8 @@ const NO_FOLDER: [&str; 26] = [
     "granitemoe",
     "granitemoehybrid",
     "granitemoeshared",
+    "kimi_linear",
+    "kimi_linear_groups",
     "llama4",
     "llama4_text",
     "mistral4",

@@ -180,7 +180,7 @@ pub(crate) use stored::{LINE, prefetch};
 use crate::{
     columns::Columns,
     cpu::{Cpu, Isa},
-    delta::DeltaToken,
+    delta::{Decay, DeltaToken},
     dtype::DType,
     matrix::Matrix,
     narrow::Narrow,
@@ -478,6 +478,9 @@ pub(crate) fn delta_rule(
 ) {
     let (rows, columns) = (token.key.len(), out.len());
     check_len("query", token.query.len(), rows);
+    if let Decay::ByRow(factors) = token.decay {
+        check_len("decay", factors.len(), rows);
+    }
     check_len("value", token.value.len(), columns);
     check_len("state", state.len(), rows * columns);
     if let Some(before) = before {

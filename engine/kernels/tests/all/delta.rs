@@ -1,6 +1,6 @@
 //! The gated delta rule: the formula, one element at a time, on every instruction set.
 
-use emberflow_kernels::{Cpu, DeltaToken, delta_rule, math, scale_by_sigmoid};
+use emberflow_kernels::{Cpu, Decay, DeltaToken, delta_rule, math, scale_by_sigmoid};
 use proptest::prelude::*;
 
 /// Numbers within ±1 from a seed.
@@ -19,7 +19,10 @@ fn textbook(state: &mut [f32], token: DeltaToken<'_>) -> Vec<f32> {
     let of_column = |column: usize| {
         let mut found = 0.0;
         for (row, key) in token.key.iter().enumerate() {
-            state[row * columns + column] *= token.decay;
+            state[row * columns + column] *= match token.decay {
+                Decay::One(decay) => decay,
+                Decay::ByRow(decays) => decays[row],
+            };
             found = key.mul_add(state[row * columns + column], found);
         }
         let written = token.beta * (token.value[column] - found);
@@ -40,11 +43,13 @@ proptest! {
     #[test]
     fn the_state_and_the_answer_are_those_of_the_formula(
         rows in 1..70usize, columns in 1..140usize, seed: u64, decay in 0.0f32..=1.0,
-        beta in 0.0f32..=1.0,
+        beta in 0.0f32..=1.0, by_row: bool,
     ) {
         let before = floats(seed, rows * columns);
         let [key, query] = [1, 2].map(|n| floats(seed ^ n, rows));
         let value = floats(seed ^ 3, columns);
+        let decays: Vec<f32> = floats(seed ^ 4, rows).iter().map(|x| x.abs()).collect();
+        let decay = if by_row { Decay::ByRow(&decays) } else { Decay::One(decay) };
         let token = DeltaToken { key: &key, query: &query, value: &value, decay, beta };
         let mut expected = before.clone();
         let answer = textbook(&mut expected, token);
@@ -86,7 +91,7 @@ fn what_is_written_is_found_again() {
                 key,
                 query: &keys[0],
                 value,
-                decay: 1.0,
+                decay: Decay::One(1.0),
                 beta: 1.0,
             };
             delta_rule(cpu, None, &mut state, token, &mut out);

@@ -55,6 +55,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::OriginalContextBeside
                 | Quirk::DeltaNet(_)
                 | Quirk::Latent
+                | Quirk::Kda
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba

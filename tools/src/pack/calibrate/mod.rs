@@ -238,6 +238,7 @@ impl Calibrator<'_> {
                     Role::ConvIn,
                     Role::DeltaIn,
                     Role::DeltaGate,
+                    Role::DeltaGateIn,
                     Role::MambaIn,
                 ][..],
             ),

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig, ShortConvs, Streams,
+    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig,
+    ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
@@ -193,6 +194,13 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
         },
         delta_net: match c.mixer_of(layer) {
             MixerKind::DeltaNet(shape) => Some(DeltaNets {
+                layers: vec![0],
+                shape,
+            }),
+            _ => None,
+        },
+        kda: match c.mixer_of(layer) {
+            MixerKind::Kda(shape) => Some(KdaLayers {
                 layers: vec![0],
                 shape,
             }),

@@ -83,6 +83,7 @@ impl Gathered {
             MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
+            MixerKind::Kda(kda) => kda.values(),
             MixerKind::Mamba(mamba) => mamba.values(),
             MixerKind::None => 0,
         };

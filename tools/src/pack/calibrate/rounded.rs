@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 17] = [
+pub const ROLES: [Role; 18] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -29,6 +29,7 @@ pub const ROLES: [Role; 17] = [
     Role::ConvOut,
     Role::DeltaIn,
     Role::DeltaGate,
+    Role::DeltaGateIn,
     Role::DeltaOut,
     Role::MambaIn,
     Role::MambaOut,

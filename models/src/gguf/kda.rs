@@ -1,0 +1,66 @@
+//! Kimi Linear's layers of Kimi Delta Attention.
+
+use super::value::Metadata;
+use crate::config::{KdaLayers, KdaShape};
+use crate::error::Error;
+use crate::families::Arch;
+
+/// The sizes of the layers `layers`, which have as many heads as attention; `None` without such layers.
+pub(super) fn kda_layers(
+    metadata: &Metadata,
+    arch: &Arch,
+    layers: Vec<u32>,
+) -> Result<Option<KdaLayers>, Error> {
+    let need = |rest: &str| {
+        let key = format!("{}.{rest}", arch.name);
+        let value = metadata.u32(&key)?;
+        value.ok_or_else(|| metadata.missing(&key, "an integer"))
+    };
+    if layers.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(KdaLayers {
+        layers,
+        shape: KdaShape {
+            taps: need("ssm.conv_kernel")?,
+            heads: need("attention.head_count")?,
+            dim: need("kda.head_dim")?,
+        },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::families;
+    use crate::gguf::value::Value;
+
+    #[test]
+    fn all_sizes_are_needed() {
+        let (_, arch) = families::find_arch("kimi-linear").unwrap();
+        let sizes = [
+            ("ssm.conv_kernel", 3),
+            ("attention.head_count", 6),
+            ("kda.head_dim", 5),
+        ];
+        let read = |sizes: &[(&str, u64)], layers: Vec<u32>| {
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            for &(key, size) in sizes {
+                let key = format!("kimi-linear.{key}");
+                metadata.insert(key, Value::Uint(size)).unwrap();
+            }
+            kda_layers(&metadata, arch, layers)
+        };
+        let shape = read(&sizes, vec![0, 2]).unwrap().unwrap().shape;
+        assert_eq!((shape.taps, shape.heads, shape.values()), (3, 6, 30));
+        assert_eq!(read(&sizes, Vec::new()).unwrap(), None);
+        for left_out in 0..sizes.len() {
+            let mut some = sizes.to_vec();
+            let (key, _) = some.remove(left_out);
+            let refused = read(&some, vec![0]).unwrap_err().to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
+    }
+}
