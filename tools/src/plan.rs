@@ -60,10 +60,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         args.memory.iter().map(|&b| planner.budget(b)).collect()
     };
-    let plans = budgets
-        .iter()
-        .map(|&budget| planner.plan(budget))
-        .collect::<Result<Vec<_>, _>>()?;
+    let plans = budgets.iter().map(|&budget| planner.plan(budget));
+    let plans = plans.collect::<Result<Vec<_>, _>>()?;
     let mem = Mem::system();
     for (&wanted, plan) in args.memory.iter().zip(&plans) {
         let crowded = || budget::exceeds_free(wanted, plan.memory.held(), &mem);

@@ -209,7 +209,7 @@ const GEMMA4: Family = Family {
         Check::Word("use_bidirectional_attention", "vision"),
         Check::Flag("attention_bias", false),
     ],
-    reads: &["num_kv_shared_layers"],
+    reads: &["num_kv_shared_layers", "use_bidirectional_attention"],
     quirks: &[Quirk::GlobalHeads],
     ..GEMMA3
 };

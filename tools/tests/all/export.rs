@@ -32,13 +32,14 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 28] = [
+const NO_FOLDER: [&str; 29] = [
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v3_fp8",
     "ernie4_5_moe",
+    "gemma4_moe",
     "glm4_moe_lite",
     "glm_moe_dsa",
     "gpt_oss",

@@ -175,10 +175,7 @@ fn global_heads(c: &ModelConfig, config: &mut Value) {
     config["use_double_wide_mlp"] = json!(form.shared_kv_ffn > 0);
     config["hidden_size_per_layer_input"] = json!(form.layer_inputs.map_or(0, |of| of.width));
     config["vocab_size_per_layer_input"] = json!(form.layer_inputs.map_or(c.vocab, |of| of.vocab));
-    config["enable_moe_block"] = json!(c.mixture.is_some());
-    if let Some(mixture) = &c.mixture {
-        config["intermediate_size"] = json!(mixture.shared);
-    }
+    config["enable_moe_block"] = json!(false);
 }
 
 /// Several residual streams and what comes with them.
