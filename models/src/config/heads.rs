@@ -64,13 +64,13 @@ impl ModelConfig {
         self.kv_before(self.first_shared())
     }
 
-    /// Number of these layers whose heads are [`Form::global_heads`].
+    /// Number of these layers whose heads are [`super::Form::global_heads`].
     pub fn global_kv_layers(&self) -> u32 {
         self.global_before(self.first_shared())
     }
 
     /// Place of the keys and values that layer `layer` reads among those of all layers: layers whose
-    /// heads are [`Form::global_heads`] follow the others.
+    /// heads are [`super::Form::global_heads`] follow the others.
     pub fn kv_place(&self, layer: u32) -> u32 {
         let of = self.kv_layer(layer);
         let global = self.global_before(of);
@@ -80,7 +80,7 @@ impl ModelConfig {
         }
     }
 
-    /// Number of layers before layer `layer` whose heads are [`Form::global_heads`].
+    /// Number of layers before layer `layer` whose heads are [`super::Form::global_heads`].
     fn global_before(&self, layer: u32) -> u32 {
         match self.form.global_heads {
             Some(_) => (0..layer).filter(|&l| !self.windowed(l)).count() as u32,
