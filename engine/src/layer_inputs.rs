@@ -88,7 +88,7 @@ impl LayerInputs {
             layers: (0..c.layers).map(layer).collect::<Result<_, _>>()?,
             width,
             d,
-            before: c.further_streams(),
+            before: c.form.further_streams(c.d_model),
             vocab: inputs.vocab,
             eps: c.rms_eps,
             activation: c.ffn_kind.activation,

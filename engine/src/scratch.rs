@@ -62,7 +62,7 @@ pub(crate) struct Scratch {
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
-    /// d_model]`; otherwise empty.
+    /// d_model]`, or what a dense FFN beside experts gives; otherwise empty.
     pub parallel: Vec<f32>,
     /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
     /// DeltaNet, head by head.

@@ -132,12 +132,12 @@ impl Sizes {
 
 /// Elements per row of [`Pass::beside`].
 pub(crate) fn beside(c: &ModelConfig) -> usize {
-    c.further_streams() + layer_inputs::elements(c)
+    c.form.further_streams(c.d_model) + layer_inputs::elements(c)
 }
 
 /// Elements per row of all streams.
 pub(crate) fn width(c: &ModelConfig) -> usize {
-    c.d_model as usize + c.further_streams()
+    c.d_model as usize + c.form.further_streams(c.d_model)
 }
 
 /// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.

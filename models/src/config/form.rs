@@ -305,6 +305,13 @@ impl Form {
         *self == Self::default()
     }
 
+    /// Elements of a row of the residual streams beside the one that layers read and change, which has
+    /// `d_model`.
+    pub fn further_streams(&self, d_model: u32) -> usize {
+        let further = self.streams.map_or(0, |streams| streams.count - 1);
+        further as usize * d_model as usize
+    }
+
     /// The inputs by layer, with or without further streams.
     pub fn inputs_by_layer(&self) -> Option<LayerInputs> {
         let of_streams = self.streams.map(|streams| LayerInputs {

@@ -30,12 +30,6 @@ pub struct LayerInputs {
 }
 
 impl ModelConfig {
-    /// Elements of a row of the residual streams beside the one that layers read and change.
-    pub fn further_streams(&self) -> usize {
-        let further = self.form.streams.map_or(0, |streams| streams.count - 1);
-        further as usize * self.d_model as usize
-    }
-
     /// Inputs by layer that cannot be.
     pub(super) fn bad_layer_inputs(&self) -> Option<BadField> {
         let inputs = self.form.layer_inputs?;

@@ -147,9 +147,8 @@ pub(super) fn model_config(
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
     let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
     let of_expert = of_expert.filter(|_| experts.is_some());
-    let windowed = window.size > 0;
-    let shape = facts.shape([d_model, layers, heads, head_dim], windowed);
-    let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, windowed)?;
+    let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
+    let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, window.size > 0)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     if family.has(Quirk::Latent) {
         let mixed = family.has(Quirk::Kda);

@@ -156,12 +156,20 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
     }
 }
 
-/// Whether layers without a window, or with shared keys, differ in what no key says.
-pub(super) fn has_other_heads_or_neurons(c: &ModelConfig) -> bool {
+/// What no key says: experts beside a dense FFN, and other heads or neurons of some layers.
+pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     let heads = c.form.global_heads;
     let wide = c.form.shared_kv_ffn;
-    heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads)
-        || wide > 0 && wide != 2 * c.ffn
+    match &c.mixture {
+        Some(mixture) if mixture.dense_beside => Some("a dense FFN beside experts"),
+        _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
+            Some("another number of heads in layers without a window")
+        }
+        _ if wide > 0 && wide != c.ffn.saturating_mul(2) => {
+            Some("this number of neurons in layers with shared keys")
+        }
+        _ => None,
+    }
 }
 
 /// What Gemma 4 has beside Gemma 3.

@@ -56,19 +56,9 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
         config["partial_rotary_factor"] = json!(share);
     }
-    if c.mixture
-        .as_ref()
-        .is_some_and(|mixture| mixture.dense_beside)
-    {
-        let reason = format!(
-            "a dense FFN beside experts of family {:?} has no folder form",
-            c.family
-        );
+    if let Some(what) = form_keys::without_keys(c) {
+        let reason = format!("{what} of family {:?} has no folder form", c.family);
         return Err(unsupported(reason));
-    }
-    if form_keys::has_other_heads_or_neurons(c) {
-        let reason = "other heads of values, or other neurons, than the format has keys for";
-        return Err(unsupported(reason.into()));
     }
     form_keys::add(c, family, &mut config);
     match family.bias {
