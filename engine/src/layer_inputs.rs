@@ -7,7 +7,7 @@
 //! ```
 //!
 //! At its end a layer adds `norm(proj·(act(gate·x) ∘ input))` to the residual stream: Gemma 4 to the one
-//! that it changes, Gemma 3n to the further ones (`crate::streams`). The vectors lie in
+//! that it changes, Gemma 3n to the further ones of AltUp. The vectors lie in
 //! [`Pass::beside`] behind the further streams, so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu};

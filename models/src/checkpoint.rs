@@ -97,20 +97,30 @@ pub trait Checkpoint {
     fn tokenizer_json(&self) -> &str;
 
     /// The chat template in Jinja, if the checkpoint has one.
-    fn chat_template(&self) -> Option<&str>;
+    fn chat_template(&self) -> Option<&str> {
+        None
+    }
 
     /// The chat template for conversations with tools, if it is another one.
-    fn tool_template(&self) -> Option<&str>;
+    fn tool_template(&self) -> Option<&str> {
+        None
+    }
 
     /// Recommended sampling parameters.
-    fn sampling_defaults(&self) -> SamplingDefaults;
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        SamplingDefaults::default()
+    }
 
     /// What generated texts are held to.
-    fn rules(&self) -> TextRules;
+    fn rules(&self) -> TextRules {
+        TextRules::default()
+    }
 
     /// Texts of the special tokens that chat templates know by name: `bos_token`, `eos_token`,
     /// `pad_token`, `unk_token` and others that the checkpoint names.
-    fn named_tokens(&self) -> BTreeMap<String, String>;
+    fn named_tokens(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
 
     /// All tensors: those of [`crate::names::required`] in that order, then any predictors.
     fn tensors(&self) -> &[TensorInfo];

@@ -1,6 +1,5 @@
 //! Containers of models that are only described: for plans before a download.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +8,7 @@ use emberflow_engine::meta::ContainerMeta;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::demo::Demo;
 use emberflow_models::names::{TensorId, required};
-use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
+use emberflow_models::{Checkpoint, Error, TensorInfo};
 use emberflow_storage::container::{Container, Options, Writer};
 
 use super::by_source::decided;
@@ -67,26 +66,6 @@ impl Checkpoint for Described {
 
     fn tokenizer_json(&self) -> &str {
         &self.tokenizer
-    }
-
-    fn chat_template(&self) -> Option<&str> {
-        None
-    }
-
-    fn tool_template(&self) -> Option<&str> {
-        None
-    }
-
-    fn sampling_defaults(&self) -> SamplingDefaults {
-        SamplingDefaults::default()
-    }
-
-    fn rules(&self) -> TextRules {
-        TextRules::default()
-    }
-
-    fn named_tokens(&self) -> BTreeMap<String, String> {
-        BTreeMap::new()
     }
 
     fn tensors(&self) -> &[TensorInfo] {

@@ -1,6 +1,5 @@
 //! One layer of a checkpoint as a one-layer model, with the matrices rounded so far.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, Row};
@@ -9,7 +8,7 @@ use emberflow_models::config::{
     ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
-use emberflow_models::{Checkpoint, Error, SamplingDefaults, TensorInfo, TextRules};
+use emberflow_models::{Checkpoint, Error, TensorInfo};
 
 use super::rounded::{LayerRows, ROLES};
 use super::stream;
@@ -234,26 +233,6 @@ impl Checkpoint for OneLayer<'_> {
 
     fn tokenizer_json(&self) -> &str {
         self.at.source.tokenizer_json()
-    }
-
-    fn chat_template(&self) -> Option<&str> {
-        None
-    }
-
-    fn tool_template(&self) -> Option<&str> {
-        None
-    }
-
-    fn sampling_defaults(&self) -> SamplingDefaults {
-        SamplingDefaults::default()
-    }
-
-    fn rules(&self) -> TextRules {
-        TextRules::default()
-    }
-
-    fn named_tokens(&self) -> BTreeMap<String, String> {
-        BTreeMap::new()
     }
 
     fn tensors(&self) -> &[TensorInfo] {
