@@ -361,15 +361,15 @@ impl Decoder {
 
     /// Computes a layer's FFN, into `scratch.out`.
     fn feed(&mut self, number: usize, pass: &Pass, hooks: &mut Hooks<'_, '_>) -> Result<(), Error> {
-        match &self.weights.layers[number].beside {
-            Some(_) => self.run_beside(number, pass, hooks),
+        match &self.weights.layers[number].parallel_dense {
+            Some(_) => self.run_parallel_dense(number, pass, hooks),
             None => self.run_ffn(number, pass, hooks),
         }
     }
 
-    /// Experts and a dense FFN beside them, each with norms of its own, into `scratch.out`. The router
+    /// Experts in parallel with a dense FFN, each with norms of its own, into `scratch.out`. The router
     /// reads the residual stream.
-    fn run_beside(
+    fn run_parallel_dense(
         &mut self,
         number: usize,
         pass: &Pass,
@@ -378,7 +378,8 @@ impl Decoder {
         let (on, c, ffn, s) = (&self.on, &self.config, &mut self.ffn, &mut self.scratch);
         let (n, d, layers) = (pass.rows, c.d_model as usize, &self.weights.layers);
         let (layer, residual) = (&layers[number], &pass.x[..n * d]);
-        let (Some(norms), Some(router), Some(mixture)) = (&layer.beside, &layer.router, &c.mixture)
+        let (Some(norms), Some(router), Some(mixture)) =
+            (&layer.parallel_dense, &layer.router, &c.mixture)
         else {
             return Ok(());
         };

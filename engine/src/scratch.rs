@@ -62,7 +62,7 @@ pub(crate) struct Scratch {
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
-    /// d_model]`, or what a dense FFN beside experts gives; otherwise empty.
+    /// d_model]`, or the output of a parallel dense FFN; otherwise empty.
     pub parallel: Vec<f32>,
     /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
     /// DeltaNet, head by head.
@@ -166,7 +166,7 @@ fn partials_len(c: &ModelConfig, context: usize) -> usize {
 /// Width of [`Scratch::parallel`].
 fn parallel(c: &ModelConfig) -> usize {
     match c.form.parallel {
-        Parallel::No if c.mixture.as_ref().is_some_and(|m| m.dense_beside) => c.d_model as usize,
+        Parallel::No if c.mixture.as_ref().is_some_and(|m| m.parallel_dense) => c.d_model as usize,
         Parallel::No => 0,
         Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
     }

@@ -39,15 +39,15 @@ pub(crate) struct LayerWeights {
     pub ffn_bias: Option<FfnBiases>,
     /// The router, if the FFN is a mixture of experts.
     pub router: Option<Router>,
-    /// Norms of experts that have a dense FFN beside them.
-    pub beside: Option<BesideNorms>,
+    /// Norms of experts and of the dense FFN that runs in parallel with them.
+    pub parallel_dense: Option<ParallelNorms>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
 }
 
-/// Norms of experts and of a dense FFN beside them, whose input has the norm before the FFN.
+/// Norms of experts and of a parallel dense FFN, whose input has the norm before the FFN.
 #[derive(Debug)]
-pub(crate) struct BesideNorms {
+pub(crate) struct ParallelNorms {
     /// Before the experts.
     pub experts: Norm,
     /// Of the dense FFN's output.
@@ -56,10 +56,13 @@ pub(crate) struct BesideNorms {
     pub experts_post: Norm,
 }
 
-impl BesideNorms {
-    /// Those of layer `l`, if it has a dense FFN beside its experts.
+impl ParallelNorms {
+    /// Those of layer `l`, if it has a parallel dense FFN.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Option<Self>, Error> {
-        if !c.mixture_of(l).is_some_and(|mixture| mixture.dense_beside) {
+        if !c
+            .mixture_of(l)
+            .is_some_and(|mixture| mixture.parallel_dense)
+        {
             return Ok(None);
         }
         Ok(Some(Self {
@@ -87,7 +90,7 @@ impl LayerWeights {
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
             ffn_bias: ffn_biases(from, l, c)?,
             router: router(from, c, l)?,
-            beside: BesideNorms::load(from, c, l)?,
+            parallel_dense: ParallelNorms::load(from, c, l)?,
             scale: match c.form.layer_scale {
                 true => from.vector(Role::LayerScale, l, 1)?[0],
                 false => 1.0,
@@ -326,11 +329,11 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
             0 => None,
             _ => Some(from.vector(Role::SharedGate, layer, d)?),
         },
-        norm: match mixture.dense_beside {
+        norm: match mixture.parallel_dense {
             true => Some(router_norm(from, c, layer)?),
             false => None,
         },
-        factors: match mixture.dense_beside {
+        factors: match mixture.parallel_dense {
             true => Some(from.vector(Role::ExpertScale, layer, experts)?),
             false => None,
         },

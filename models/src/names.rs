@@ -500,7 +500,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if mixture.shared > 0 && !mixture.shared_is_plain {
             push(at(Role::SharedGate), 1, d);
         }
-        if mixture.dense_beside {
+        if mixture.parallel_dense {
             push(at(Role::RouterScale), 1, d);
             push(at(Role::ExpertScale), 1, config.experts as usize);
             push(at(Role::ExpertsNorm), 1, d);

@@ -168,7 +168,7 @@ pub enum Role {
     RouterScale,
     /// Factors of the experts' weights, `[1 × experts]`.
     ExpertScale,
-    /// Weight of the norm before the experts, where a dense FFN beside them has another, `[1 × d_model]`.
+    /// Weight of the norm before the experts, where a parallel dense FFN has another, `[1 × d_model]`.
     ExpertsNorm,
     /// Weight of the norm of that dense FFN's output, `[1 × d_model]`.
     DensePostNorm,

@@ -16,7 +16,7 @@ pub struct FfnSeen<'a> {
     pub residual: &'a [f32],
     /// The same after the norm, as Gate and Up read it, `[tokens × d_model]`.
     pub x: &'a [f32],
-    /// What a dense FFN beside the experts reads, where that is something else; empty otherwise.
+    /// What a dense FFN in parallel with the experts reads, where that is something else; empty otherwise.
     pub dense: &'a [f32],
     /// The experts of each token, the largest share first, `[tokens × chosen]`; empty for a dense
     /// FFN.

@@ -18,11 +18,11 @@ pub struct Mixture {
     /// The shared expert has no gate: its weight is 1.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared_is_plain: bool,
-    /// The shared expert is a dense FFN beside the others (Gemma 4): both have a norm before them and a
+    /// The shared expert is a dense FFN in parallel with the others (Gemma 4): both have a norm before them and a
     /// norm of their output of their own, the router reads the residual stream through a norm of its
     /// own, and each expert's weight has a factor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub dense_beside: bool,
+    pub parallel_dense: bool,
     /// Layers that have a dense FFN instead, ascending.
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
@@ -78,7 +78,7 @@ impl Default for Mixture {
             renormalise: false,
             shared: 0,
             shared_is_plain: false,
-            dense_beside: false,
+            parallel_dense: false,
             dense_layers: Vec::new(),
             dense_ffn: 0,
             scoring: Scoring::Softmax,
@@ -190,10 +190,10 @@ impl ModelConfig {
         let one_after_other = form.pre_norm && !form.parallel.is_parallel();
         let whole = form.without_ffn.is_empty() && form.without_mixer.is_empty();
         let apart = mixture.shared > 0 && mixture.shared_is_plain && !mixture.early_router;
-        if mixture.dense_beside && !(one_after_other && whole && apart) {
+        if mixture.parallel_dense && !(one_after_other && whole && apart) {
             let expected =
                 "false, without a plain FFN of every token in layers one after the other";
-            return BadField::some("dense_beside", &true, expected);
+            return BadField::some("parallel_dense", &true, expected);
         }
         let jitter = mixture.jitter;
         if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {

@@ -42,8 +42,8 @@ pub(crate) struct Experts {
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
     pub(crate) optional: bool,
-    /// There are experts only if this key is set, beside a dense FFN (Gemma 4).
-    pub(crate) beside: Option<&'static str>,
+    /// There are experts only if this key is set, in parallel with a dense FFN (Gemma 4).
+    pub(crate) parallel_dense: Option<&'static str>,
 }
 
 /// Whether the weights of the chosen experts are divided by their sum.
@@ -148,7 +148,7 @@ pub(super) const EXPERTS: Experts = Experts {
     scales_input: false,
     blocks: false,
     optional: false,
-    beside: None,
+    parallel_dense: None,
 };
 
 /// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighed by the sigmoids, times a factor; a

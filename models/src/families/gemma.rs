@@ -150,7 +150,7 @@ const GEMMA3N: Family = Family {
     ..GEMMA3
 };
 
-/// `modeling_gemma4.py`: other heads in layers without a window, experts beside a dense FFN, and
+/// `modeling_gemma4.py`: other heads in layers without a window, experts in parallel with a dense FFN, and
 /// [`Quirk::GlobalHeads`].
 const GEMMA4: Family = Family {
     name: "gemma4_text",
@@ -197,7 +197,7 @@ const GEMMA4: Family = Family {
         renormalise: Renormalise::Always,
         gguf_renormalise: true,
         shared: Some(Shared::Plain("intermediate_size")),
-        beside: Some("enable_moe_block"),
+        parallel_dense: Some("enable_moe_block"),
         ..EXPERTS
     }),
     keys: &[Key::new(

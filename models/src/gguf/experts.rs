@@ -39,7 +39,7 @@ pub(super) fn read(
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
     let (of, count) = match (experts_of(family), count) {
         ((_, false), None) => return Ok(None),
-        ((Some(of), true), None) if of.optional || of.beside.is_some() => return Ok(None),
+        ((Some(of), true), None) if of.optional || of.parallel_dense.is_some() => return Ok(None),
         ((None, _), Some(_)) => {
             let why = "experts are not known for this architecture";
             return Err(metadata.unsupported(&key("expert_count"), why));
@@ -84,7 +84,7 @@ fn mixture(
                     Some(count) => count.saturating_mul(need("expert_feed_forward_length")?),
                 }
             }
-            Some(Shared::Plain(_)) if of.beside.is_some() => need("feed_forward_length")?,
+            Some(Shared::Plain(_)) if of.parallel_dense.is_some() => need("feed_forward_length")?,
             Some(Shared::Plain(_)) => metadata
                 .u32(&key("expert_shared_feed_forward_length"))?
                 .unwrap_or(0),
@@ -92,7 +92,7 @@ fn mixture(
             None => 0,
         },
         shared_is_plain: of.has_plain_shared(),
-        dense_beside: of.beside.is_some(),
+        parallel_dense: of.parallel_dense.is_some(),
         dense_ffn: match dense_layers.is_empty() {
             true => 0,
             false => need("feed_forward_length")?,

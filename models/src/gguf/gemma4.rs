@@ -1,4 +1,4 @@
-//! What Gemma 4 has beside Gemma 3, as `Gemma4Model` of llama.cpp's `conversion/gemma.py` writes it.
+//! What Gemma 4 adds to Gemma 3, as `Gemma4Model` of llama.cpp's `conversion/gemma.py` writes it.
 
 use super::value::Metadata;
 use crate::config::{Form, GlobalHeads, LayerInputs};

@@ -22,7 +22,7 @@ pub(super) struct OfExperts {
 
 /// Whether a model of a family that may have experts has none.
 fn are_absent(keys: &Keys, of: &Experts) -> Result<bool, Error> {
-    Ok(match (of.dense, of.beside) {
+    Ok(match (of.dense, of.parallel_dense) {
         (Dense::Sublayers, _) => !sublayers(keys)?.contains(&Sublayer::Experts),
         (_, Some(key)) => keys.bool(key)? != Some(true),
         (_, None) => of.optional && keys.u32(of.count)? == Some(0),
@@ -71,7 +71,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 Some(Shared::AsOthers) => ffn,
             },
             shared_is_plain: of.has_plain_shared(),
-            dense_beside: of.beside.is_some(),
+            parallel_dense: of.parallel_dense.is_some(),
             dense_ffn,
             dense_layers,
             scoring,

@@ -1,4 +1,4 @@
-//! What Gemma 4 has beside Gemma 3, in `config.json`.
+//! What Gemma 4 adds to Gemma 3, in `config.json`.
 
 use super::json::Keys;
 use crate::config::{Form, GlobalHeads, LayerInputs};

@@ -51,7 +51,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", groups: None",
         ", by_best: false",
         ", epsilon: 0.0",
-        ", dense_beside: false",
+        ", parallel_dense: false",
         ", scale: 1.0",
         ", scales_input: false",
         ", head_bias: false",

@@ -89,9 +89,9 @@ fn only_visited_experts_are_read() {
     }
 }
 
-/// Experts whose reads begin before the dense FFN beside them are not read again after it.
+/// Experts whose reads begin before the parallel dense FFN are not read again after it.
 #[test]
-fn experts_beside_a_dense_ffn_are_read_once() {
+fn experts_in_parallel_with_a_dense_ffn_are_read_once() {
     let dir = tempfile::tempdir().unwrap();
     let case = case("gemma4_moe");
     let golden = Golden::load(&case, "golden.json");

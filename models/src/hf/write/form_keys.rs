@@ -156,12 +156,12 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
     }
 }
 
-/// What no key says: experts beside a dense FFN, and other heads or neurons of some layers.
+/// What no key says: experts in parallel with a dense FFN, and other heads or neurons of some layers.
 pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     let heads = c.form.global_heads;
     let wide = c.form.shared_kv_ffn;
     match &c.mixture {
-        Some(mixture) if mixture.dense_beside => Some("a dense FFN beside experts"),
+        Some(mixture) if mixture.parallel_dense => Some("a dense FFN in parallel with experts"),
         _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
             Some("another number of heads in layers without a window")
         }
@@ -172,7 +172,7 @@ pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     }
 }
 
-/// What Gemma 4 has beside Gemma 3.
+/// The keys that Gemma 4 adds to those of Gemma 3.
 fn global_heads(c: &ModelConfig, config: &mut Value) {
     let form = &c.form;
     let heads = form.global_heads;

@@ -66,7 +66,7 @@ pub struct Gathered {
 pub struct Visits {
     /// Inputs of Gate and Up, `[tokens × d]`.
     pub x: Vec<f32>,
-    /// Inputs of a dense FFN beside the experts, where they are others; empty otherwise.
+    /// Inputs of a dense FFN in parallel with the experts, where they are others; empty otherwise.
     pub dense: Vec<f32>,
     /// Chosen experts and router weights, `[tokens × chosen]`.
     pub choices: Vec<Choice>,
