@@ -400,10 +400,9 @@ impl Decoder {
         };
         // `normed` has the norm before the FFN.
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
-        let dense = std::slice::from_ref(dense);
         let at = LayerInput {
             then: experts,
-            ..LayerInput::alone(place, dense, input, residual)
+            ..LayerInput::alone(place, std::slice::from_ref(dense), input, residual)
         };
         ffn.layer(on, &at, dense_out)?;
         let observed = if hooks.observer.is_some() { n * d } else { 0 };
