@@ -6,19 +6,21 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `shape.rs`, `vocab.rs` | dimensions; tokens |
+//! | `shape.rs`, `described.rs`, `vocab.rs` | dimensions; those of a `config.json`; tokens |
 //! | `firing.rs`, `normal.rs` | statistics → biases and correlation |
 //! | `routing.rs` | the same for experts |
 //! | `window.rs` | correlation → an attention pattern |
-//! | `recipe.rs` | what every row contains |
+//! | `recipe.rs`, `mixers.rs` | what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
 //! | `write.rs` | the files |
 //! | `measure.rs` | statistics of decoding, next to the targets |
 
 mod args;
 mod blocks;
+mod described;
 pub mod firing;
 mod measure;
+mod mixers;
 mod normal;
 mod random;
 mod recipe;
@@ -106,16 +108,19 @@ impl From<SynthQuantArg> for Encoding {
 /// Runs the command.
 pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let gguf = args.output.extension().is_some_and(|e| e == "gguf");
-    let act = args.act.unwrap_or_else(|| args.shape.default_act());
-    let mut config = args.shape.config(act);
-    if let Some(layers) = args.layers {
-        config.layers = layers.into();
-        let windows = config.window.iter().copied().cycle();
-        config.window = windows.take(usize::from(layers)).collect();
+    let config = args.shape.config(args.act, args.layers, args.small)?;
+    let act = match args.act {
+        _ if args.shape.text().is_some() => described::activation(config.ffn_kind).to_owned(),
+        act => name(act.unwrap_or_else(|| args.shape.default_act())),
+    };
+    check(args, gguf, &config, &act)?;
+    let mut target = targets(args, &config)?;
+    let mut statistics = statistics(&target, &config)?;
+    if args.shape.text().is_some() && !config.ffn_kind.activation.is_sparse() {
+        // all neurons count, so they may change as fast as the experts
+        let routed = statistics.routing.as_ref().map_or(1.0, |r| r.correlation);
+        target.persistence = statistics.firing.loosen(routed);
     }
-    check(args, gguf, &config, &name(act))?;
-    let target = targets(args, &config)?;
-    let statistics = statistics(&target, &config)?;
     let recipe = Recipe::new(&config, statistics, args.gate_rank, args.seed)?;
     let room = config
         .max_context
@@ -133,7 +138,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         Some(quant) => quant.into(),
     };
     let place = args.output.display().to_string();
-    let mut report = SynthReport::new(&place, &name(args.shape), &name(act), args.seed, target);
+    let mut report = SynthReport::new(&place, &name(args.shape), &act, args.seed, target);
     let start = Instant::now();
     let bar = progress::bytes("writing", 0);
     let mut tell = |done, total| {
@@ -174,6 +179,13 @@ fn check(args: &SynthArgs, gguf: bool, config: &ModelConfig, act: &str) -> Resul
              give --act relu or drelu too",
             name(args.shape),
             act
+        )));
+    }
+    if !gguf && args.shape.text().is_some() {
+        return Err(Failure::usage(format!(
+            "{}: {} is written as a gguf file only; name one that ends in .gguf",
+            args.output.display(),
+            name(args.shape)
         )));
     }
     if !gguf && args.quant.is_some() {
@@ -304,7 +316,12 @@ fn statistics(target: &Targets, config: &ModelConfig) -> Result<Statistics, Fail
     let routing = match (&config.mixture, target.routing) {
         (Some(mixture), Some(routing)) => {
             let [experts, chosen] = [config.experts, mixture.chosen].map(|n| n as usize);
-            let solved = Routing::solve(routing, experts, chosen, mixture.renormalise)?;
+            let solved = Routing::solve(
+                routing,
+                experts,
+                chosen,
+                (mixture.scoring, mixture.renormalise),
+            )?;
             Some(solved)
         }
         _ => None,

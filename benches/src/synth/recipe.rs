@@ -24,7 +24,9 @@
 //! which a constant is exact in every format. The norms' weights cancel the growth of the residual
 //! stream, which is known in advance because all increments are scaled here.
 
-use emberflow_models::config::{Activation, ModelConfig};
+use std::collections::BTreeMap;
+
+use emberflow_models::config::{Activation, MixerKind, ModelConfig};
 use emberflow_models::names::{Role, TensorId};
 
 use super::firing::Firing;
@@ -42,15 +44,17 @@ pub const BLOCK: usize = 32;
 const TILE_KEYS: usize = 1 << 40;
 
 /// Relative strength of weights that a role does not need.
-const LEAK: f64 = 1.0 / 32.0;
+pub(super) const LEAK: f64 = 1.0 / 32.0;
 /// Energy of the bias group relative to that of all other coordinates.
 const BIAS_ENERGY: f64 = 20.0;
-/// Variance added to the context by attention over all layers after the first; the first adds 1.
+/// Variance added to the context by mixers over all layers after the first; the first adds 1.
 const ATTENTION_GROWTH: f64 = 1.0;
 /// Variance added by the FFNs over all layers.
 const FFN_GROWTH: f64 = 0.1;
 /// Standard deviation of attention scores due to the tokens themselves.
-const SCORE_NOISE: f64 = 0.05;
+pub(super) const SCORE_NOISE: f64 = 0.05;
+/// Least correlation of the context, for which recurrent mixers have parameters.
+const LEAST_CORRELATION: f64 = 0.01;
 /// Logit of the successor, while logits of other tokens have deviation 1: large enough for greedy
 /// decoding to find it, small enough for sampling to deviate.
 const SUCCESSOR_LOGIT: f64 = 12.0;
@@ -87,15 +91,19 @@ pub type RowPlan = [Segment; 3];
 
 /// The plan of a whole checkpoint.
 pub struct Recipe {
-    config: ModelConfig,
-    seed: u64,
+    pub(super) config: ModelConfig,
+    pub(super) seed: u64,
     firing: Firing,
+    /// Correlation of the context with that of the next token.
+    pub(super) correlation: f64,
+    /// The layer whose mixer adds most to the context.
+    first: u32,
     /// The attention pattern.
     pub window: Window,
     /// Blocks of each group.
     blocks: [usize; 3],
-    /// Biases of a layer's gates, ascending; their assignment to neurons is drawn.
-    biases: Vec<f32>,
+    /// Biases of a bank's gates, ascending, by its number of neurons; their assignment to neurons is drawn.
+    biases: BTreeMap<usize, Vec<f32>>,
     /// E[h²] of a hidden value.
     hidden_power: f64,
     /// Routing parameters, for a mixture of experts.
@@ -144,17 +152,24 @@ impl Recipe {
             kind if matches!(kind.activation, Activation::ClampedSwiglu { .. }) => 2.0,
             _ => 1.0,
         };
+        let correlation = firing.correlation.max(routed).max(LEAST_CORRELATION);
+        let biases_of = |neurons: usize| {
+            let biases = firing.biases(neurons).into_iter();
+            (neurons, biases.map(|b| b as f32).collect())
+        };
+        let rope = (0..c.layers).find(|&layer| is_windowed(c, layer));
+        let rope = rope.map_or(&c.rope, |layer| c.rope_of(layer));
+        let scale = 1.0 / score_scale(c);
         Ok(Self {
-            window: Window::new(
-                c.rope.theta.into(),
-                c.head_dim as usize,
-                firing.correlation.max(routed),
-            ),
+            window: Window::new(rope.theta.into(), rope.dims as usize, scale, correlation),
+            correlation,
+            first: first_mixer(c),
             blocks: [bias, all - bias - context, context],
-            biases: firing
-                .biases(c.ffn as usize)
+            biases: (c.banks())
+                .map(|bank| bank.neurons as usize)
+                .collect::<std::collections::BTreeSet<_>>()
                 .into_iter()
-                .map(|b| b as f32)
+                .map(biases_of)
                 .collect(),
             hidden_power: up_power * expect(mean, deviation, |g| act(g).powi(2)),
             config: config.clone(),
@@ -167,21 +182,27 @@ impl Recipe {
     /// Row `row` of a matrix, as presented; of Down, the row of neuron `row`. `biases`: result of
     /// [`Recipe::biases_of`] for the tensor.
     pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
+        if let Some(plan) = self.mixer_row(id, row) {
+            return plan;
+        }
         let c = &self.config;
         let [bias, token, context] = self.sizes();
         let random = |deviation: f64| random(self.seed, id, row, deviation);
         // Reads the context: deviation 1 from coordinates of deviation 1.
         let reads_context = 1.0 / context.sqrt();
         match id.role {
-            Role::Embed => self.groups([
-                Fill::Constant(self.bias_level() as f32),
-                // The start token adds nothing to averages, which would be large at first.
-                match row {
-                    row if row == BOS as usize => Fill::Constant(0.0),
-                    row => self.token_code(row, 1.0),
-                },
-                random(LEAK),
-            ]),
+            Role::Embed => {
+                let scale = 1.0 / f64::from(c.form.embedding_scale);
+                self.groups([
+                    Fill::Constant((scale * self.bias_level()) as f32),
+                    // The start token adds nothing to averages, which would be large at first.
+                    match row {
+                        row if row == BOS as usize => Fill::Constant(0.0),
+                        row => self.token_code(row, scale),
+                    },
+                    random(LEAK * scale),
+                ])
+            }
             Role::Head => {
                 let code = SUCCESSOR_LOGIT / token;
                 let text = row as u32 >= SPECIAL;
@@ -192,27 +213,18 @@ impl Recipe {
                 };
                 self.groups([random(LEAK * reads_context), token, random(reads_context)])
             }
-            Role::Q | Role::K => {
-                let half = c.head_dim as usize / 2;
-                let (part, pair) = (row / half % 2, row % half);
-                let amplitude = match (id.role, part) {
-                    (Role::K, _) => self.window.key[pair][part],
-                    (_, 0) => self.window.query[pair],
-                    _ => 0.0,
-                };
-                let noise = random(self.score_noise() / (token + context).sqrt());
-                self.groups([Fill::Constant((amplitude / bias) as f32), noise, noise])
-            }
-            Role::V => {
-                let reads_token = 1.0 / token.sqrt();
-                let leak = random(LEAK * reads_token);
-                self.groups([leak, random(reads_token), leak])
-            }
+            Role::Q | Role::K => self.query_or_key(id, row),
+            Role::V => self.token_reader(id, row, 1.0),
+            Role::QGate => self.reading(0.0, random(self.read_noise(LEAK))),
             Role::O => {
-                let heads = f64::from(c.heads) * f64::from(c.head_dim);
-                let full =
-                    (self.attention_increment(id.layer) / (self.window.energy * heads)).sqrt();
-                whole(heads as usize, random(full * self.written(row)))
+                let heads = c.heads as usize * c.heads_of(id.layer).head_dim as usize;
+                // gates are half open
+                let open = if c.form.output_gate { 0.25 } else { 1.0 };
+                let square = match is_windowed(c, id.layer) {
+                    true => self.window.energy * open,
+                    false => open,
+                };
+                self.output(id, row, heads, square)
             }
             Role::Gate | Role::Router => self.scores(id, row, biases),
             Role::Up => {
@@ -224,7 +236,7 @@ impl Recipe {
                 self.groups([own, random(token), random(context)])
             }
             Role::Down => {
-                let full = self.down_deviation();
+                let full = self.down_deviation(id);
                 let leak = random(LEAK * full);
                 self.groups([leak, leak, random(full)])
             }
@@ -232,6 +244,30 @@ impl Recipe {
             Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
             _ => whole(0, Fill::Constant(0.0)),
         }
+    }
+
+    /// Rows of heads that average a window, or that attend to all positions alike.
+    fn query_or_key(&self, id: TensorId, row: usize) -> RowPlan {
+        let c = &self.config;
+        let heads = c.heads_of(id.layer);
+        if !is_windowed(c, id.layer) {
+            return match id.role {
+                Role::K => self.token_reader(id, row, 1.0),
+                _ => {
+                    let noise = SCORE_NOISE / self.score_scale();
+                    let noise = self.read_noise(noise / f64::from(heads.head_dim).sqrt());
+                    self.reading(0.0, random(self.seed, id, row, noise))
+                }
+            };
+        }
+        let (at, pairs) = (row % heads.head_dim as usize, self.window.query.len());
+        let amplitude = match (id.role, at / pairs) {
+            (Role::K, part @ 0..2) => self.window.key[at % pairs][part],
+            (Role::Q, 0) => self.window.query[at],
+            _ => 0.0,
+        };
+        let noise = self.read_noise(self.score_noise());
+        self.reading(amplitude, random(self.seed, id, row, noise))
     }
 
     /// A row that decides whether a neuron fires or an expert is chosen.
@@ -249,9 +285,13 @@ impl Recipe {
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
     pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
-        let deviation = self.down_deviation() * self.written(coordinate);
+        let written = match self.config.form.post_norm {
+            true => 1.0,
+            false => self.written(coordinate),
+        };
+        let deviation = self.down_deviation(id) * written;
         let fill = random(self.seed, id, coordinate, deviation);
-        whole(self.config.ffn as usize, fill)
+        whole(self.neurons(id), fill)
     }
 
     /// Deviations of the weights on the token group and on the context: their sum has deviation 1
@@ -294,23 +334,33 @@ impl Recipe {
     /// Elements of a norm's or bias's vector. After a norm, coordinates of the bias group are 1 and
     /// all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
+        if let Some(vector) = self.mixer_vector(id, cols) {
+            return vector;
+        }
+        let c = &self.config;
+        let mut factor = 1.0;
         let context = match id.role {
             // Sinks get no share of the scores.
             Role::Sinks => return vec![-40.0; cols],
-            Role::QNorm | Role::KNorm => {
-                let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
-                let rms = (power / f64::from(self.config.head_dim)).sqrt();
-                return vec![rms.hypot(self.score_noise()) as f32; cols];
+            Role::QNorm | Role::KNorm => return vec![self.head_norm(id) as f32; cols],
+            Role::ExpertScale | Role::LayerScale | Role::DensePostNorm | Role::ExpertsPostNorm => {
+                return vec![1.0; cols];
             }
+            Role::AttnPostNorm => return self.post_norm(self.mixer_increment(id.layer), cols),
+            Role::FfnPostNorm => return self.post_norm(self.ffn_increment(id.layer), cols),
             Role::AttnNorm => self.input_variance(id.layer),
-            Role::FfnNorm => self.context_variance(id.layer),
-            Role::FinalNorm => self.context_variance(self.config.layers),
+            Role::RouterScale => {
+                factor = f64::from(c.d_model).sqrt();
+                self.context_variance(id.layer)
+            }
+            Role::FfnNorm | Role::ExpertsNorm => self.context_variance(id.layer),
+            Role::FinalNorm => self.input_variance(c.layers),
             _ => return vec![0.0; cols],
         };
         let [bias, token, rest] = self.sizes();
         let level = self.bias_level();
         let energy = bias * level * level + token + rest * context;
-        let rms = (energy / (bias + token + rest)).sqrt();
+        let rms = factor * (energy / (bias + token + rest)).sqrt();
         let mut values = vec![(rms / level) as f32; bias as usize];
         values.resize((bias + token) as usize, rms as f32);
         // The context is empty before the first attention.
@@ -323,7 +373,7 @@ impl Recipe {
     /// other tensors.
     pub fn biases_of(&self, id: TensorId) -> Vec<f32> {
         let mut biases = match (id.role, &self.routing) {
-            (Role::Gate, _) => self.biases.clone(),
+            (Role::Gate, _) => (self.biases.get(&self.neurons(id)).cloned()).unwrap_or_default(),
             (Role::Router, Some(routing)) => routing.biases.clone(),
             _ => return Vec::new(),
         };
@@ -335,35 +385,57 @@ impl Recipe {
         biases
     }
 
-    fn sizes(&self) -> [f64; 3] {
+    pub(super) fn sizes(&self) -> [f64; 3] {
         self.blocks.map(|blocks| (blocks * BLOCK) as f64)
     }
 
-    /// Variance of a context coordinate at the FFN of `layer`; after the last layer if `layer` is
-    /// the number of layers.
-    fn context_variance(&self, layer: u32) -> f64 {
-        let layers = f64::from(self.config.layers);
-        let attention =
-            1.0 + ATTENTION_GROWTH * f64::from(layer.min(self.config.layers - 1)) / layers;
-        attention + FFN_GROWTH * f64::from(layer) / layers
+    /// Weight of the norm of queries or keys.
+    fn head_norm(&self, id: TensorId) -> f64 {
+        let heads = self.config.heads_of(id.layer);
+        let width = f64::from(heads.head_dim);
+        if !is_windowed(&self.config, id.layer) {
+            return match id.role {
+                Role::QNorm => SCORE_NOISE / (self.score_scale() * width.sqrt()),
+                _ => 1.0,
+            };
+        }
+        let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
+        (power / width).sqrt().hypot(self.score_noise())
     }
 
-    /// The same at the input of a layer.
+    /// Weights of the norm of an output that adds `increment` to the context's variance.
+    fn post_norm(&self, increment: f64, cols: usize) -> Vec<f32> {
+        let full = increment.sqrt();
+        let weight = |coordinate| (full * self.written(coordinate)) as f32;
+        (0..cols).map(weight).collect()
+    }
+
+    /// Neurons of the bank of a tensor.
+    fn neurons(&self, id: TensorId) -> usize {
+        let mut banks = self.config.banks_of(id.layer);
+        let bank = banks.find(|bank| bank.expert == id.expert);
+        bank.map_or(0, |bank| bank.neurons as usize)
+    }
+
+    /// Variance of a context coordinate at the FFN of `layer`.
+    fn context_variance(&self, layer: u32) -> f64 {
+        self.input_variance(layer) + self.mixer_increment(layer)
+    }
+
+    /// The same at the input of a layer; after the last layer if `layer` is the number of layers.
     fn input_variance(&self, layer: u32) -> f64 {
-        match layer {
-            0 => 0.0,
-            _ => self.context_variance(layer) - self.attention_increment(layer),
-        }
+        let added = |layer| self.mixer_increment(layer) + self.ffn_increment(layer);
+        (0..layer).map(added).sum()
     }
 
     /// Value of the coordinates in the bias group.
     fn bias_level(&self) -> f64 {
         let [bias, token, context] = self.sizes();
-        let rest = token + context * self.context_variance(self.config.layers);
+        let rest = token + context * self.input_variance(self.config.layers);
         (BIAS_ENERGY * rest / bias).sqrt()
     }
 
-    fn groups(&self, fills: [Fill; 3]) -> RowPlan {
+    pub(super) fn groups(&self, fills: [Fill; 3]) -> RowPlan {
         std::array::from_fn(|i| Segment {
             blocks: self.blocks[i],
             fill: match fills[i] {
@@ -390,7 +462,7 @@ impl Recipe {
     }
 
     /// Relative strength of writes to a coordinate of the residual stream.
-    fn written(&self, coordinate: usize) -> f64 {
+    pub(super) fn written(&self, coordinate: usize) -> f64 {
         if coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
             LEAK
         } else {
@@ -398,28 +470,84 @@ impl Recipe {
         }
     }
 
-    fn attention_increment(&self, layer: u32) -> f64 {
+    /// Variance that the mixer of a layer adds to the context.
+    pub(super) fn mixer_increment(&self, layer: u32) -> f64 {
         match layer {
-            0 => 1.0,
-            _ => ATTENTION_GROWTH / f64::from(self.config.layers),
+            layer if layer == self.first => 1.0,
+            layer if self.config.has_mixer(layer) => {
+                ATTENTION_GROWTH / f64::from(self.config.layers)
+            }
+            _ => 0.0,
         }
     }
 
-    fn down_deviation(&self) -> f64 {
-        let increment = FFN_GROWTH / f64::from(self.config.layers);
-        let power = self.hidden_power * self.routing.as_ref().map_or(1.0, |r| r.power);
-        (increment / (f64::from(self.config.ffn) * power)).sqrt()
+    /// The same of its FFN.
+    fn ffn_increment(&self, layer: u32) -> f64 {
+        match self.config.has_ffn(layer) {
+            true => FFN_GROWTH / f64::from(self.config.layers),
+            false => 0.0,
+        }
+    }
+
+    /// Deviation of the weights of Down of a bank. The experts and the shared one add half each.
+    fn down_deviation(&self, id: TensorId) -> f64 {
+        let mixture = self.config.mixture_of(id.layer);
+        let apart = mixture.filter(|m| m.shared > 0 && !m.parallel_dense);
+        let share = if apart.is_some() { 0.5 } else { 1.0 };
+        let power = match mixture {
+            None => 1.0,
+            Some(m) if id.expert < self.config.experts => {
+                let of_weights = self.routing.as_ref().map_or(1.0, |r| r.power);
+                of_weights * f64::from(m.scale).powi(2)
+            }
+            // the gate is half open
+            Some(m) if !m.shared_is_plain => 0.25,
+            Some(_) => 1.0,
+        };
+        let increment = share * self.ffn_increment(id.layer);
+        (increment / (self.neurons(id) as f64 * self.hidden_power * power)).sqrt()
+    }
+
+    /// Factor of the scores.
+    pub(super) fn score_scale(&self) -> f64 {
+        score_scale(&self.config)
     }
 
     /// Deviation of the random part of query and key elements for which scores have deviation
     /// [`SCORE_NOISE`].
-    fn score_noise(&self) -> f64 {
+    pub(super) fn score_noise(&self) -> f64 {
         let power: f64 = self.window.query.iter().map(|a| a * a).sum();
-        SCORE_NOISE * (f64::from(self.config.head_dim) / power.max(1e-9)).sqrt()
+        SCORE_NOISE / (self.score_scale() * power.max(1e-9).sqrt())
     }
 }
 
-fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
+/// Factor of the scores of attention.
+fn score_scale(c: &ModelConfig) -> f64 {
+    let usual = 1.0 / f64::from(c.head_dim).sqrt();
+    c.form.attention_scale.map_or(usual, f64::from)
+}
+
+/// Whether attention in a layer can average the last tokens: it has rotary positions, and values of its own.
+fn is_windowed(c: &ModelConfig, layer: u32) -> bool {
+    let rotated = c.rotates(layer) && !c.heads_of(layer).key_is_value;
+    match c.mixer_of(layer) {
+        MixerKind::Attention => rotated && c.form.mamba.is_none(),
+        MixerKind::Latent(_) => rotated,
+        _ => false,
+    }
+}
+
+/// The first layer whose mixer can have any correlation; the first one if there is none.
+fn first_mixer(c: &ModelConfig) -> u32 {
+    let recurrent =
+        |layer| matches!(c.mixer_of(layer), MixerKind::DeltaNet(_) | MixerKind::Mamba(_));
+    let mut layers = 0..c.layers;
+    layers
+        .find(|&layer| is_windowed(c, layer) || recurrent(layer))
+        .unwrap_or(0)
+}
+
+pub(super) fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
     Fill::Random {
         deviation: deviation as f32,
         key: stream(seed, id, row),
@@ -429,7 +557,7 @@ fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
 }
 
 /// One segment over `cols` columns.
-fn whole(cols: usize, fill: Fill) -> RowPlan {
+pub(super) fn whole(cols: usize, fill: Fill) -> RowPlan {
     let empty = Segment {
         blocks: 0,
         fill: Fill::Constant(0.0),
