@@ -69,7 +69,7 @@ pub fn config(
         )));
     }
     cut(&mut keys, whole.layers as usize, layers as usize);
-    read(name, &keys)
+    read(name, &keys).map_err(|error| Failure::usage(format!("--layers {layers}: {error}")))
 }
 
 fn read(name: &str, keys: &Map<String, Value>) -> Result<ModelConfig, Failure> {
@@ -96,7 +96,11 @@ fn shrink(keys: &mut Map<String, Value>) {
     if is(keys, "kv_lora_rank") {
         keys.insert("head_dim".into(), 32.into());
     }
-    for (key, size) in [("q_lora_rank", 128), ("n_groups", 2), ("ssm_state_size", 32)] {
+    for (key, size) in [
+        ("q_lora_rank", 128),
+        ("n_groups", 2),
+        ("ssm_state_size", 32),
+    ] {
         if is(keys, key) {
             keys.insert(key.into(), size.into());
         }
@@ -104,7 +108,9 @@ fn shrink(keys: &mut Map<String, Value>) {
     if one_each {
         keys.insert("num_key_value_heads".into(), 4.into());
     }
-    let by_layer = keys.get_mut("per_layer_config").and_then(Value::as_object_mut);
+    let by_layer = keys
+        .get_mut("per_layer_config")
+        .and_then(Value::as_object_mut);
     for of_layer in by_layer.into_iter().flat_map(Map::values_mut) {
         if let Some(of_layer) = of_layer.as_object_mut() {
             of_layer.insert("head_dim".into(), 128.into());
@@ -123,7 +129,9 @@ fn cut(keys: &mut Map<String, Value>, from: usize, to: usize) {
             list.truncate(to);
         }
     }
-    let by_layer = keys.get_mut("per_layer_config").and_then(Value::as_object_mut);
+    let by_layer = keys
+        .get_mut("per_layer_config")
+        .and_then(Value::as_object_mut);
     if let Some(by_layer) = by_layer {
         by_layer.retain(|layer, _| layer.parse().is_ok_and(|layer: usize| layer < to));
     }

@@ -127,7 +127,10 @@ fn is_counted(c: &ModelConfig, layer: u32) -> bool {
 fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, Failure> {
     let c = engine.config();
     let (vocab, d) = (c.vocab, c.d_model as usize);
-    let all: Vec<u32> = c.ffn_layers().filter(|&layer| is_counted(c, layer)).collect();
+    let all: Vec<u32> = c
+        .ffn_layers()
+        .filter(|&layer| is_counted(c, layer))
+        .collect();
     let count = (INPUT_BYTES / (4 * d * tokens)).clamp(1, all.len().max(1));
     let layers: Vec<u32> = (0..count)
         .filter_map(|i| all.get(i * all.len() / count).copied())

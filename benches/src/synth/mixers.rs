@@ -98,9 +98,8 @@ impl Recipe {
             Role::DeltaDecay => self.reading(0.0, rest),
             Role::DeltaOut => {
                 let value = DELTA_CODE / 2.0 * (1.0 - self.correlation.sqrt());
-                let square = value.powi(2)
-                    / (1.0 - self.correlation.powi(2))
-                    / f64::from(net.key_dim);
+                let square =
+                    value.powi(2) / (1.0 - self.correlation.powi(2)) / f64::from(net.key_dim);
                 let normed = square / (square + f64::from(self.config.rms_eps));
                 self.output(id, row, net.values(), normed * silu(OPEN).powi(2))
             }

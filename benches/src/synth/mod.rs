@@ -286,6 +286,8 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     let kind = config.ffn_kind;
     let (active, curve) = match kind.activation {
         Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
+        // not published: as gates without biases
+        Activation::Relu2 if kind.ungated => (0.5, "swiglu"),
         Activation::Relu | Activation::Relu2 => (0.33, "llama2-reglu-70b"),
         _ => (0.5, "swiglu"),
     };

@@ -539,8 +539,12 @@ fn is_windowed(c: &ModelConfig, layer: u32) -> bool {
 
 /// The first layer whose mixer can have any correlation; the first one if there is none.
 fn first_mixer(c: &ModelConfig) -> u32 {
-    let recurrent =
-        |layer| matches!(c.mixer_of(layer), MixerKind::DeltaNet(_) | MixerKind::Mamba(_));
+    let recurrent = |layer| {
+        matches!(
+            c.mixer_of(layer),
+            MixerKind::DeltaNet(_) | MixerKind::Mamba(_)
+        )
+    };
     let mut layers = 0..c.layers;
     layers
         .find(|&layer| is_windowed(c, layer) || recurrent(layer))

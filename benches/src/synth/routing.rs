@@ -286,9 +286,14 @@ mod tests {
             (0.95, 0.4, "between 6 % and 90 %"),
             (0.5, 0.02, "lies between"),
         ] {
-            let message = Routing::solve(RoutingTargets { popular, reuse }, 128, 8, (Scoring::Softmax, true))
-                .unwrap_err()
-                .to_string();
+            let message = Routing::solve(
+                RoutingTargets { popular, reuse },
+                128,
+                8,
+                (Scoring::Softmax, true),
+            )
+            .unwrap_err()
+            .to_string();
             assert!(message.contains(word), "{message}");
         }
     }

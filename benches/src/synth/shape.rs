@@ -179,14 +179,9 @@ impl Shape {
     }
 
     /// Published share of neurons that fire per token: more than 60 % of those in SmallThinker's
-    /// chosen experts do not (arXiv 2507.20984). Nemotron 3's is not published: half is assumed, as of
-    /// gates without a bias.
+    /// chosen experts do not (arXiv 2507.20984).
     pub fn default_active(self) -> Option<f64> {
-        match self {
-            Self::Smallthinker21b => Some(0.4),
-            Self::Nemotron3Nano => Some(0.5),
-            _ => None,
-        }
+        (self == Self::Smallthinker21b).then_some(0.4)
     }
 
     /// Whether the shape has the experts, biases and windows of gpt-oss.

@@ -42,7 +42,11 @@ impl Window {
         let mut window = Self::of_unit(theta, dims, correlation);
         let amplitude = divisor.sqrt();
         window.query.iter_mut().for_each(|a| *a *= amplitude);
-        window.key.iter_mut().flatten().for_each(|a| *a *= amplitude);
+        window
+            .key
+            .iter_mut()
+            .flatten()
+            .for_each(|a| *a *= amplitude);
         window
     }
 

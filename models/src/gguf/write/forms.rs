@@ -89,10 +89,7 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
 fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, GgufValue)) {
     own("attention.head_count_kv", U32(1));
     // llama.cpp asks for it unless it knows the model by its number of layers
-    own(
-        "attention.q_lora_rank",
-        U32(latent.query_rank.unwrap_or(0)),
-    );
+    own("attention.q_lora_rank", U32(latent.query_rank.unwrap_or(0)));
     own("attention.kv_lora_rank", U32(latent.rank));
     own("attention.key_length", U32(latent.rank + c.rope.dims));
     own("attention.value_length", U32(latent.rank));
