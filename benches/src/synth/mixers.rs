@@ -4,7 +4,7 @@
 //! |---|---|
 //! | attention, latent attention | over a window (`window.rs`); over all tokens without rotary positions |
 //! | Mamba-2, DeltaNet | s ← λ·s + code, where λ is the wanted correlation |
-//! | short convolution | over its taps |
+//! | short convolution | over its taps, fewer than wanted |
 //!
 //! Gates, steps, keys and queries of the recurrent mixers read the bias group, so they are the same for every
 //! token but for a small rest. Where an activation follows the convolution of the codes, these are small, so
@@ -13,6 +13,7 @@
 use emberflow_models::config::{DeltaNetShape, LatentShape, MambaShape, MixerKind};
 use emberflow_models::names::{Role, TensorId};
 
+use super::normal::bisect;
 use super::random::word;
 use super::recipe::{BLOCK, Fill, LEAK, Recipe, RowPlan, SCORE_NOISE, Segment, random, whole};
 
@@ -30,6 +31,20 @@ const STEP: f64 = 0.05;
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+/// Weights of sum of squares 1, each as many times the next one as gives averages of this correlation with
+/// those of the next token; the same ones if they cannot.
+fn averaging(taps: usize, correlation: f64) -> Vec<f32> {
+    let square_sum = |ratio: f64| (0..taps as i32).map(|age| ratio.powi(2 * age)).sum::<f64>();
+    let found = |ratio: f64| {
+        let next: f64 = (1..taps as i32).map(|age| ratio.powi(2 * age - 1)).sum();
+        next / square_sum(ratio)
+    };
+    let ratio = bisect(0.0, 1.0, |ratio| found(ratio) - correlation);
+    let newest = 1.0 / square_sum(ratio).sqrt();
+    let weight = |age: i32| (newest * ratio.powi(age)) as f32;
+    (0..taps as i32).rev().map(weight).collect()
 }
 
 /// The x whose softplus is `y`.
@@ -146,7 +161,7 @@ impl Recipe {
     /// Weights of a convolution for channel `row`, that of the token itself last.
     pub fn taps(&self, id: TensorId, row: usize, taps: usize) -> Vec<f32> {
         if id.role == Role::Conv {
-            return vec![1.0 / (taps as f32).sqrt(); taps];
+            return averaging(taps, self.correlation);
         }
         let key = super::random::stream(self.seed, id, row);
         let leak = |tap: usize| match word(key, tap as u64) & 1 {

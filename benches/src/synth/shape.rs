@@ -263,24 +263,23 @@ impl Shape {
 
     /// Layers, `d_model`, neurons, heads, those of keys and values, tokens, context, rotary base, epsilon of
     /// norms; unless the shape is a `config.json`.
-    #[allow(clippy::type_complexity)]
-    fn sizes(self) -> Option<(u32, u32, u32, u32, u32, u32, u32, f32, f32)> {
+    fn sizes(self) -> Option<([u32; 7], f32, f32)> {
         Some(match self {
-            Self::Tiny => (4, 256, 1024, 4, 2, 4096, 4096, 1e4, 1e-5),
-            Self::Llama1b => (22, 2048, 5632, 32, 4, 32000, 2048, 1e4, 1e-5),
-            Self::Llama7b => (32, 4096, 11008, 32, 32, 32000, 4096, 1e4, 1e-5),
-            Self::Llama13b => (40, 5120, 13824, 40, 40, 32000, 4096, 1e4, 1e-5),
-            Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
-            Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
-            Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
+            Self::Tiny => ([4, 256, 1024, 4, 2, 4096, 4096], 1e4, 1e-5),
+            Self::Llama1b => ([22, 2048, 5632, 32, 4, 32000, 2048], 1e4, 1e-5),
+            Self::Llama7b => ([32, 4096, 11008, 32, 32, 32000, 4096], 1e4, 1e-5),
+            Self::Llama13b => ([40, 5120, 13824, 40, 40, 32000, 4096], 1e4, 1e-5),
+            Self::Mistral7b => ([32, 4096, 14336, 32, 8, 32000, 32768], 1e6, 1e-5),
+            Self::Bamboo7b => ([32, 4096, 14336, 32, 8, 32000, 32768], 1e4, 1e-5),
+            Self::Qwen27b => ([28, 3584, 18944, 28, 4, 152_064, 131_072], 1e6, 1e-6),
             Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => {
-                (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5)
+                ([4, 256, 256, 4, 2, 4096, 4096], 1e4, 1e-5)
             }
-            Self::GptOss20b => (24, 2880, 2880, 64, 8, 201_088, 4096, 150_000.0, 1e-5),
-            Self::Smallthinker21b => (52, 2560, 768, 28, 4, 151_936, 16_384, 1.5e6, 1e-6),
-            Self::Qwen330bA3b => (48, 2048, 768, 32, 4, 151_936, 40_960, 1e6, 1e-6),
+            Self::GptOss20b => ([24, 2880, 2880, 64, 8, 201_088, 4096], 150_000.0, 1e-5),
+            Self::Smallthinker21b => ([52, 2560, 768, 28, 4, 151_936, 16_384], 1.5e6, 1e-6),
+            Self::Qwen330bA3b => ([48, 2048, 768, 32, 4, 151_936, 40_960], 1e6, 1e-6),
             Self::Mixtral8x7b | Self::Turbosparse47b => {
-                (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
+                ([32, 4096, 14336, 32, 8, 32000, 32768], 1e6, 1e-5)
             }
             _ => return None,
         })
@@ -319,8 +318,8 @@ impl Shape {
 
     /// The same of a shape that is no `config.json`.
     fn plain(self, act: ActArg) -> ModelConfig {
-        let (layers, d_model, ffn, heads, kv_heads, vocab, max_context, theta, rms_eps) =
-            self.sizes().unwrap_or_default();
+        let (counts, theta, rms_eps) = self.sizes().unwrap_or_default();
+        let [layers, d_model, ffn, heads, kv_heads, vocab, max_context] = counts;
         let ffn_kind = self.ffn_kind(act);
         let head_dim = match self {
             Self::Qwen330bA3b | Self::Smallthinker21b => 128,
