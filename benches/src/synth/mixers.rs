@@ -15,7 +15,7 @@ use emberflow_models::names::{Role, TensorId};
 
 use super::normal::bisect;
 use super::random::word;
-use super::recipe::{BLOCK, Fill, LEAK, Recipe, RowPlan, SCORE_NOISE, Segment, random, whole};
+use super::stream::{BLOCK, Fill, LEAK, RowPlan, SCORE_NOISE, Segment, Stream, random, whole};
 
 /// Deviation of the codes that a DeltaNet convolves: less, and its norm's epsilon would matter; more, and
 /// the activation would add a constant.
@@ -52,9 +52,9 @@ fn inverse_softplus(y: f64) -> f64 {
     y.exp_m1().ln()
 }
 
-impl Recipe {
+impl Stream {
     /// Row `row` of a matrix of a mixer other than attention, or of what attention has besides.
-    pub(super) fn mixer_row(&self, id: TensorId, row: usize) -> Option<RowPlan> {
+    pub fn mixer_row(&self, id: TensorId, row: usize) -> Option<RowPlan> {
         let noise = |deviation: f64| random(self.seed, id, row, deviation);
         match (id.role, self.config.mixer_of(id.layer)) {
             (Role::O, MixerKind::Latent(latent)) => {
@@ -176,7 +176,7 @@ impl Recipe {
     }
 
     /// Elements of a vector of a mixer.
-    pub(super) fn mixer_vector(&self, id: TensorId, cols: usize) -> Option<Vec<f32>> {
+    pub fn mixer_vector(&self, id: TensorId, cols: usize) -> Option<Vec<f32>> {
         let log = self.correlation.ln();
         let value = match id.role {
             Role::LatentQNorm | Role::LatentKvNorm | Role::DeltaNorm | Role::MambaNorm => 1.0,
@@ -189,36 +189,5 @@ impl Recipe {
             _ => return None,
         };
         Some(vec![value as f32; cols])
-    }
-
-    /// Reads `value` from the bias group, and a rest from the others.
-    pub(super) fn reading(&self, value: f64, rest: Fill) -> RowPlan {
-        let own = Fill::Constant((value / self.sizes()[0]) as f32);
-        self.groups([own, rest, rest])
-    }
-
-    /// Deviation of weights on the token and context groups that add up to `deviation`.
-    pub(super) fn read_noise(&self, deviation: f64) -> f64 {
-        let [_, token, context] = self.sizes();
-        deviation / (token + context).sqrt()
-    }
-
-    /// Reads the token's code, with this deviation.
-    pub(super) fn token_reader(&self, id: TensorId, row: usize, deviation: f64) -> RowPlan {
-        let weight = deviation / self.sizes()[1].sqrt();
-        let fill = |deviation| random(self.seed, id, row, deviation);
-        let leak = fill(LEAK * weight);
-        self.groups([leak, fill(weight), leak])
-    }
-
-    /// A row of the output projection over `width` values of this mean square.
-    pub(super) fn output(&self, id: TensorId, row: usize, width: usize, square: f64) -> RowPlan {
-        let (increment, written) = match self.config.form.post_norm {
-            // the norm after it decides
-            true => (1.0, 1.0),
-            false => (self.mixer_increment(id.layer), self.written(row)),
-        };
-        let full = (increment / (square * width as f64)).sqrt();
-        whole(width, random(self.seed, id, row, full * written))
     }
 }

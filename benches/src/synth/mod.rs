@@ -10,7 +10,7 @@
 //! | `firing.rs`, `normal.rs` | statistics → biases and correlation |
 //! | `routing.rs` | the same for experts |
 //! | `window.rs` | correlation → an attention pattern |
-//! | `recipe.rs`, `mixers.rs` | what every row contains |
+//! | `stream.rs`, `mixers.rs`, `recipe.rs` | the residual stream; what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
 //! | `write.rs` | the files |
 //! | `measure.rs` | statistics of decoding, next to the targets |
@@ -26,6 +26,7 @@ mod random;
 mod recipe;
 pub mod routing;
 pub mod shape;
+mod stream;
 mod vocab;
 mod window;
 mod write;
@@ -124,7 +125,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let recipe = Recipe::new(&config, statistics, args.gate_rank, args.seed)?;
     let room = config
         .max_context
-        .saturating_sub(recipe.window.warm_up as u32);
+        .saturating_sub(recipe.stream.window.warm_up as u32);
     if let Some(tokens @ 1..) = args.measure
         && !(FEWEST..=room).contains(&tokens)
     {
@@ -161,7 +162,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     report.peak_rss_bytes = emberflow_storage::mem::peak_rss();
     let unasked = if report.bytes <= SMALL { TOKENS } else { 0 };
     if let tokens @ 1.. = args.measure.unwrap_or(unasked) {
-        let (tokens, warm_up) = (tokens as usize, recipe.window.warm_up);
+        let (tokens, warm_up) = (tokens as usize, recipe.stream.window.warm_up);
         report.measured = Some(measure::measure(output, encoding, tokens, warm_up)?);
     }
     if args.json {
@@ -317,14 +318,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
 fn statistics(target: &Targets, config: &ModelConfig) -> Result<Statistics, Failure> {
     let routing = match (&config.mixture, target.routing) {
         (Some(mixture), Some(routing)) => {
-            let [experts, chosen] = [config.experts, mixture.chosen].map(|n| n as usize);
-            let solved = Routing::solve(
-                routing,
-                experts,
-                chosen,
-                (mixture.scoring, mixture.renormalise),
-            )?;
-            Some(solved)
+            Some(Routing::solve(routing, config.experts as usize, mixture)?)
         }
         _ => None,
     };

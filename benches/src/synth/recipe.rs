@@ -1,107 +1,27 @@
-//! Content of every row of every tensor.
-//!
-//! The residual stream has three groups of coordinates:
-//!
-//! ```text
-//! bias      a constant, set by every embedding and never written to. A gate row's weights
-//!           on it are the neuron's bias and determine how often it fires. It has most of the
-//!           stream's energy (as massive activations in trained models), so the norms'
-//!           divisor hardly depends on the token.
-//! token     the embedding's code of the token; never written to. Values read it, and so
-//!           does the head, whose rows are the codes of each token's predecessor: greedy
-//!           decoding walks through the vocabulary without repetition.
-//! context   0 at first. Attention writes averages of the last tokens' codes to it
-//!           (`window.rs`), the FFN a little more. Gates and Ups read it, so they change
-//!           as slowly as these averages.
-//! ```
-//!
-//! Scores of experts are built like gates. If one of the two must change faster, it also reads the
-//! token group, which is new for every token.
-//!
-//! All other weights are [`LEAK`] times as strong, not zero, so that every weight counts a little.
-//! A narrower context lowers the rank of the gates' input and the size of a sufficient low-rank
-//! predictor; the token group takes the remaining coordinates. Groups are whole blocks of 32, in
-//! which a constant is exact in every format. The norms' weights cancel the growth of the residual
-//! stream, which is known in advance because all increments are scaled here.
+//! Content of every row of every tensor, of a model with the residual stream of `stream.rs`.
 
 use std::collections::BTreeMap;
 
-use emberflow_models::config::{Activation, MixerKind, ModelConfig};
+use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_models::names::{Role, TensorId};
 
 use super::firing::Firing;
 use super::normal::expect;
 use super::random::{mix, stream};
 use super::routing::Routing;
+use super::stream::{BLOCK, Fill, LEAK, RowPlan, SCORE_NOISE, Stream, is_windowed, random, whole};
 use super::vocab::{BOS, SPECIAL, predecessor};
-use super::window::Window;
 use emberflow::Failure;
 
-/// Weights per block; groups and segments are whole blocks.
-pub const BLOCK: usize = 32;
-
-/// Stream keys from here on belong to tiles, smaller ones to rows.
-const TILE_KEYS: usize = 1 << 40;
-
-/// Relative strength of weights that a role does not need.
-pub(super) const LEAK: f64 = 1.0 / 32.0;
-/// Energy of the bias group relative to that of all other coordinates.
-const BIAS_ENERGY: f64 = 20.0;
-/// Variance added to the context by mixers over all layers after the first; the first adds 1.
-const ATTENTION_GROWTH: f64 = 1.0;
-/// Variance added by the FFNs over all layers.
-const FFN_GROWTH: f64 = 0.1;
-/// Standard deviation of attention scores due to the tokens themselves.
-pub(super) const SCORE_NOISE: f64 = 0.05;
-/// Least correlation of the context, for which recurrent mixers have parameters.
-const LEAST_CORRELATION: f64 = 0.01;
 /// Logit of the successor, while logits of other tokens have deviation 1: large enough for greedy
 /// decoding to find it, small enough for sampling to deviate.
 const SUCCESSOR_LOGIT: f64 = 12.0;
 
-/// A run of whole blocks with the same content.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Segment {
-    /// Blocks.
-    pub blocks: usize,
-    /// Their content.
-    pub fill: Fill,
-}
-
-/// Content of a segment.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fill {
-    /// Equal weights.
-    Constant(f32),
-    /// Independent weights of mean 0.
-    Random {
-        /// Standard deviation.
-        deviation: f32,
-        /// Key of their random bits.
-        key: u64,
-        /// Key shared by the 32 rows of a tile; decides the signs of its scales.
-        tile: u64,
-        /// Row index; decides the position of the largest weight.
-        row: usize,
-    },
-}
-
-/// The three groups of a row of `d_model`, or one segment of another length.
-pub type RowPlan = [Segment; 3];
-
 /// The plan of a whole checkpoint.
 pub struct Recipe {
-    pub(super) config: ModelConfig,
-    pub(super) seed: u64,
+    /// The residual stream.
+    pub stream: Stream,
     firing: Firing,
-    /// Correlation of the context with that of the next token.
-    pub(super) correlation: f64,
-    /// The layer whose mixer adds most to the context.
-    first: u32,
-    /// The attention pattern.
-    pub window: Window,
-    /// Blocks of each group.
-    blocks: [usize; 3],
     /// Biases of a bank's gates, ascending, by its number of neurons; their assignment to neurons is drawn.
     biases: BTreeMap<usize, Vec<f32>>,
     /// E[h²] of a hidden value.
@@ -152,19 +72,14 @@ impl Recipe {
             kind if matches!(kind.activation, Activation::ClampedSwiglu { .. }) => 2.0,
             _ => 1.0,
         };
-        let correlation = firing.correlation.max(routed).max(LEAST_CORRELATION);
+        let correlation = firing.correlation.max(routed);
         let biases_of = |neurons: usize| {
             let biases = firing.biases(neurons).into_iter();
             (neurons, biases.map(|b| b as f32).collect())
         };
-        let rope = (0..c.layers).find(|&layer| is_windowed(c, layer));
-        let rope = rope.map_or(&c.rope, |layer| c.rope_of(layer));
-        let scale = 1.0 / score_scale(c);
+        let blocks = [bias, all - bias - context, context];
         Ok(Self {
-            window: Window::new(rope.theta.into(), rope.dims as usize, scale, correlation),
-            correlation,
-            first: first_mixer(c),
-            blocks: [bias, all - bias - context, context],
+            stream: Stream::new(config, blocks, correlation, seed),
             biases: (c.banks())
                 .map(|bank| bank.neurons as usize)
                 .collect::<std::collections::BTreeSet<_>>()
@@ -172,33 +87,31 @@ impl Recipe {
                 .map(biases_of)
                 .collect(),
             hidden_power: up_power * expect(mean, deviation, |g| act(g).powi(2)),
-            config: config.clone(),
             firing,
             routing,
-            seed,
         })
     }
 
     /// Row `row` of a matrix, as presented; of Down, the row of neuron `row`. `biases`: result of
     /// [`Recipe::biases_of`] for the tensor.
     pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
-        if let Some(plan) = self.mixer_row(id, row) {
+        if let Some(plan) = self.stream.mixer_row(id, row) {
             return plan;
         }
-        let c = &self.config;
-        let [bias, token, context] = self.sizes();
-        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        let c = &self.stream.config;
+        let [bias, token, context] = self.stream.sizes();
+        let random = |deviation: f64| random(self.stream.seed, id, row, deviation);
         // Reads the context: deviation 1 from coordinates of deviation 1.
         let reads_context = 1.0 / context.sqrt();
         match id.role {
             Role::Embed => {
                 let scale = 1.0 / f64::from(c.form.embedding_scale);
-                self.groups([
-                    Fill::Constant((scale * self.bias_level()) as f32),
+                self.stream.groups([
+                    Fill::Constant((scale * self.stream.bias_level()) as f32),
                     // The start token adds nothing to averages, which would be large at first.
                     match row {
                         row if row == BOS as usize => Fill::Constant(0.0),
-                        row => self.token_code(row, scale),
+                        row => self.stream.token_code(row, scale),
                     },
                     random(LEAK * scale),
                 ])
@@ -207,24 +120,28 @@ impl Recipe {
                 let code = SUCCESSOR_LOGIT / token;
                 let text = row as u32 >= SPECIAL;
                 let token = if text {
-                    self.token_code(predecessor(row as u32, c.vocab) as usize, code)
+                    self.stream
+                        .token_code(predecessor(row as u32, c.vocab) as usize, code)
                 } else {
                     random(code)
                 };
-                self.groups([random(LEAK * reads_context), token, random(reads_context)])
+                self.stream
+                    .groups([random(LEAK * reads_context), token, random(reads_context)])
             }
             Role::Q | Role::K => self.query_or_key(id, row),
-            Role::V => self.token_reader(id, row, 1.0),
-            Role::QGate => self.reading(0.0, random(self.read_noise(LEAK))),
+            Role::V => self.stream.token_reader(id, row, 1.0),
+            Role::QGate => self
+                .stream
+                .reading(0.0, random(self.stream.read_noise(LEAK))),
             Role::O => {
                 let heads = c.heads as usize * c.heads_of(id.layer).head_dim as usize;
                 // gates are half open
                 let open = if c.form.output_gate { 0.25 } else { 1.0 };
                 let square = match is_windowed(c, id.layer) {
-                    true => self.window.energy * open,
+                    true => self.stream.window.energy * open,
                     false => open,
                 };
-                self.output(id, row, heads, square)
+                self.stream.output(id, row, heads, square)
             }
             Role::Gate | Role::Router => self.scores(id, row, biases),
             Role::Up => {
@@ -233,12 +150,12 @@ impl Recipe {
                     up => Fill::Constant((up / bias) as f32),
                 };
                 let [token, context] = self.reads(id.role);
-                self.groups([own, random(token), random(context)])
+                self.stream.groups([own, random(token), random(context)])
             }
             Role::Down => {
                 let full = self.down_deviation(id);
                 let leak = random(LEAK * full);
-                self.groups([leak, leak, random(full)])
+                self.stream.groups([leak, leak, random(full)])
             }
             Role::GateBias | Role::UpBias => whole(c.ffn as usize, Fill::Constant(0.0)),
             Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
@@ -248,56 +165,65 @@ impl Recipe {
 
     /// Rows of heads that average a window, or that attend to all positions alike.
     fn query_or_key(&self, id: TensorId, row: usize) -> RowPlan {
-        let c = &self.config;
+        let c = &self.stream.config;
         let heads = c.heads_of(id.layer);
         if !is_windowed(c, id.layer) {
             return match id.role {
-                Role::K => self.token_reader(id, row, 1.0),
+                Role::K => self.stream.token_reader(id, row, 1.0),
                 _ => {
-                    let noise = SCORE_NOISE / self.score_scale();
-                    let noise = self.read_noise(noise / f64::from(heads.head_dim).sqrt());
-                    self.reading(0.0, random(self.seed, id, row, noise))
+                    let noise = SCORE_NOISE / self.stream.score_scale();
+                    let noise = self
+                        .stream
+                        .read_noise(noise / f64::from(heads.head_dim).sqrt());
+                    self.stream
+                        .reading(0.0, random(self.stream.seed, id, row, noise))
                 }
             };
         }
-        let (at, pairs) = (row % heads.head_dim as usize, self.window.query.len());
+        let (at, pairs) = (
+            row % heads.head_dim as usize,
+            self.stream.window.query.len(),
+        );
         let amplitude = match (id.role, at / pairs) {
-            (Role::K, part @ 0..2) => self.window.key[at % pairs][part],
-            (Role::Q, 0) => self.window.query[at],
+            (Role::K, part @ 0..2) => self.stream.window.key[at % pairs][part],
+            (Role::Q, 0) => self.stream.window.query[at],
             _ => 0.0,
         };
-        let noise = self.read_noise(self.score_noise());
-        self.reading(amplitude, random(self.seed, id, row, noise))
+        let noise = self.stream.read_noise(self.stream.score_noise());
+        self.stream
+            .reading(amplitude, random(self.stream.seed, id, row, noise))
     }
 
     /// A row that decides whether a neuron fires or an expert is chosen.
     fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
-        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        let random = |deviation: f64| random(self.stream.seed, id, row, deviation);
         let own = f64::from(biases.get(row).copied().unwrap_or_default());
         let ([token, context], level) = match id.role {
-            Role::Router if self.early_router() => (self.reads_input(id.layer), self.bias_level()),
+            Role::Router if self.early_router() => {
+                (self.reads_input(id.layer), self.stream.bias_level())
+            }
             _ => (self.reads(id.role), 1.0),
         };
-        let own = Fill::Constant((own / (self.sizes()[0] * level)) as f32);
-        self.groups([own, random(token), random(context)])
+        let own = Fill::Constant((own / (self.stream.sizes()[0] * level)) as f32);
+        self.stream.groups([own, random(token), random(context)])
     }
 
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
     pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
-        let written = match self.config.form.post_norm {
+        let written = match self.stream.config.form.post_norm {
             true => 1.0,
-            false => self.written(coordinate),
+            false => self.stream.written(coordinate),
         };
         let deviation = self.down_deviation(id) * written;
-        let fill = random(self.seed, id, coordinate, deviation);
+        let fill = random(self.stream.seed, id, coordinate, deviation);
         whole(self.neurons(id), fill)
     }
 
     /// Deviations of the weights on the token group and on the context: their sum has deviation 1
     /// and the required correlation of gates or experts.
     fn reads(&self, role: Role) -> [f64; 2] {
-        let [_, token, context] = self.sizes();
+        let [_, token, context] = self.stream.sizes();
         let wanted = |firing: f64, routed: f64| match role {
             Role::Router => (routed, firing),
             _ => (firing, routed),
@@ -313,18 +239,18 @@ impl Recipe {
     }
 
     fn early_router(&self) -> bool {
-        let mixture = self.config.mixture.as_ref();
+        let mixture = self.stream.config.mixture.as_ref();
         mixture.is_some_and(|mixture| mixture.early_router)
     }
 
     /// The same for a router that reads the input of `layer` without a norm. The first layer has no
     /// context yet, so its scores are new for every token.
     fn reads_input(&self, layer: u32) -> [f64; 2] {
-        let [_, token, context] = self.sizes();
+        let [_, token, context] = self.stream.sizes();
         match layer {
             0 => [1.0 / token.sqrt(), LEAK / context.sqrt()],
             _ => {
-                let deviation = self.input_variance(layer).sqrt();
+                let deviation = self.stream.input_variance(layer).sqrt();
                 let [of_token, of_context] = self.reads(Role::Router);
                 [of_token, of_context / deviation]
             }
@@ -334,10 +260,10 @@ impl Recipe {
     /// Elements of a norm's or bias's vector. After a norm, coordinates of the bias group are 1 and
     /// all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
-        if let Some(vector) = self.mixer_vector(id, cols) {
+        if let Some(vector) = self.stream.mixer_vector(id, cols) {
             return vector;
         }
-        let c = &self.config;
+        let c = &self.stream.config;
         let mut factor = 1.0;
         let context = match id.role {
             // Sinks get no share of the scores.
@@ -346,19 +272,21 @@ impl Recipe {
             Role::ExpertScale | Role::LayerScale | Role::DensePostNorm | Role::ExpertsPostNorm => {
                 return vec![1.0; cols];
             }
-            Role::AttnPostNorm => return self.post_norm(self.mixer_increment(id.layer), cols),
-            Role::FfnPostNorm => return self.post_norm(self.ffn_increment(id.layer), cols),
-            Role::AttnNorm => self.input_variance(id.layer),
+            Role::AttnPostNorm => {
+                return self.post_norm(self.stream.mixer_increment(id.layer), cols);
+            }
+            Role::FfnPostNorm => return self.post_norm(self.stream.ffn_increment(id.layer), cols),
+            Role::AttnNorm => self.stream.input_variance(id.layer),
             Role::RouterScale => {
                 factor = f64::from(c.d_model).sqrt();
-                self.context_variance(id.layer)
+                self.stream.context_variance(id.layer)
             }
-            Role::FfnNorm | Role::ExpertsNorm => self.context_variance(id.layer),
-            Role::FinalNorm => self.input_variance(c.layers),
+            Role::FfnNorm | Role::ExpertsNorm => self.stream.context_variance(id.layer),
+            Role::FinalNorm => self.stream.input_variance(c.layers),
             _ => return vec![0.0; cols],
         };
-        let [bias, token, rest] = self.sizes();
-        let level = self.bias_level();
+        let [bias, token, rest] = self.stream.sizes();
+        let level = self.stream.bias_level();
         let energy = bias * level * level + token + rest * context;
         let rms = factor * (energy / (bias + token + rest)).sqrt();
         let mut values = vec![(rms / level) as f32; bias as usize];
@@ -377,7 +305,7 @@ impl Recipe {
             (Role::Router, Some(routing)) => routing.biases.clone(),
             _ => return Vec::new(),
         };
-        let key = stream(self.seed, id, usize::MAX);
+        let key = stream(self.stream.seed, id, usize::MAX);
         for i in (1..biases.len()).rev() {
             let j = mix(key.wrapping_add(i as u64)) % (i as u64 + 1);
             biases.swap(i, j as usize);
@@ -385,118 +313,42 @@ impl Recipe {
         biases
     }
 
-    pub(super) fn sizes(&self) -> [f64; 3] {
-        self.blocks.map(|blocks| (blocks * BLOCK) as f64)
-    }
-
     /// Weight of the norm of queries or keys.
     fn head_norm(&self, id: TensorId) -> f64 {
-        let heads = self.config.heads_of(id.layer);
+        let heads = self.stream.config.heads_of(id.layer);
         let width = f64::from(heads.head_dim);
-        if !is_windowed(&self.config, id.layer) {
+        if !is_windowed(&self.stream.config, id.layer) {
             return match id.role {
-                Role::QNorm => SCORE_NOISE / (self.score_scale() * width.sqrt()),
+                Role::QNorm => SCORE_NOISE / (self.stream.score_scale() * width.sqrt()),
                 _ => 1.0,
             };
         }
-        let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
-        (power / width).sqrt().hypot(self.score_noise())
+        let power = self.stream.window.query.iter().map(|a| a * a).sum::<f64>();
+        (power / width).sqrt().hypot(self.stream.score_noise())
     }
 
     /// Weights of the norm of an output that adds `increment` to the context's variance.
     fn post_norm(&self, increment: f64, cols: usize) -> Vec<f32> {
         let full = increment.sqrt();
-        let weight = |coordinate| (full * self.written(coordinate)) as f32;
+        let weight = |coordinate| (full * self.stream.written(coordinate)) as f32;
         (0..cols).map(weight).collect()
     }
 
     /// Neurons of the bank of a tensor.
     fn neurons(&self, id: TensorId) -> usize {
-        let mut banks = self.config.banks_of(id.layer);
+        let mut banks = self.stream.config.banks_of(id.layer);
         let bank = banks.find(|bank| bank.expert == id.expert);
         bank.map_or(0, |bank| bank.neurons as usize)
     }
 
-    /// Variance of a context coordinate at the FFN of `layer`.
-    fn context_variance(&self, layer: u32) -> f64 {
-        self.input_variance(layer) + self.mixer_increment(layer)
-    }
-
-    /// The same at the input of a layer; after the last layer if `layer` is the number of layers.
-    fn input_variance(&self, layer: u32) -> f64 {
-        let added = |layer| self.mixer_increment(layer) + self.ffn_increment(layer);
-        (0..layer).map(added).sum()
-    }
-
-    /// Value of the coordinates in the bias group.
-    fn bias_level(&self) -> f64 {
-        let [bias, token, context] = self.sizes();
-        let rest = token + context * self.input_variance(self.config.layers);
-        (BIAS_ENERGY * rest / bias).sqrt()
-    }
-
-    pub(super) fn groups(&self, fills: [Fill; 3]) -> RowPlan {
-        std::array::from_fn(|i| Segment {
-            blocks: self.blocks[i],
-            fill: match fills[i] {
-                // Different bits for each group.
-                Fill::Random {
-                    deviation,
-                    key,
-                    tile,
-                    row,
-                } => Fill::Random {
-                    deviation,
-                    key: mix(key.wrapping_add(i as u64)),
-                    tile: mix(tile.wrapping_add(i as u64)),
-                    row,
-                },
-                constant => constant,
-            },
-        })
-    }
-
-    /// Code of `token`: the same bits in the embedding and in the head.
-    fn token_code(&self, token: usize, deviation: f64) -> Fill {
-        random(self.seed, TensorId::global(Role::Embed), token, deviation)
-    }
-
-    /// Relative strength of writes to a coordinate of the residual stream.
-    pub(super) fn written(&self, coordinate: usize) -> f64 {
-        if coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
-            LEAK
-        } else {
-            1.0
-        }
-    }
-
-    /// Variance that the mixer of a layer adds to the context.
-    pub(super) fn mixer_increment(&self, layer: u32) -> f64 {
-        match layer {
-            layer if layer == self.first => 1.0,
-            layer if self.config.has_mixer(layer) => {
-                ATTENTION_GROWTH / f64::from(self.config.layers)
-            }
-            _ => 0.0,
-        }
-    }
-
-    /// The same of its FFN.
-    fn ffn_increment(&self, layer: u32) -> f64 {
-        match self.config.has_ffn(layer) {
-            true => FFN_GROWTH / f64::from(self.config.layers),
-            false => 0.0,
-        }
-    }
-
     /// Deviation of the weights of Down of a bank. The experts and the shared one add half each.
     fn down_deviation(&self, id: TensorId) -> f64 {
-        let mixture = self.config.mixture_of(id.layer);
+        let mixture = self.stream.config.mixture_of(id.layer);
         let apart = mixture.filter(|m| m.shared > 0 && !m.parallel_dense);
         let share = if apart.is_some() { 0.5 } else { 1.0 };
         let power = match mixture {
             None => 1.0,
-            Some(m) if id.expert < self.config.experts => {
+            Some(m) if id.expert < self.stream.config.experts => {
                 let of_weights = self.routing.as_ref().map_or(1.0, |r| r.power);
                 of_weights * f64::from(m.scale).powi(2)
             }
@@ -504,70 +356,9 @@ impl Recipe {
             Some(m) if !m.shared_is_plain => 0.25,
             Some(_) => 1.0,
         };
-        let increment = share * self.ffn_increment(id.layer);
+        let increment = share * self.stream.ffn_increment(id.layer);
         (increment / (self.neurons(id) as f64 * self.hidden_power * power)).sqrt()
     }
-
-    /// Factor of the scores.
-    pub(super) fn score_scale(&self) -> f64 {
-        score_scale(&self.config)
-    }
-
-    /// Deviation of the random part of query and key elements for which scores have deviation
-    /// [`SCORE_NOISE`].
-    pub(super) fn score_noise(&self) -> f64 {
-        let power: f64 = self.window.query.iter().map(|a| a * a).sum();
-        SCORE_NOISE / (self.score_scale() * power.max(1e-9).sqrt())
-    }
-}
-
-/// Factor of the scores of attention.
-fn score_scale(c: &ModelConfig) -> f64 {
-    let usual = 1.0 / f64::from(c.head_dim).sqrt();
-    c.form.attention_scale.map_or(usual, f64::from)
-}
-
-/// Whether attention in a layer can average the last tokens: it has rotary positions, and values of its own.
-fn is_windowed(c: &ModelConfig, layer: u32) -> bool {
-    let rotated = c.rotates(layer) && !c.heads_of(layer).key_is_value;
-    match c.mixer_of(layer) {
-        MixerKind::Attention => rotated && c.form.mamba.is_none(),
-        MixerKind::Latent(_) => rotated,
-        _ => false,
-    }
-}
-
-/// The first layer whose mixer can have any correlation; the first one if there is none.
-fn first_mixer(c: &ModelConfig) -> u32 {
-    let recurrent = |layer| {
-        matches!(
-            c.mixer_of(layer),
-            MixerKind::DeltaNet(_) | MixerKind::Mamba(_)
-        )
-    };
-    let mut layers = 0..c.layers;
-    layers
-        .find(|&layer| is_windowed(c, layer) || recurrent(layer))
-        .unwrap_or(0)
-}
-
-pub(super) fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
-    Fill::Random {
-        deviation: deviation as f32,
-        key: stream(seed, id, row),
-        tile: stream(seed, id, TILE_KEYS + row / BLOCK),
-        row,
-    }
-}
-
-/// One segment over `cols` columns.
-pub(super) fn whole(cols: usize, fill: Fill) -> RowPlan {
-    let empty = Segment {
-        blocks: 0,
-        fill: Fill::Constant(0.0),
-    };
-    let blocks = cols / BLOCK;
-    [Segment { blocks, fill }, empty, empty]
 }
 
 fn activation(kind: Activation, g: f64) -> f64 {

@@ -113,7 +113,7 @@ fn fill(
             let (id, row) = tensor.presented(first + piece * piece_rows + i);
             let plan = match id.role {
                 Role::Conv | Role::DeltaConv | Role::MambaConv => {
-                    let taps = recipe.taps(id, row, cols);
+                    let taps = recipe.stream.taps(id, row, cols);
                     for (bytes, value) in out.chunks_exact_mut(4).zip(taps) {
                         bytes.copy_from_slice(&value.to_le_bytes());
                     }
