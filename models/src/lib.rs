@@ -32,7 +32,7 @@ pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 pub use error::Error;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::write::{Folder, RowSink, write_folder};
-pub use open::{describe, files_of, open};
+pub use open::{describe, describe_text, files_of, open};
 pub use rules::TextRules;
 
 #[cfg(test)]

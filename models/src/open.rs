@@ -55,6 +55,14 @@ pub fn describe(config: &Path) -> Result<ModelConfig, Error> {
     hf::describe(config)
 }
 
+/// The same of the text of a `config.json`; `name` is the model's, and stands for the path in errors.
+///
+/// # Errors
+/// As [`describe`].
+pub fn describe_text(text: &str, name: &str) -> Result<ModelConfig, Error> {
+    hf::describe_text(Path::new(name), text, name.to_owned())
+}
+
 /// The files that [`open`] may read for `path`: those of a folder, a `.safetensors` file and the texts
 /// beside it, all parts of a split GGUF file, or the file itself.
 #[must_use]

@@ -7,7 +7,7 @@
 use emberflow_models::Encoding;
 
 use super::random::word;
-use super::recipe::{BLOCK, Fill, RowPlan, Segment};
+use super::stream::{BLOCK, Fill, RowPlan, Segment};
 
 use half::f16;
 

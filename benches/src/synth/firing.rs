@@ -132,6 +132,12 @@ impl Firing {
         Ok(firing)
     }
 
+    /// Lowers the correlation to `most`; returns the persistence that it gives.
+    pub fn loosen(&mut self, most: f64) -> f64 {
+        self.correlation = self.correlation.min(most);
+        self.persistence(&places(GRID), self.correlation)
+    }
+
     /// Biases of `neurons` gates, ascending.
     pub fn biases(&self, neurons: usize) -> Vec<f64> {
         let at = |place: f64| self.bias(place);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use emberflow_engine::{Engine, FfnSeen, Logits, Model, Options};
 use emberflow_kernels::{Cpu, DType, Workers, argmax};
+use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::{Checkpoint, Encoding};
 use emberflow_predictor::stats::hot_share;
@@ -109,7 +110,7 @@ pub fn measure(
 
 /// Inputs of the FFNs of some layers, token by token.
 struct Inputs {
-    layers: Vec<usize>,
+    layers: Vec<u32>,
     /// By layer, `[tokens × d_model]`.
     x: Vec<Vec<f32>>,
     /// By layer, `[tokens × chosen]`; empty for dense FFNs.
@@ -118,11 +119,23 @@ struct Inputs {
     walk: f64,
 }
 
+/// Whether the FFN of a layer is counted: in a model with experts, those that choose some.
+fn is_counted(c: &ModelConfig, layer: u32) -> bool {
+    c.mixture.is_none() || c.mixture_of(layer).is_some()
+}
+
 fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, Failure> {
     let c = engine.config();
-    let (vocab, d, all) = (c.vocab, c.d_model as usize, c.layers as usize);
-    let count = (INPUT_BYTES / (4 * d * tokens)).clamp(1, all);
-    let layers: Vec<usize> = (0..count).map(|i| i * all / count).collect();
+    let (vocab, d) = (c.vocab, c.d_model as usize);
+    let all: Vec<u32> = c
+        .ffn_layers()
+        .filter(|&layer| is_counted(c, layer))
+        .collect();
+    let count = (INPUT_BYTES / (4 * d * tokens)).clamp(1, all.len().max(1));
+    let layers: Vec<u32> = (0..count)
+        .filter_map(|i| all.get(i * all.len() / count).copied())
+        .collect();
+    let places: Vec<usize> = layers.iter().map(|&layer| c.ffn_place(layer)).collect();
     let mut x: Vec<Vec<f32>> = vec![Vec::with_capacity(tokens * d); count];
     let mut experts: Vec<Vec<u32>> = vec![Vec::new(); count];
     let mut sequence = engine.new_sequence()?;
@@ -135,7 +148,7 @@ fn decode(engine: &mut Engine, tokens: usize, warm_up: usize) -> Result<Inputs, 
         }
         let mut keep = |seen: &FfnSeen<'_>| {
             if at >= warm_up
-                && let Ok(place) = layers.binary_search(&seen.layer)
+                && let Ok(place) = places.binary_search(&seen.layer)
             {
                 x[place].extend_from_slice(seen.x);
                 experts[place].extend(seen.choices.iter().map(|choice| choice.expert));
@@ -214,7 +227,7 @@ fn tally(source: &dyn Checkpoint, inputs: &Inputs) -> Result<Measured, Failure> 
                     .collect()
             };
             let bank = Visited {
-                layer: layer as u32,
+                layer,
                 expert,
                 tokens: visited,
             };

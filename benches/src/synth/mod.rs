@@ -6,24 +6,27 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `shape.rs`, `vocab.rs` | dimensions; tokens |
+//! | `shape.rs`, `described.rs`, `vocab.rs` | dimensions; those of a `config.json`; tokens |
 //! | `firing.rs`, `normal.rs` | statistics → biases and correlation |
 //! | `routing.rs` | the same for experts |
 //! | `window.rs` | correlation → an attention pattern |
-//! | `recipe.rs` | what every row contains |
+//! | `stream.rs`, `mixers.rs`, `recipe.rs` | the residual stream; what every row contains |
 //! | `blocks.rs`, `random.rs` | rows as bytes |
 //! | `write.rs` | the files |
 //! | `measure.rs` | statistics of decoding, next to the targets |
 
 mod args;
 mod blocks;
+mod described;
 pub mod firing;
 mod measure;
+mod mixers;
 mod normal;
 mod random;
 mod recipe;
 pub mod routing;
 pub mod shape;
+mod stream;
 mod vocab;
 mod window;
 mod write;
@@ -106,20 +109,23 @@ impl From<SynthQuantArg> for Encoding {
 /// Runs the command.
 pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     let gguf = args.output.extension().is_some_and(|e| e == "gguf");
-    let act = args.act.unwrap_or_else(|| args.shape.default_act());
-    let mut config = args.shape.config(act);
-    if let Some(layers) = args.layers {
-        config.layers = layers.into();
-        let windows = config.window.iter().copied().cycle();
-        config.window = windows.take(usize::from(layers)).collect();
+    let config = args.shape.config(args.act, args.layers, args.small)?;
+    let act = match args.act {
+        _ if args.shape.text().is_some() => described::activation(config.ffn_kind).to_owned(),
+        act => name(act.unwrap_or_else(|| args.shape.default_act())),
+    };
+    check(args, gguf, &config, &act)?;
+    let mut target = targets(args, &config)?;
+    let mut statistics = statistics(&target, &config)?;
+    if args.shape.text().is_some() && !config.ffn_kind.activation.is_sparse() {
+        // all neurons count, so they may change as fast as the experts
+        let routed = statistics.routing.as_ref().map_or(1.0, |r| r.correlation);
+        target.persistence = statistics.firing.loosen(routed);
     }
-    check(args, gguf, &config, &name(act))?;
-    let target = targets(args, &config)?;
-    let statistics = statistics(&target, &config)?;
     let recipe = Recipe::new(&config, statistics, args.gate_rank, args.seed)?;
     let room = config
         .max_context
-        .saturating_sub(recipe.window.warm_up as u32);
+        .saturating_sub(recipe.stream.window.warm_up as u32);
     if let Some(tokens @ 1..) = args.measure
         && !(FEWEST..=room).contains(&tokens)
     {
@@ -133,7 +139,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
         Some(quant) => quant.into(),
     };
     let place = args.output.display().to_string();
-    let mut report = SynthReport::new(&place, &name(args.shape), &name(act), args.seed, target);
+    let mut report = SynthReport::new(&place, &name(args.shape), &act, args.seed, target);
     let start = Instant::now();
     let bar = progress::bytes("writing", 0);
     let mut tell = |done, total| {
@@ -156,7 +162,7 @@ pub fn command(args: &SynthArgs) -> Result<(), Failure> {
     report.peak_rss_bytes = emberflow_storage::mem::peak_rss();
     let unasked = if report.bytes <= SMALL { TOKENS } else { 0 };
     if let tokens @ 1.. = args.measure.unwrap_or(unasked) {
-        let (tokens, warm_up) = (tokens as usize, recipe.window.warm_up);
+        let (tokens, warm_up) = (tokens as usize, recipe.stream.window.warm_up);
         report.measured = Some(measure::measure(output, encoding, tokens, warm_up)?);
     }
     if args.json {
@@ -174,6 +180,13 @@ fn check(args: &SynthArgs, gguf: bool, config: &ModelConfig, act: &str) -> Resul
              give --act relu or drelu too",
             name(args.shape),
             act
+        )));
+    }
+    if !gguf && args.shape.text().is_some() {
+        return Err(Failure::usage(format!(
+            "{}: {} is written as a gguf file only; name one that ends in .gguf",
+            args.output.display(),
+            name(args.shape)
         )));
     }
     if !gguf && args.quant.is_some() {
@@ -274,6 +287,8 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     let kind = config.ffn_kind;
     let (active, curve) = match kind.activation {
         Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
+        // not published: as gates without biases
+        Activation::Relu2 if kind.ungated => (0.5, "swiglu"),
         Activation::Relu | Activation::Relu2 => (0.33, "llama2-reglu-70b"),
         _ => (0.5, "swiglu"),
     };
@@ -303,9 +318,7 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
 fn statistics(target: &Targets, config: &ModelConfig) -> Result<Statistics, Failure> {
     let routing = match (&config.mixture, target.routing) {
         (Some(mixture), Some(routing)) => {
-            let [experts, chosen] = [config.experts, mixture.chosen].map(|n| n as usize);
-            let solved = Routing::solve(routing, experts, chosen, mixture.renormalise)?;
-            Some(solved)
+            Some(Routing::solve(routing, config.experts as usize, mixture)?)
         }
         _ => None,
     };

@@ -1,28 +1,6 @@
-//! Content of every row of every tensor.
-//!
-//! The residual stream has three groups of coordinates:
-//!
-//! ```text
-//! bias      a constant, set by every embedding and never written to. A gate row's weights
-//!           on it are the neuron's bias and determine how often it fires. It has most of the
-//!           stream's energy (as massive activations in trained models), so the norms'
-//!           divisor hardly depends on the token.
-//! token     the embedding's code of the token; never written to. Values read it, and so
-//!           does the head, whose rows are the codes of each token's predecessor: greedy
-//!           decoding walks through the vocabulary without repetition.
-//! context   0 at first. Attention writes averages of the last tokens' codes to it
-//!           (`window.rs`), the FFN a little more. Gates and Ups read it, so they change
-//!           as slowly as these averages.
-//! ```
-//!
-//! Scores of experts are built like gates. If one of the two must change faster, it also reads the
-//! token group, which is new for every token.
-//!
-//! All other weights are [`LEAK`] times as strong, not zero, so that every weight counts a little.
-//! A narrower context lowers the rank of the gates' input and the size of a sufficient low-rank
-//! predictor; the token group takes the remaining coordinates. Groups are whole blocks of 32, in
-//! which a constant is exact in every format. The norms' weights cancel the growth of the residual
-//! stream, which is known in advance because all increments are scaled here.
+//! Content of every row of every tensor, of a model with the residual stream of `stream.rs`.
+
+use std::collections::BTreeMap;
 
 use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_models::names::{Role, TensorId};
@@ -31,71 +9,21 @@ use super::firing::Firing;
 use super::normal::expect;
 use super::random::{mix, stream};
 use super::routing::Routing;
+use super::stream::{BLOCK, Fill, LEAK, RowPlan, SCORE_NOISE, Stream, is_windowed, random, whole};
 use super::vocab::{BOS, SPECIAL, predecessor};
-use super::window::Window;
 use emberflow::Failure;
 
-/// Weights per block; groups and segments are whole blocks.
-pub const BLOCK: usize = 32;
-
-/// Stream keys from here on belong to tiles, smaller ones to rows.
-const TILE_KEYS: usize = 1 << 40;
-
-/// Relative strength of weights that a role does not need.
-const LEAK: f64 = 1.0 / 32.0;
-/// Energy of the bias group relative to that of all other coordinates.
-const BIAS_ENERGY: f64 = 20.0;
-/// Variance added to the context by attention over all layers after the first; the first adds 1.
-const ATTENTION_GROWTH: f64 = 1.0;
-/// Variance added by the FFNs over all layers.
-const FFN_GROWTH: f64 = 0.1;
-/// Standard deviation of attention scores due to the tokens themselves.
-const SCORE_NOISE: f64 = 0.05;
 /// Logit of the successor, while logits of other tokens have deviation 1: large enough for greedy
 /// decoding to find it, small enough for sampling to deviate.
 const SUCCESSOR_LOGIT: f64 = 12.0;
 
-/// A run of whole blocks with the same content.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Segment {
-    /// Blocks.
-    pub blocks: usize,
-    /// Their content.
-    pub fill: Fill,
-}
-
-/// Content of a segment.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fill {
-    /// Equal weights.
-    Constant(f32),
-    /// Independent weights of mean 0.
-    Random {
-        /// Standard deviation.
-        deviation: f32,
-        /// Key of their random bits.
-        key: u64,
-        /// Key shared by the 32 rows of a tile; decides the signs of its scales.
-        tile: u64,
-        /// Row index; decides the position of the largest weight.
-        row: usize,
-    },
-}
-
-/// The three groups of a row of `d_model`, or one segment of another length.
-pub type RowPlan = [Segment; 3];
-
 /// The plan of a whole checkpoint.
 pub struct Recipe {
-    config: ModelConfig,
-    seed: u64,
+    /// The residual stream.
+    pub stream: Stream,
     firing: Firing,
-    /// The attention pattern.
-    pub window: Window,
-    /// Blocks of each group.
-    blocks: [usize; 3],
-    /// Biases of a layer's gates, ascending; their assignment to neurons is drawn.
-    biases: Vec<f32>,
+    /// Biases of a bank's gates, ascending, by its number of neurons; their assignment to neurons is drawn.
+    biases: BTreeMap<usize, Vec<f32>>,
     /// E[h²] of a hidden value.
     hidden_power: f64,
     /// Routing parameters, for a mixture of experts.
@@ -144,75 +72,76 @@ impl Recipe {
             kind if matches!(kind.activation, Activation::ClampedSwiglu { .. }) => 2.0,
             _ => 1.0,
         };
+        let correlation = firing.correlation.max(routed);
+        let biases_of = |neurons: usize| {
+            let biases = firing.biases(neurons).into_iter();
+            (neurons, biases.map(|b| b as f32).collect())
+        };
+        let blocks = [bias, all - bias - context, context];
         Ok(Self {
-            window: Window::new(
-                c.rope.theta.into(),
-                c.head_dim as usize,
-                firing.correlation.max(routed),
-            ),
-            blocks: [bias, all - bias - context, context],
-            biases: firing
-                .biases(c.ffn as usize)
+            stream: Stream::new(config, blocks, correlation, seed),
+            biases: (c.banks())
+                .map(|bank| bank.neurons as usize)
+                .collect::<std::collections::BTreeSet<_>>()
                 .into_iter()
-                .map(|b| b as f32)
+                .map(biases_of)
                 .collect(),
             hidden_power: up_power * expect(mean, deviation, |g| act(g).powi(2)),
-            config: config.clone(),
             firing,
             routing,
-            seed,
         })
     }
 
     /// Row `row` of a matrix, as presented; of Down, the row of neuron `row`. `biases`: result of
     /// [`Recipe::biases_of`] for the tensor.
     pub fn row(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
-        let c = &self.config;
-        let [bias, token, context] = self.sizes();
-        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        if let Some(plan) = self.stream.mixer_row(id, row) {
+            return plan;
+        }
+        let c = &self.stream.config;
+        let [bias, token, context] = self.stream.sizes();
+        let random = |deviation: f64| random(self.stream.seed, id, row, deviation);
         // Reads the context: deviation 1 from coordinates of deviation 1.
         let reads_context = 1.0 / context.sqrt();
         match id.role {
-            Role::Embed => self.groups([
-                Fill::Constant(self.bias_level() as f32),
-                // The start token adds nothing to averages, which would be large at first.
-                match row {
-                    row if row == BOS as usize => Fill::Constant(0.0),
-                    row => self.token_code(row, 1.0),
-                },
-                random(LEAK),
-            ]),
+            Role::Embed => {
+                let scale = 1.0 / f64::from(c.form.embedding_scale);
+                self.stream.groups([
+                    Fill::Constant((scale * self.stream.bias_level()) as f32),
+                    // The start token adds nothing to averages, which would be large at first.
+                    match row {
+                        row if row == BOS as usize => Fill::Constant(0.0),
+                        row => self.stream.token_code(row, scale),
+                    },
+                    random(LEAK * scale),
+                ])
+            }
             Role::Head => {
                 let code = SUCCESSOR_LOGIT / token;
                 let text = row as u32 >= SPECIAL;
                 let token = if text {
-                    self.token_code(predecessor(row as u32, c.vocab) as usize, code)
+                    self.stream
+                        .token_code(predecessor(row as u32, c.vocab) as usize, code)
                 } else {
                     random(code)
                 };
-                self.groups([random(LEAK * reads_context), token, random(reads_context)])
+                self.stream
+                    .groups([random(LEAK * reads_context), token, random(reads_context)])
             }
-            Role::Q | Role::K => {
-                let half = c.head_dim as usize / 2;
-                let (part, pair) = (row / half % 2, row % half);
-                let amplitude = match (id.role, part) {
-                    (Role::K, _) => self.window.key[pair][part],
-                    (_, 0) => self.window.query[pair],
-                    _ => 0.0,
-                };
-                let noise = random(self.score_noise() / (token + context).sqrt());
-                self.groups([Fill::Constant((amplitude / bias) as f32), noise, noise])
-            }
-            Role::V => {
-                let reads_token = 1.0 / token.sqrt();
-                let leak = random(LEAK * reads_token);
-                self.groups([leak, random(reads_token), leak])
-            }
+            Role::Q | Role::K => self.query_or_key(id, row),
+            Role::V => self.stream.token_reader(id, row, 1.0),
+            Role::QGate => self
+                .stream
+                .reading(0.0, random(self.stream.read_noise(LEAK))),
             Role::O => {
-                let heads = f64::from(c.heads) * f64::from(c.head_dim);
-                let full =
-                    (self.attention_increment(id.layer) / (self.window.energy * heads)).sqrt();
-                whole(heads as usize, random(full * self.written(row)))
+                let heads = c.heads as usize * c.heads_of(id.layer).head_dim as usize;
+                // gates are half open
+                let open = if c.form.output_gate { 0.25 } else { 1.0 };
+                let square = match is_windowed(c, id.layer) {
+                    true => self.stream.window.energy * open,
+                    false => open,
+                };
+                self.stream.output(id, row, heads, square)
             }
             Role::Gate | Role::Router => self.scores(id, row, biases),
             Role::Up => {
@@ -221,12 +150,12 @@ impl Recipe {
                     up => Fill::Constant((up / bias) as f32),
                 };
                 let [token, context] = self.reads(id.role);
-                self.groups([own, random(token), random(context)])
+                self.stream.groups([own, random(token), random(context)])
             }
             Role::Down => {
-                let full = self.down_deviation();
+                let full = self.down_deviation(id);
                 let leak = random(LEAK * full);
-                self.groups([leak, leak, random(full)])
+                self.stream.groups([leak, leak, random(full)])
             }
             Role::GateBias | Role::UpBias => whole(c.ffn as usize, Fill::Constant(0.0)),
             Role::DownBias => whole(c.d_model as usize, Fill::Constant(0.0)),
@@ -234,30 +163,67 @@ impl Recipe {
         }
     }
 
+    /// Rows of heads that average a window, or that attend to all positions alike.
+    fn query_or_key(&self, id: TensorId, row: usize) -> RowPlan {
+        let c = &self.stream.config;
+        let heads = c.heads_of(id.layer);
+        if !is_windowed(c, id.layer) {
+            return match id.role {
+                Role::K => self.stream.token_reader(id, row, 1.0),
+                _ => {
+                    let noise = SCORE_NOISE / self.stream.score_scale();
+                    let noise = self
+                        .stream
+                        .read_noise(noise / f64::from(heads.head_dim).sqrt());
+                    self.stream
+                        .reading(0.0, random(self.stream.seed, id, row, noise))
+                }
+            };
+        }
+        let (at, pairs) = (
+            row % heads.head_dim as usize,
+            self.stream.window.query.len(),
+        );
+        let amplitude = match (id.role, at / pairs) {
+            (Role::K, part @ 0..2) => self.stream.window.key[at % pairs][part],
+            (Role::Q, 0) => self.stream.window.query[at],
+            _ => 0.0,
+        };
+        let noise = self.stream.read_noise(self.stream.score_noise());
+        self.stream
+            .reading(amplitude, random(self.stream.seed, id, row, noise))
+    }
+
     /// A row that decides whether a neuron fires or an expert is chosen.
     fn scores(&self, id: TensorId, row: usize, biases: &[f32]) -> RowPlan {
-        let random = |deviation: f64| random(self.seed, id, row, deviation);
+        let random = |deviation: f64| random(self.stream.seed, id, row, deviation);
         let own = f64::from(biases.get(row).copied().unwrap_or_default());
         let ([token, context], level) = match id.role {
-            Role::Router if self.early_router() => (self.reads_input(id.layer), self.bias_level()),
+            Role::Router if self.early_router() => {
+                (self.reads_input(id.layer), self.stream.bias_level())
+            }
             _ => (self.reads(id.role), 1.0),
         };
-        let own = Fill::Constant((own / (self.sizes()[0] * level)) as f32);
-        self.groups([own, random(token), random(context)])
+        let own = Fill::Constant((own / (self.stream.sizes()[0] * level)) as f32);
+        self.stream.groups([own, random(token), random(context)])
     }
 
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
     pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
-        let deviation = self.down_deviation() * self.written(coordinate);
-        let fill = random(self.seed, id, coordinate, deviation);
-        whole(self.config.ffn as usize, fill)
+        let written = match self.stream.config.form.post_norm {
+            true => 1.0,
+            false => self.stream.written(coordinate),
+        };
+        let deviation = self.down_deviation(id) * written;
+        let fill = random(self.stream.seed, id, coordinate, deviation);
+        whole(self.neurons(id), fill)
     }
 
     /// Deviations of the weights on the token group and on the context: their sum has deviation 1
     /// and the required correlation of gates or experts.
     fn reads(&self, role: Role) -> [f64; 2] {
-        let [_, token, context] = self.sizes();
+        let [_, token, context] = self.stream.sizes();
         let wanted = |firing: f64, routed: f64| match role {
             Role::Router => (routed, firing),
             _ => (firing, routed),
@@ -273,18 +239,18 @@ impl Recipe {
     }
 
     fn early_router(&self) -> bool {
-        let mixture = self.config.mixture.as_ref();
+        let mixture = self.stream.config.mixture.as_ref();
         mixture.is_some_and(|mixture| mixture.early_router)
     }
 
     /// The same for a router that reads the input of `layer` without a norm. The first layer has no
     /// context yet, so its scores are new for every token.
     fn reads_input(&self, layer: u32) -> [f64; 2] {
-        let [_, token, context] = self.sizes();
+        let [_, token, context] = self.stream.sizes();
         match layer {
             0 => [1.0 / token.sqrt(), LEAK / context.sqrt()],
             _ => {
-                let deviation = self.input_variance(layer).sqrt();
+                let deviation = self.stream.input_variance(layer).sqrt();
                 let [of_token, of_context] = self.reads(Role::Router);
                 [of_token, of_context / deviation]
             }
@@ -294,23 +260,35 @@ impl Recipe {
     /// Elements of a norm's or bias's vector. After a norm, coordinates of the bias group are 1 and
     /// all others have deviation 1.
     pub fn vector(&self, id: TensorId, cols: usize) -> Vec<f32> {
+        if let Some(vector) = self.stream.mixer_vector(id, cols) {
+            return vector;
+        }
+        let c = &self.stream.config;
+        let mut factor = 1.0;
         let context = match id.role {
             // Sinks get no share of the scores.
             Role::Sinks => return vec![-40.0; cols],
-            Role::QNorm | Role::KNorm => {
-                let power = self.window.query.iter().map(|a| a * a).sum::<f64>();
-                let rms = (power / f64::from(self.config.head_dim)).sqrt();
-                return vec![rms.hypot(self.score_noise()) as f32; cols];
+            Role::QNorm | Role::KNorm => return vec![self.head_norm(id) as f32; cols],
+            Role::ExpertScale | Role::LayerScale | Role::DensePostNorm | Role::ExpertsPostNorm => {
+                return vec![1.0; cols];
             }
-            Role::AttnNorm => self.input_variance(id.layer),
-            Role::FfnNorm => self.context_variance(id.layer),
-            Role::FinalNorm => self.context_variance(self.config.layers),
+            Role::AttnPostNorm => {
+                return self.post_norm(self.stream.mixer_increment(id.layer), cols);
+            }
+            Role::FfnPostNorm => return self.post_norm(self.stream.ffn_increment(id.layer), cols),
+            Role::AttnNorm => self.stream.input_variance(id.layer),
+            Role::RouterScale => {
+                factor = f64::from(c.d_model).sqrt();
+                self.stream.context_variance(id.layer)
+            }
+            Role::FfnNorm | Role::ExpertsNorm => self.stream.context_variance(id.layer),
+            Role::FinalNorm => self.stream.input_variance(c.layers),
             _ => return vec![0.0; cols],
         };
-        let [bias, token, rest] = self.sizes();
-        let level = self.bias_level();
+        let [bias, token, rest] = self.stream.sizes();
+        let level = self.stream.bias_level();
         let energy = bias * level * level + token + rest * context;
-        let rms = (energy / (bias + token + rest)).sqrt();
+        let rms = factor * (energy / (bias + token + rest)).sqrt();
         let mut values = vec![(rms / level) as f32; bias as usize];
         values.resize((bias + token) as usize, rms as f32);
         // The context is empty before the first attention.
@@ -323,11 +301,11 @@ impl Recipe {
     /// other tensors.
     pub fn biases_of(&self, id: TensorId) -> Vec<f32> {
         let mut biases = match (id.role, &self.routing) {
-            (Role::Gate, _) => self.biases.clone(),
+            (Role::Gate, _) => (self.biases.get(&self.neurons(id)).cloned()).unwrap_or_default(),
             (Role::Router, Some(routing)) => routing.biases.clone(),
             _ => return Vec::new(),
         };
-        let key = stream(self.seed, id, usize::MAX);
+        let key = stream(self.stream.seed, id, usize::MAX);
         for i in (1..biases.len()).rev() {
             let j = mix(key.wrapping_add(i as u64)) % (i as u64 + 1);
             biases.swap(i, j as usize);
@@ -335,107 +313,52 @@ impl Recipe {
         biases
     }
 
-    fn sizes(&self) -> [f64; 3] {
-        self.blocks.map(|blocks| (blocks * BLOCK) as f64)
-    }
-
-    /// Variance of a context coordinate at the FFN of `layer`; after the last layer if `layer` is
-    /// the number of layers.
-    fn context_variance(&self, layer: u32) -> f64 {
-        let layers = f64::from(self.config.layers);
-        let attention =
-            1.0 + ATTENTION_GROWTH * f64::from(layer.min(self.config.layers - 1)) / layers;
-        attention + FFN_GROWTH * f64::from(layer) / layers
-    }
-
-    /// The same at the input of a layer.
-    fn input_variance(&self, layer: u32) -> f64 {
-        match layer {
-            0 => 0.0,
-            _ => self.context_variance(layer) - self.attention_increment(layer),
+    /// Weight of the norm of queries or keys.
+    fn head_norm(&self, id: TensorId) -> f64 {
+        let heads = self.stream.config.heads_of(id.layer);
+        let width = f64::from(heads.head_dim);
+        if !is_windowed(&self.stream.config, id.layer) {
+            return match id.role {
+                Role::QNorm => SCORE_NOISE / (self.stream.score_scale() * width.sqrt()),
+                _ => 1.0,
+            };
         }
+        let power = self.stream.window.query.iter().map(|a| a * a).sum::<f64>();
+        (power / width).sqrt().hypot(self.stream.score_noise())
     }
 
-    /// Value of the coordinates in the bias group.
-    fn bias_level(&self) -> f64 {
-        let [bias, token, context] = self.sizes();
-        let rest = token + context * self.context_variance(self.config.layers);
-        (BIAS_ENERGY * rest / bias).sqrt()
+    /// Weights of the norm of an output that adds `increment` to the context's variance.
+    fn post_norm(&self, increment: f64, cols: usize) -> Vec<f32> {
+        let full = increment.sqrt();
+        let weight = |coordinate| (full * self.stream.written(coordinate)) as f32;
+        (0..cols).map(weight).collect()
     }
 
-    fn groups(&self, fills: [Fill; 3]) -> RowPlan {
-        std::array::from_fn(|i| Segment {
-            blocks: self.blocks[i],
-            fill: match fills[i] {
-                // Different bits for each group.
-                Fill::Random {
-                    deviation,
-                    key,
-                    tile,
-                    row,
-                } => Fill::Random {
-                    deviation,
-                    key: mix(key.wrapping_add(i as u64)),
-                    tile: mix(tile.wrapping_add(i as u64)),
-                    row,
-                },
-                constant => constant,
-            },
-        })
+    /// Neurons of the bank of a tensor.
+    fn neurons(&self, id: TensorId) -> usize {
+        let mut banks = self.stream.config.banks_of(id.layer);
+        let bank = banks.find(|bank| bank.expert == id.expert);
+        bank.map_or(0, |bank| bank.neurons as usize)
     }
 
-    /// Code of `token`: the same bits in the embedding and in the head.
-    fn token_code(&self, token: usize, deviation: f64) -> Fill {
-        random(self.seed, TensorId::global(Role::Embed), token, deviation)
+    /// Deviation of the weights of Down of a bank. The experts and the shared one add half each.
+    fn down_deviation(&self, id: TensorId) -> f64 {
+        let mixture = self.stream.config.mixture_of(id.layer);
+        let apart = mixture.filter(|m| m.shared > 0 && !m.parallel_dense);
+        let share = if apart.is_some() { 0.5 } else { 1.0 };
+        let power = match mixture {
+            None => 1.0,
+            Some(m) if id.expert < self.stream.config.experts => {
+                let of_weights = self.routing.as_ref().map_or(1.0, |r| r.power);
+                of_weights * f64::from(m.scale).powi(2)
+            }
+            // the gate is half open
+            Some(m) if !m.shared_is_plain => 0.25,
+            Some(_) => 1.0,
+        };
+        let increment = share * self.stream.ffn_increment(id.layer);
+        (increment / (self.neurons(id) as f64 * self.hidden_power * power)).sqrt()
     }
-
-    /// Relative strength of writes to a coordinate of the residual stream.
-    fn written(&self, coordinate: usize) -> f64 {
-        if coordinate / BLOCK < self.blocks[0] + self.blocks[1] {
-            LEAK
-        } else {
-            1.0
-        }
-    }
-
-    fn attention_increment(&self, layer: u32) -> f64 {
-        match layer {
-            0 => 1.0,
-            _ => ATTENTION_GROWTH / f64::from(self.config.layers),
-        }
-    }
-
-    fn down_deviation(&self) -> f64 {
-        let increment = FFN_GROWTH / f64::from(self.config.layers);
-        let power = self.hidden_power * self.routing.as_ref().map_or(1.0, |r| r.power);
-        (increment / (f64::from(self.config.ffn) * power)).sqrt()
-    }
-
-    /// Deviation of the random part of query and key elements for which scores have deviation
-    /// [`SCORE_NOISE`].
-    fn score_noise(&self) -> f64 {
-        let power: f64 = self.window.query.iter().map(|a| a * a).sum();
-        SCORE_NOISE * (f64::from(self.config.head_dim) / power.max(1e-9)).sqrt()
-    }
-}
-
-fn random(seed: u64, id: TensorId, row: usize, deviation: f64) -> Fill {
-    Fill::Random {
-        deviation: deviation as f32,
-        key: stream(seed, id, row),
-        tile: stream(seed, id, TILE_KEYS + row / BLOCK),
-        row,
-    }
-}
-
-/// One segment over `cols` columns.
-fn whole(cols: usize, fill: Fill) -> RowPlan {
-    let empty = Segment {
-        blocks: 0,
-        fill: Fill::Constant(0.0),
-    };
-    let blocks = cols / BLOCK;
-    [Segment { blocks, fill }, empty, empty]
 }
 
 fn activation(kind: Activation, g: f64) -> f64 {

@@ -5,6 +5,8 @@
 //! chosen, and the correlation of `z` between consecutive tokens how many are visited again. The
 //! highest of many scores have no closed form, so both parameters are found by simulation.
 
+use emberflow_models::config::{Mixture, Scoring};
+
 use super::normal::quantile;
 use super::random::word;
 use emberflow::Failure;
@@ -101,17 +103,16 @@ fn popular(visits: &[f64]) -> f64 {
 }
 
 impl Routing {
-    /// Solves for the targets in layers of `experts` experts, of which a token visits `chosen`;
-    /// their weights sum to 1 if `renormalised`.
+    /// Solves for the targets in layers of `experts` experts, mixed as in `mixture`.
     ///
     /// # Errors
     /// If no parameters give the targets; names targets that are possible.
     pub fn solve(
         targets: RoutingTargets,
         experts: usize,
-        chosen: usize,
-        renormalised: bool,
+        mixture: &Mixture,
     ) -> Result<Self, Failure> {
+        let chosen = mixture.chosen as usize;
         let RoutingTargets { popular, reuse } = targets;
         // The extreme: the same experts for every token.
         let least = COVERED * chosen as f64 / experts as f64;
@@ -152,7 +153,7 @@ impl Routing {
         let correlation = search(0.0, MAX_CORRELATION, &|rho| reused(rho) - reuse);
         let biases = draws.biases(spread);
         Ok(Self {
-            power: draws.power(&biases, renormalised),
+            power: draws.power(&biases, mixture),
             biases: biases.into_iter().map(|b| b as f32).collect(),
             correlation,
         })
@@ -210,7 +211,7 @@ impl Draws {
     }
 
     /// Mean sum of squared weights of a token's experts.
-    fn power(&self, biases: &[f64], renormalised: bool) -> f64 {
+    fn power(&self, biases: &[f64], mixture: &Mixture) -> f64 {
         let experts = biases.len();
         let (mut sum, mut count) = (0.0, 0.0);
         let mut picked = Vec::with_capacity(experts);
@@ -221,9 +222,15 @@ impl Draws {
                 .map(|(b, z)| b + f64::from(*z))
                 .collect();
             highest(&scores, self.chosen, &mut picked);
-            let weight = |e: &u32| scores[*e as usize].exp();
-            let whole: f64 = if renormalised {
+            let sigmoid = mixture.scoring == Scoring::Sigmoid;
+            let weight = |e: &u32| match scores[*e as usize] {
+                score if sigmoid => 1.0 / (1.0 + (-score).exp()),
+                score => score.exp(),
+            };
+            let whole: f64 = if mixture.renormalise {
                 picked.iter().map(weight).sum()
+            } else if sigmoid {
+                1.0
             } else {
                 scores.iter().map(|s| s.exp()).sum()
             };
@@ -252,6 +259,14 @@ fn highest(scores: &[f64], chosen: usize, out: &mut Vec<u32>) {
 mod tests {
     use super::*;
 
+    fn mixture(chosen: u32) -> Mixture {
+        Mixture {
+            chosen,
+            renormalise: true,
+            ..Mixture::default()
+        }
+    }
+
     #[test]
     fn solutions_have_the_targets() {
         for (experts, chosen, popular, reuse) in [
@@ -262,7 +277,7 @@ mod tests {
             (128, 8, 0.9, 0.08),
         ] {
             let targets = RoutingTargets { popular, reuse };
-            let r = Routing::solve(targets, experts, chosen, true).unwrap();
+            let r = Routing::solve(targets, experts, &mixture(chosen as u32)).unwrap();
             let spread = f64::from(r.biases[experts - 1]) / quantile(1.0 - 0.5 / experts as f64);
             let found = Draws::new(experts, chosen).routed(spread, r.correlation);
             assert!((found.popular / popular - 1.0).abs() < 0.03, "{found:?}");
@@ -278,7 +293,7 @@ mod tests {
             (0.95, 0.4, "between 6 % and 90 %"),
             (0.5, 0.02, "lies between"),
         ] {
-            let message = Routing::solve(RoutingTargets { popular, reuse }, 128, 8, true)
+            let message = Routing::solve(RoutingTargets { popular, reuse }, 128, &mixture(8))
                 .unwrap_err()
                 .to_string();
             assert!(message.contains(word), "{message}");

@@ -5,7 +5,9 @@ use emberflow_models::config::{
     Activation, FfnKind, Form, Mixture, ModelConfig, Rope, RopeScaling, Scoring,
 };
 
+use super::described;
 use super::routing::RoutingTargets;
+use emberflow::Failure;
 use emberflow_models::Encoding;
 
 /// A model whose dimensions are used.
@@ -54,6 +56,31 @@ pub enum Shape {
     /// its context is 4096.
     #[value(name = "gpt-oss-20b")]
     GptOss20b,
+    /// Qwen3.6-35B-A3B: 40 layers of DeltaNets, every fourth attention; 256 experts of 2048 × 512, 8 per
+    /// token.
+    #[value(name = "qwen3.6-35b-a3b")]
+    Qwen3635bA3b,
+    /// GLM-4.7-Flash: 47 layers of latent attention; 64 experts of 2048 × 1536, 4 per token.
+    #[value(name = "glm-4.7-flash")]
+    Glm47Flash,
+    /// Nemotron 3 Nano: 52 layers of Mamba-2, attention or 128 ReLU² experts of 2688 × 1856, 6 per token.
+    #[value(name = "nemotron-3-nano")]
+    Nemotron3Nano,
+    /// Gemma 4 26B-A4B: 30 layers; 128 experts of 2816 × 704 beside a dense FFN, 8 per token.
+    #[value(name = "gemma-4-26b-a4b")]
+    Gemma426bA4b,
+    /// DeepSeek-V2-Lite: 27 layers of latent attention; 64 experts of 2048 × 1408, 6 per token.
+    #[value(name = "deepseek-v2-lite")]
+    DeepseekV2Lite,
+    /// LFM2.5-8B-A1B: 24 layers of short convolutions or attention; 32 experts of 2048 × 1792, 4 per token.
+    #[value(name = "lfm2.5-8b-a1b")]
+    Lfm258bA1b,
+    /// GLM-4.5-Air: 46 layers; 128 experts of 4096 × 1408, 8 per token.
+    #[value(name = "glm-4.5-air")]
+    Glm45Air,
+    /// MiniMax-M2: 62 layers; 256 experts of 3072 × 1536, 8 per token.
+    #[value(name = "minimax-m2")]
+    MinimaxM2,
 }
 
 /// Gate activations by name.
@@ -91,7 +118,22 @@ impl ActArg {
 }
 
 impl Shape {
-    /// Activation of the model named by the shape.
+    /// The `config.json` of a shape that is one.
+    pub fn text(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Qwen3635bA3b => include_str!("../../shapes/qwen3.6-35b-a3b.json"),
+            Self::Glm47Flash => include_str!("../../shapes/glm-4.7-flash.json"),
+            Self::Nemotron3Nano => include_str!("../../shapes/nemotron-3-nano.json"),
+            Self::Gemma426bA4b => include_str!("../../shapes/gemma-4-26b-a4b.json"),
+            Self::DeepseekV2Lite => include_str!("../../shapes/deepseek-v2-lite.json"),
+            Self::Lfm258bA1b => include_str!("../../shapes/lfm2.5-8b-a1b.json"),
+            Self::Glm45Air => include_str!("../../shapes/glm-4.5-air.json"),
+            Self::MinimaxM2 => include_str!("../../shapes/minimax-m2.json"),
+            _ => return None,
+        })
+    }
+
+    /// Activation of the model named by the shape, unless it is a `config.json`.
     pub fn default_act(self) -> ActArg {
         match self {
             Self::Tiny | Self::TinyMoeEarly | Self::Smallthinker21b => ActArg::Relu,
@@ -118,16 +160,22 @@ impl Shape {
     /// (WASTE). SmallThinker: unknown; reuse of OLMoE, which has as many experts, and popularity of
     /// Qwen3-30B-A3B. gpt-oss: 17.9 % are visited again, and a list of the hottest experts is right
     /// for 26.7 % (BigMoeOnEdge); if the list has 4 of 32 experts, 74.5 % of them receive 90 % of
-    /// the routes.
+    /// the routes. Nothing is published of the others: those of 256 experts have the reuse of Kimi Linear,
+    /// which has as many (33.6 %, WASTE), those of 64 and fewer that of OLMoE, all the popularity of
+    /// Qwen3-30B-A3B.
     pub fn default_routing(self) -> Option<RoutingTargets> {
         let (popular, reuse) = match self {
             Self::Mixtral8x7b | Self::Turbosparse47b => (0.9, 0.435),
             Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => (0.7, 0.5),
             Self::GptOss20b => (0.745, 0.179),
-            Self::Smallthinker21b => (65.0 / 128.0, 0.435),
+            Self::Qwen3635bA3b | Self::MinimaxM2 => (65.0 / 128.0, 0.336),
+            Self::Smallthinker21b | Self::Glm47Flash | Self::DeepseekV2Lite | Self::Lfm258bA1b => {
+                (65.0 / 128.0, 0.435)
+            }
             _ => (65.0 / 128.0, 0.433),
         };
-        self.experts().map(|_| RoutingTargets { popular, reuse })
+        let has_experts = self.experts().is_some() || self.text().is_some();
+        has_experts.then_some(RoutingTargets { popular, reuse })
     }
 
     /// Published share of neurons that fire per token: more than 60 % of those in SmallThinker's
@@ -213,28 +261,65 @@ impl Shape {
         }
     }
 
-    /// Configuration with activation `act`.
-    pub fn config(self, act: ActArg) -> ModelConfig {
-        // layers, d_model, ffn, heads, kv_heads, vocab, context, rope base, norm epsilon
-        let (layers, d_model, ffn, heads, kv_heads, vocab, max_context, theta, rms_eps) = match self
-        {
-            Self::Tiny => (4, 256, 1024, 4, 2, 4096, 4096, 1e4, 1e-5),
-            Self::Llama1b => (22, 2048, 5632, 32, 4, 32000, 2048, 1e4, 1e-5),
-            Self::Llama7b => (32, 4096, 11008, 32, 32, 32000, 4096, 1e4, 1e-5),
-            Self::Llama13b => (40, 5120, 13824, 40, 40, 32000, 4096, 1e4, 1e-5),
-            Self::Mistral7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5),
-            Self::Bamboo7b => (32, 4096, 14336, 32, 8, 32000, 32768, 1e4, 1e-5),
-            Self::Qwen27b => (28, 3584, 18944, 28, 4, 152_064, 131_072, 1e6, 1e-6),
+    /// Layers, `d_model`, neurons, heads, those of keys and values, tokens, context, rotary base, epsilon of
+    /// norms; unless the shape is a `config.json`.
+    fn sizes(self) -> Option<([u32; 7], f32, f32)> {
+        Some(match self {
+            Self::Tiny => ([4, 256, 1024, 4, 2, 4096, 4096], 1e4, 1e-5),
+            Self::Llama1b => ([22, 2048, 5632, 32, 4, 32000, 2048], 1e4, 1e-5),
+            Self::Llama7b => ([32, 4096, 11008, 32, 32, 32000, 4096], 1e4, 1e-5),
+            Self::Llama13b => ([40, 5120, 13824, 40, 40, 32000, 4096], 1e4, 1e-5),
+            Self::Mistral7b => ([32, 4096, 14336, 32, 8, 32000, 32768], 1e6, 1e-5),
+            Self::Bamboo7b => ([32, 4096, 14336, 32, 8, 32000, 32768], 1e4, 1e-5),
+            Self::Qwen27b => ([28, 3584, 18944, 28, 4, 152_064, 131_072], 1e6, 1e-6),
             Self::TinyMoe | Self::TinyMoeEarly | Self::TinyMoeOss => {
-                (4, 256, 256, 4, 2, 4096, 4096, 1e4, 1e-5)
+                ([4, 256, 256, 4, 2, 4096, 4096], 1e4, 1e-5)
             }
-            Self::GptOss20b => (24, 2880, 2880, 64, 8, 201_088, 4096, 150_000.0, 1e-5),
-            Self::Smallthinker21b => (52, 2560, 768, 28, 4, 151_936, 16_384, 1.5e6, 1e-6),
-            Self::Qwen330bA3b => (48, 2048, 768, 32, 4, 151_936, 40_960, 1e6, 1e-6),
+            Self::GptOss20b => ([24, 2880, 2880, 64, 8, 201_088, 4096], 150_000.0, 1e-5),
+            Self::Smallthinker21b => ([52, 2560, 768, 28, 4, 151_936, 16_384], 1.5e6, 1e-6),
+            Self::Qwen330bA3b => ([48, 2048, 768, 32, 4, 151_936, 40_960], 1e6, 1e-6),
             Self::Mixtral8x7b | Self::Turbosparse47b => {
-                (32, 4096, 14336, 32, 8, 32000, 32768, 1e6, 1e-5)
+                ([32, 4096, 14336, 32, 8, 32000, 32768], 1e6, 1e-5)
             }
-        };
+            _ => return None,
+        })
+    }
+
+    /// Configuration with activation `act`, if one is asked for. `small`: with small sizes.
+    ///
+    /// # Errors
+    /// Options that the shape does not have.
+    pub fn config(
+        self,
+        act: Option<ActArg>,
+        layers: Option<u16>,
+        small: bool,
+    ) -> Result<ModelConfig, Failure> {
+        let name = super::name(self);
+        if let Some(text) = self.text() {
+            if act.is_some() {
+                let why = "gguf files of its family have the activation of the family";
+                return Err(Failure::usage(format!("--act: not for {name}: {why}")));
+            }
+            return described::config(&name, text, layers, small);
+        }
+        if small {
+            let why = format!("--small: {name} has one size; take a tiny shape");
+            return Err(Failure::usage(why));
+        }
+        let mut config = self.plain(act.unwrap_or_else(|| self.default_act()));
+        if let Some(layers) = layers {
+            config.layers = layers.into();
+            let windows = config.window.iter().copied().cycle();
+            config.window = windows.take(usize::from(layers)).collect();
+        }
+        Ok(config)
+    }
+
+    /// The same of a shape that is no `config.json`.
+    fn plain(self, act: ActArg) -> ModelConfig {
+        let (counts, theta, rms_eps) = self.sizes().unwrap_or_default();
+        let [layers, d_model, ffn, heads, kv_heads, vocab, max_context] = counts;
         let ffn_kind = self.ffn_kind(act);
         let head_dim = match self {
             Self::Qwen330bA3b | Self::Smallthinker21b => 128,
@@ -289,7 +374,7 @@ mod tests {
     #[test]
     fn every_shape_is_sound_and_cut_in_blocks() {
         for &shape in Shape::value_variants() {
-            let c = shape.config(shape.default_act());
+            let c = shape.config(None, None, false).unwrap();
             c.validate(std::path::Path::new("shape")).unwrap();
             for n in [c.d_model, c.ffn, c.heads * c.head_dim] {
                 assert!(n.is_multiple_of(32), "{shape:?} {n}");
@@ -312,7 +397,7 @@ mod tests {
             (Shape::Smallthinker21b, 21_507),
             (Shape::GptOss20b, 20_915),
         ] {
-            let c = shape.config(shape.default_act());
+            let c = shape.config(None, None, false).unwrap();
             let count: usize = emberflow_models::names::required(&c)
                 .iter()
                 .map(|t| t.rows * t.cols)

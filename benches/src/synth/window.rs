@@ -36,8 +36,22 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window whose average has this correlation, as nearly as the head's frequencies allow.
-    pub fn new(theta: f64, head_dim: usize, correlation: f64) -> Self {
+    /// The window whose average has this correlation, as nearly as the frequencies allow of heads with
+    /// `dims` rotated elements, whose scores are divided by `divisor`.
+    pub fn new(theta: f64, dims: usize, divisor: f64, correlation: f64) -> Self {
+        let mut window = Self::of_unit(theta, dims, correlation);
+        let amplitude = divisor.sqrt();
+        window.query.iter_mut().for_each(|a| *a *= amplitude);
+        window
+            .key
+            .iter_mut()
+            .flatten()
+            .for_each(|a| *a *= amplitude);
+        window
+    }
+
+    /// The same, where scores are not divided.
+    fn of_unit(theta: f64, head_dim: usize, correlation: f64) -> Self {
         let angles: Vec<f64> = (0..head_dim / 2)
             .map(|j| theta.powf(-2.0 * j as f64 / head_dim as f64))
             .collect();
@@ -59,7 +73,6 @@ impl Window {
 
     /// All frequencies up to about `cutoff`, with equal strength.
     fn with(angles: &[f64], strength: f64, cutoff: f64) -> Self {
-        let head_dim = 2 * angles.len();
         let strengths: Vec<f64> = angles
             .iter()
             .map(|angle| (-(angle / cutoff).powi(2)).exp())
@@ -94,10 +107,7 @@ impl Window {
                 sum >= 0.999 * total
             })
             .unwrap_or(weights.len());
-        let query: Vec<f64> = strengths
-            .iter()
-            .map(|s| (s * (head_dim as f64).sqrt()).sqrt())
-            .collect();
+        let query: Vec<f64> = strengths.iter().map(|s| s.sqrt()).collect();
         let turned = |(angle, a): (&f64, &f64)| {
             let (sin, cos) = (angle * centre).sin_cos();
             [a * cos, a * sin]
@@ -120,7 +130,7 @@ mod tests {
     fn windows_have_the_correlation() {
         for (theta, head_dim) in [(1e4, 64), (1e4, 128), (1e6, 128)] {
             for wanted in [0.1, 0.3, 0.8, 0.95, 0.99] {
-                let w = Window::new(theta, head_dim, wanted);
+                let w = Window::new(theta, head_dim, (head_dim as f64).sqrt(), wanted);
                 assert!(
                     (w.correlation - wanted).abs() < 0.01,
                     "{theta} {wanted} {w:?}"

@@ -62,7 +62,7 @@ pub fn gguf(
         q4_k: &|_| false,
         extra,
     };
-    let mut writer = GgufWriter::create(path, file)?;
+    let mut writer = GgufWriter::create_of_any_form(path, file)?;
     drop(vocab);
     let workers = Workers::new(threads, None);
     let total = writer.data_bytes();
@@ -110,8 +110,15 @@ fn fill(
     let piece_rows = (PIECE_BYTES / row_bytes).max(1);
     workers.for_each_chunk_mut(batch, piece_rows * row_bytes, &|_, piece, bytes| {
         for (i, out) in bytes.chunks_exact_mut(row_bytes).enumerate() {
-            let row = tensor.presented_row(first + piece * piece_rows + i);
+            let (id, row) = tensor.presented(first + piece * piece_rows + i);
             let plan = match id.role {
+                Role::Conv | Role::DeltaConv | Role::MambaConv => {
+                    let taps = recipe.stream.taps(id, row, cols);
+                    for (bytes, value) in out.chunks_exact_mut(4).zip(taps) {
+                        bytes.copy_from_slice(&value.to_le_bytes());
+                    }
+                    continue;
+                }
                 Role::Down => recipe.stored_down_row(id, row),
                 _ => recipe.row(id, row, biases),
             };
@@ -185,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_number_of_threads_changes_no_byte() {
-        let config = Shape::Tiny.config(ActArg::Relu);
+        let config = Shape::Tiny.config(Some(ActArg::Relu), None, false).unwrap();
         let target = Targets {
             active: 0.2,
             hot_share: 0.5,

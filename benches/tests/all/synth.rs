@@ -100,6 +100,41 @@ fn experts_are_chosen_as_asked_for() {
     }
 }
 
+/// Every shape that is a `config.json`, with small layers of all its kinds: the file reads back as the
+/// configuration, decoding makes sense, and experts are chosen as asked for.
+#[test]
+fn described_shapes_have_the_statistics_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for (shape, layers, reuse) in [
+        ("qwen3.6-35b-a3b", 4, "0.5"),
+        ("glm-4.7-flash", 3, "0.45"),
+        ("nemotron-3-nano", 7, "0.5"),
+        ("gemma-4-26b-a4b", 6, "0.6"),
+        ("deepseek-v2-lite", 3, "0.5"),
+        ("lfm2.5-8b-a1b", 4, "0.5"),
+        ("glm-4.5-air", 3, "0.5"),
+        ("minimax-m2", 2, "0.5"),
+    ] {
+        let layers = layers.to_string();
+        let words = ["--small", "--layers", &layers, "--popular", "0.7"];
+        let words = [&words[..], &["--reuse", reuse, "--measure", "1000"]].concat();
+        let path = dir.path().join(format!("{shape}.gguf"));
+        let report = synth(shape, &path, &words);
+        close(&report, "popular", 0.08);
+        close(&report, "reuse", 0.08);
+        close(&report, "active", 0.05);
+        close(&report, "persistence", 0.06);
+        let walk = report["measured"]["walk"].as_f64().unwrap();
+        assert!(walk > 0.98, "{shape}: {walk}");
+        let model = emberflow_models::open(&path).unwrap();
+        let c = model.config();
+        assert_eq!((c.d_model, c.experts, c.vocab), (256, 16, 4096));
+        let ids: Vec<_> = model.tensors().iter().map(|t| t.id).collect();
+        let wanted: Vec<_> = required(c).iter().map(|t| t.id).collect();
+        assert_eq!(ids, wanted, "{shape}");
+    }
+}
+
 #[test]
 fn files_and_folders_read_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -198,6 +233,16 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         ("--shape tiny-moe --reuse 0.1", &file, "lies between"),
         ("--shape tiny-moe --popular 0.2", &file, "4 of 16 experts"),
         ("--shape tiny-moe --layers 0", &file, "1..=4096"),
+        ("--shape tiny --small", &file, "one size"),
+        ("--shape glm-4.7-flash --act relu", &file, "--act"),
+        ("--shape qwen3.6-35b-a3b --layers 3", &file, "first 4 are"),
+        ("--shape glm-4.7-flash --layers 48", &file, "47 layers"),
+        (
+            "--shape gemma-4-26b-a4b --layers 8",
+            &file,
+            "full_attention",
+        ),
+        ("--shape nemotron-3-nano", &folder, "gguf file only"),
         ("--shape tiny --quant q4_0", &folder, "ends in .gguf"),
         ("--shape tiny", &here, "exists"),
         ("--shape tiny", &inside, "does not exist"),

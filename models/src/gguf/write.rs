@@ -4,6 +4,7 @@
 //! size needs memory only for its header. The file gets its final name only once it is fully
 //! written and reads back.
 
+mod forms;
 mod keys;
 mod types;
 mod vocab;
@@ -12,6 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use self::forms::{dims, is_float, name, rope_factors};
 use self::keys::{is_plain, keys};
 use self::types::write_text;
 pub use self::types::{Encoding, GgufFile, GgufValue};
@@ -20,7 +22,8 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{self, Arch};
 use crate::file::{flush, flush_folder_of};
-use crate::names::{Required, Role, TensorId, required};
+use crate::names::{Fused, Required, Role, TensorId, required};
+use crate::store::{Layout, interleaved, rotary_order};
 
 /// Alignment of tensor data, the format's default.
 const ALIGNMENT: u64 = 32;
@@ -40,8 +43,10 @@ pub struct GgufTensor {
     pub q4_k: bool,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// Head size if rows are stored in interleaved rotary order.
-    interleaved: Option<usize>,
+    /// Head size and its rotated rows, if these are stored in interleaved rotary order.
+    interleaved: Option<[usize; 2]>,
+    /// Head size if the rows of [`Role::Q`] and [`Role::QGate`] are stored as one, head by head.
+    gated: Option<usize>,
     /// Its place in a tensor that holds a matrix of every expert.
     stack: Option<Place>,
 }
@@ -64,16 +69,30 @@ impl GgufTensor {
         (self.stack).is_none_or(|place| place.expert + 1 == place.experts)
     }
 
-    /// The row of the tensor, as presented by [`crate::Checkpoint`], that is stored as row
-    /// `stored`. For Down, which is stored transposed, the column.
+    /// The tensor and its row, as presented by [`crate::Checkpoint`], that is stored as row `stored`. For
+    /// Down, which is stored transposed, the column.
+    pub fn presented(&self, stored: usize) -> (TensorId, usize) {
+        let Some(head_dim) = self.gated else {
+            return (self.id, self.presented_row(stored));
+        };
+        let (head, at) = (stored / (2 * head_dim), stored % (2 * head_dim));
+        let role = match at < head_dim {
+            true => Role::Q,
+            false => Role::QGate,
+        };
+        let id = TensorId::layer(role, self.id.layer);
+        (id, head * head_dim + at % head_dim)
+    }
+
+    /// The row alone, of a tensor that is stored by itself.
     pub fn presented_row(&self, stored: usize) -> usize {
-        match self.interleaved {
-            None => stored,
-            Some(head_dim) => {
-                let (head, at) = (stored / head_dim, stored % head_dim);
-                head * head_dim + at / 2 + at % 2 * (head_dim / 2)
-            }
-        }
+        let Some(heads @ [head_dim, _]) = self.interleaved else {
+            return stored;
+        };
+        let first = stored - stored % head_dim;
+        let mut rows = first..first + head_dim;
+        rows.find(|&row| interleaved(row, heads) == stored)
+            .unwrap_or(stored)
     }
 }
 
@@ -99,18 +118,33 @@ impl GgufWriter {
     /// existing file at `path` stays until [`GgufWriter::finish`] replaces it.
     ///
     /// # Errors
-    /// [`Error::Export`] for a model that the format cannot express, [`Error::Io`] if the file
-    /// cannot be written.
+    /// [`Error::Export`] for a model that is not a plain decoder, each tensor of which is stored by itself,
+    /// [`Error::Io`] if the file cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
         let arch = families::of(&file.config.family).written_arch();
-        let arch = arch.filter(|arch| is_plain(file.config, arch));
-        let arch = arch.ok_or_else(|| {
-            let (family, reason) = (&file.config.family, "it has no gguf form yet");
-            Error::export(path, format!("family {family:?}: {reason}"))
-        })?;
+        match arch.filter(|arch| is_plain(file.config, arch)) {
+            Some(arch) => Self::begin(path, file, arch),
+            None => Err(no_form(path, file.config)),
+        }
+    }
+
+    /// The same of a model of any form that the keys express, for callers that know the order of its rows
+    /// from [`GgufTensor::presented`].
+    ///
+    /// # Errors
+    /// As [`GgufWriter::create`], for a model that the keys do not express.
+    pub fn create_of_any_form(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
+        match families::of(&file.config.family).written_arch() {
+            Some(arch) => Self::begin(path, file, arch),
+            None => Err(no_form(path, file.config)),
+        }
+    }
+
+    /// Writes the header.
+    fn begin(path: &Path, file: GgufFile<'_>, arch: &'static Arch) -> Result<Self, Error> {
         let tensors = in_file_order(file.config)
             .into_iter()
-            .map(|want| stored(want, &file, arch.interleaved))
+            .map(|want| stored(want, &file, arch))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| {
                 let block = file.encoding.dtype().block().0;
@@ -120,14 +154,19 @@ impl GgufWriter {
         let keys = keys(path, arch, &file)?;
         let mut header = b"GGUF".to_vec();
         header.extend(3u32.to_le_bytes());
+        let factors = rope_factors(file.config);
         let entries = tensors.iter().filter(|tensor| tensor.begins()).count();
+        let entries = entries + usize::from(!factors.is_empty());
         header.extend((entries as u64).to_le_bytes());
         header.extend((keys.len() as u64).to_le_bytes());
         for (key, value) in &keys {
             write_text(&mut header, key);
             value.write(&mut header);
         }
-        let mut offset = 0u64;
+        let mut offset = (4 * factors.len() as u64).next_multiple_of(ALIGNMENT);
+        if !factors.is_empty() {
+            write_factors_entry(&mut header, factors.len());
+        }
         let mut left = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
             let bytes = (tensor.rows as u64).checked_mul(tensor.row_bytes as u64);
@@ -144,6 +183,8 @@ impl GgufWriter {
                 false => end,
             };
         }
+        header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
+        header.extend(factors.iter().flat_map(|factor| factor.to_le_bytes()));
         header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
 
         let partial = partial_name(path)?;
@@ -259,6 +300,11 @@ impl Drop for GgufWriter {
     }
 }
 
+fn no_form(path: &Path, config: &ModelConfig) -> Error {
+    let (family, reason) = (&config.family, "it has no gguf form yet");
+    Error::export(path, format!("family {family:?}: {reason}"))
+}
+
 fn partial_name(path: &Path) -> Result<PathBuf, Error> {
     let Some(name) = path.file_name() else {
         return Err(Error::export(path, "not the name of a new file".into()));
@@ -269,7 +315,7 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// How the file stores a tensor; `None` if its rows are not whole blocks.
-fn stored(want: Required, file: &GgufFile<'_>, interleaves: bool) -> Option<GgufTensor> {
+fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor> {
     let (config, matrices) = (file.config, file.encoding);
     let Required { id, rows, cols } = want;
     let q4_k = DType::Q4K.row_bytes(cols);
@@ -279,16 +325,19 @@ fn stored(want: Required, file: &GgufFile<'_>, interleaves: bool) -> Option<Gguf
         Role::Down => (cols, rows),
         // a row for each expert
         Role::GateBias | Role::UpBias => (experts, rows / experts.max(1)),
+        // with the gates of the output
+        Role::Q if arch.names.fused_with(Role::Q) == Some(Fused::GatedQ) => (2 * rows, cols),
         _ => (rows, cols),
     };
     let stacked = is_stacked(id, config);
     let encoding = match id.role {
-        Role::Router | Role::GateBias | Role::UpBias | Role::DownBias => Encoding::F32,
+        role if is_float(role) => Encoding::F32,
         _ if rows == 1 && !stacked => Encoding::F32,
         _ if stacked => matrices,
         _ => matrices.beside_experts(),
     };
-    let rotary = interleaves && matches!(id.role, Role::Q | Role::K);
+    let rotary = rotary_order(id.role, config).filter(|_| arch.interleaved);
+    let gated = arch.names.fused_with(id.role) == Some(Fused::GatedQ);
     Some(GgufTensor {
         id,
         rows,
@@ -299,7 +348,11 @@ fn stored(want: Required, file: &GgufFile<'_>, interleaves: bool) -> Option<Gguf
             Some(bytes) => bytes,
             None => encoding.row_bytes(cols)?,
         },
-        interleaved: rotary.then_some(config.head_dim as usize),
+        interleaved: match rotary {
+            Some(Layout::Interleaved { head_dim, rotated }) => Some([head_dim, rotated]),
+            _ => None,
+        },
+        gated: gated.then_some(config.head_dim as usize),
         stack: stacked.then_some(Place {
             expert: id.expert,
             experts: config.experts,
@@ -314,9 +367,11 @@ fn is_stacked(id: TensorId, config: &ModelConfig) -> bool {
         && id.expert < config.experts
 }
 
-/// Every tensor; those that are stored in one come one after the other.
+/// Every tensor; those that are stored in one come one after the other. The gates of attention's output
+/// come with Q.
 fn in_file_order(config: &ModelConfig) -> Vec<Required> {
     let mut list = required(config);
+    list.retain(|want| want.id.role != Role::QGate);
     let stacked = |want: &Required| is_stacked(want.id, config);
     let mut first = 0;
     while first < list.len() {
@@ -338,11 +393,10 @@ fn write_entry(
     config: &ModelConfig,
     arch: &Arch,
 ) {
-    write_text(header, &arch.names.spell(tensor.id, config));
+    write_text(header, &name(tensor.id, config, arch));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
-        (1, None) => vec![tensor.cols as u64],
-        (rows, None) => vec![tensor.cols as u64, rows as u64],
+        (rows, None) => dims(tensor.id.role, [rows, tensor.cols], config),
     };
     header.extend((dims.len() as u32).to_le_bytes());
     header.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
@@ -353,4 +407,13 @@ fn write_entry(
     };
     header.extend(code.to_le_bytes());
     header.extend(offset.to_le_bytes());
+}
+
+/// The entry of the divisors of rotary frequencies, at the beginning of the data.
+fn write_factors_entry(header: &mut Vec<u8>, count: usize) {
+    write_text(header, super::rope::ROPE_FACTORS);
+    header.extend(1u32.to_le_bytes());
+    header.extend((count as u64).to_le_bytes());
+    header.extend(Encoding::F32.code().to_le_bytes());
+    header.extend(0u64.to_le_bytes());
 }

@@ -168,12 +168,17 @@ pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     let text = need_text(path, MAX_CONFIG, "it describes the model")?;
-    let value = json::parse(path, &text)?;
     let stem = path
         .file_stem()
         .map(|stem| stem.to_string_lossy().into_owned());
     let named = stem.filter(|stem| stem != "config");
     let name = named.unwrap_or_else(|| model_name(folder.unwrap_or(Path::new("."))));
+    describe_text(path, &text, name)
+}
+
+/// The same of its text, read from `path`.
+pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<ModelConfig, Error> {
+    let value = json::parse(path, text)?;
     let quantised = |value: &serde_json::Value| {
         value
             .get("quantization_config")

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::forms::{ffn_key, form_keys, head_keys};
 use super::types::{GgufFile, GgufValue};
 use super::vocab;
 use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
@@ -43,7 +44,13 @@ pub(super) fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
 /// What of the model GGUF has no key for, in words.
 fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
     match c {
-        c if c.rope.scaling != RopeScaling::None => Some("a rotary scaling"),
+        c if !matches!(
+            c.rope.scaling,
+            RopeScaling::None | RopeScaling::Proportional { .. }
+        ) =>
+        {
+            Some("a rotary scaling")
+        }
         c if c.window.iter().any(|&w| w != 0) && !arch.windows.have_a_key() => {
             Some("a sliding window")
         }
@@ -51,9 +58,9 @@ fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
         c if c
             .mixture
             .as_ref()
-            .is_some_and(|m| !m.dense_layers.is_empty()) =>
+            .is_some_and(|m| m.dense_layers.iter().zip(0..).any(|(a, b)| *a != b)) =>
         {
-            Some("dense layers among those with experts")
+            Some("dense layers after those with experts")
         }
         _ => None,
     }
@@ -98,14 +105,13 @@ fn model_keys(
     own("context_length", U32(c.max_context));
     own("embedding_length", U32(c.d_model));
     own("block_count", U32(c.layers));
-    own("feed_forward_length", U32(c.ffn));
+    own("feed_forward_length", ffn_key(c));
     own("attention.head_count", U32(c.heads));
-    own("attention.head_count_kv", U32(c.kv_heads));
-    own("attention.key_length", U32(c.head_dim));
-    own("attention.value_length", U32(c.head_dim));
+    head_keys(c, &mut own);
     own("attention.layer_norm_rms_epsilon", F32(c.rms_eps));
     own("rope.dimension_count", U32(c.rope.dims));
     own("rope.freq_base", F32(c.rope.theta));
+    form_keys(c, &mut own);
     if let Some(mixture) = &c.mixture {
         expert_keys(c, mixture, &mut own);
     }
@@ -129,7 +135,7 @@ fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, Gg
     own("expert_used_count", U32(mixture.chosen));
     own("expert_feed_forward_length", U32(c.ffn));
     own("expert_weights_norm", Bool(mixture.renormalise));
-    if mixture.shared > 0 {
+    if mixture.shared > 0 && !mixture.parallel_dense {
         own("expert_shared_feed_forward_length", U32(mixture.shared));
     }
     if mixture.early_router || mixture.scoring == Scoring::Sigmoid {
@@ -146,7 +152,11 @@ fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, Gg
         own("expert_group_count", U32(groups.count));
         own("expert_group_used_count", U32(groups.chosen));
     }
-    if mixture.shared_is_plain {
+    if !mixture.dense_layers.is_empty() {
+        let dense = mixture.dense_layers.len() as u32;
+        own("leading_dense_block_count", U32(dense));
+    }
+    if mixture.shared_is_plain && !mixture.parallel_dense {
         own("expert_shared_count", U32(mixture.shared / c.ffn.max(1)));
     }
 }

@@ -87,6 +87,8 @@ pub enum GgufValue {
     I32s(Vec<i32>),
     /// A list of 32-bit floats.
     F32s(Vec<f32>),
+    /// A list of true or false.
+    Bools(Vec<bool>),
     /// A list of strings.
     Texts(Vec<String>),
 }
@@ -118,6 +120,10 @@ impl GgufValue {
             Self::F32s(values) => {
                 list(out, 6, values.len());
                 out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+            }
+            Self::Bools(values) => {
+                list(out, 7, values.len());
+                out.extend(values.iter().map(|&value| u8::from(value)));
             }
             Self::Texts(values) => {
                 list(out, 8, values.len());

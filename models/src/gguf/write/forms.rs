@@ -1,0 +1,157 @@
+//! What departs from the plain decoder: keys, names and shapes of tensors.
+//!
+//! As llama.cpp's converters write them (`conversion/*.py`).
+
+use super::types::GgufValue::{self, Bools, F32, I32s, U32};
+use crate::config::{LatentShape, MixerKind, ModelConfig, RopeScaling};
+use crate::families::{self, Arch, Quirk};
+use crate::names::{Role, TensorId};
+
+/// Divisor of the frequencies of pairs that do not rotate, as the converter of Gemma 4 writes it.
+const ENORMOUS: f32 = 1e30;
+
+/// Whether every file stores the matrix in f32.
+pub(super) fn is_float(role: Role) -> bool {
+    let biases = matches!(role, Role::GateBias | Role::UpBias | Role::DownBias);
+    role == Role::Router || biases || role.is_conv()
+}
+
+/// The name of a tensor.
+pub(super) fn name(id: TensorId, config: &ModelConfig, arch: &Arch) -> String {
+    let latent = config.form.latent.and_then(|latent| latent.query_rank);
+    match (id.role, latent) {
+        (Role::Q, Some(_)) => format!("blk.{}.attn_q_b.weight", id.layer),
+        _ => arch.names.spell(id, config),
+    }
+}
+
+/// Dimensions of a tensor of this shape, innermost first.
+pub(super) fn dims(role: Role, [rows, cols]: [usize; 2], config: &ModelConfig) -> Vec<u64> {
+    let heads = config.heads.max(1) as usize;
+    let groups = config.form.mamba.as_ref().map_or(1, |of| of.shape.groups) as usize;
+    let dims = match role {
+        // a matrix for each head
+        Role::LatentKeys | Role::LatentValues => vec![cols, rows / heads, heads],
+        Role::MambaRate | Role::MambaSkip => vec![1, cols],
+        Role::MambaNorm => vec![cols / groups, groups],
+        _ if rows == 1 => vec![cols],
+        _ => vec![cols, rows],
+    };
+    dims.into_iter().map(|dim| dim as u64).collect()
+}
+
+/// The divisors of rotary frequencies, if the file has them.
+pub(super) fn rope_factors(config: &ModelConfig) -> Vec<f32> {
+    let RopeScaling::Proportional { pairs } = config.rope.scaling else {
+        return Vec::new();
+    };
+    let all = 0..config.rope.dims / 2;
+    let factor = |pair| if pair < pairs { 1.0 } else { ENORMOUS };
+    all.map(factor).collect()
+}
+
+/// Widths of heads, and how many there are of keys and values.
+pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) {
+    let family = families::of(&c.family);
+    if let Some(latent) = c.form.latent {
+        return latent_keys(c, latent, own);
+    }
+    let widest = c.form.global_heads.map_or(c.head_dim, |of| of.head_dim);
+    own("attention.key_length", U32(widest));
+    own("attention.value_length", U32(widest));
+    if family.has(Quirk::GlobalHeads) {
+        own("attention.key_length_swa", U32(c.head_dim));
+        own("attention.value_length_swa", U32(c.head_dim));
+        own("attention.shared_kv_layers", U32(c.form.shared_kv));
+        own("embedding_length_per_layer_input", U32(0));
+        let windowed = c.window.iter().map(|&window| window != 0);
+        own(
+            "attention.sliding_window_pattern",
+            Bools(windowed.collect()),
+        );
+    }
+    let heads = |layer| match c.mixer_of(layer) {
+        MixerKind::Attention => c.heads_of(layer).kv_heads.cast_signed(),
+        _ => 0,
+    };
+    let all: Vec<i32> = (0..c.layers).map(heads).collect();
+    let recurrent = c.form.short_conv.is_some() || family.has(Quirk::Sublayers);
+    own(
+        "attention.head_count_kv",
+        match recurrent || family.has(Quirk::GlobalHeads) {
+            true => I32s(all),
+            false => U32(c.kv_heads),
+        },
+    );
+}
+
+/// The same of latent attention, whose vectors are the keys and values of one head.
+fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, GgufValue)) {
+    own("attention.head_count_kv", U32(1));
+    // llama.cpp asks for it unless it knows the model by its number of layers
+    own("attention.q_lora_rank", U32(latent.query_rank.unwrap_or(0)));
+    own("attention.kv_lora_rank", U32(latent.rank));
+    own("attention.key_length", U32(latent.rank + c.rope.dims));
+    own("attention.value_length", U32(latent.rank));
+    own("attention.key_length_mla", U32(c.head_dim));
+    own("attention.value_length_mla", U32(latent.value_dim));
+}
+
+/// Neurons of the FFN of a layer without experts, or of a parallel one; layer by layer where not all have
+/// one.
+pub(super) fn ffn_key(c: &ModelConfig) -> GgufValue {
+    if families::of(&c.family).has(Quirk::Sublayers) {
+        let neurons = |layer| match c.has_ffn(layer) {
+            true => c.ffn.cast_signed(),
+            false => 0,
+        };
+        return I32s((0..c.layers).map(neurons).collect());
+    }
+    U32(match &c.mixture {
+        Some(mixture) if mixture.parallel_dense => mixture.shared,
+        Some(mixture) if !mixture.dense_layers.is_empty() => mixture.dense_ffn,
+        _ => c.ffn,
+    })
+}
+
+/// Other mixers, rotary positions and caps.
+pub(super) fn form_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) {
+    let form = &c.form;
+    if let Some(nets) = &form.delta_net {
+        let net = nets.shape;
+        own("ssm.conv_kernel", U32(net.taps));
+        own("ssm.state_size", U32(net.key_dim));
+        own("ssm.group_count", U32(net.key_heads));
+        own("ssm.time_step_rank", U32(net.value_heads));
+        own("ssm.inner_size", U32(net.values() as u32));
+        let mut others = (0..c.layers).filter(|layer| !nets.layers.contains(layer));
+        let interval = others.next().map_or(c.layers + 1, |first| first + 1);
+        own("full_attention_interval", U32(interval));
+        // of text, height and width; all are the position in a text
+        let pairs = (c.rope.dims / 2).cast_signed();
+        let third = (c.rope.dims / 2).div_ceil(3).cast_signed();
+        let sections = vec![third, third, pairs - 2 * third, 0];
+        own("rope.dimension_sections", I32s(sections));
+    }
+    if let Some(mambas) = &form.mamba {
+        let mamba = mambas.shape;
+        own("ssm.conv_kernel", U32(mamba.taps));
+        own("ssm.state_size", U32(mamba.state_dim));
+        own("ssm.group_count", U32(mamba.groups));
+        own("ssm.time_step_rank", U32(mamba.heads));
+        own("ssm.inner_size", U32(mamba.values() as u32));
+    }
+    if families::of(&c.family).has(Quirk::Sublayers) {
+        own("attention.layer_norm_epsilon", F32(c.rms_eps));
+    }
+    if let Some(convs) = &form.short_conv {
+        own("shortconv.l_cache", U32(convs.taps));
+    }
+    if let Some(local) = &form.local_rope {
+        own("rope.freq_base_swa", F32(local.theta));
+        own("rope.dimension_count_swa", U32(local.dims));
+    }
+    if let Some(cap) = form.logit_cap {
+        own("final_logit_softcapping", F32(cap));
+    }
+}
