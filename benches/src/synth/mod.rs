@@ -287,8 +287,8 @@ fn targets(args: &SynthArgs, config: &ModelConfig) -> Result<Targets, Failure> {
     let kind = config.ffn_kind;
     let (active, curve) = match kind.activation {
         Activation::Relu if kind.relu_on_up => (0.15, "bamboo"),
-        // not published: as gates without biases
-        Activation::Relu2 if kind.ungated => (0.5, "swiglu"),
+        // measured: benches/NOTEBOOK.md, "How many neurons of an ungated expert fire"
+        Activation::Relu2 if kind.ungated => (0.21, "0.56"),
         Activation::Relu | Activation::Relu2 => (0.33, "llama2-reglu-70b"),
         _ => (0.5, "swiglu"),
     };
