@@ -69,7 +69,7 @@ pub(crate) struct Scratch {
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
-    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
+    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries and gates of heads, or what the decay of a DeltaNet
     /// follows from; in Kimi Delta Attention, what its decays and then its gates are projected from.
     pub v: Vec<f32>,
     /// Gates of a mixer's output, before them the decays of Kimi Delta Attention, what latent attention computes between its steps, or what a Mamba's heads
@@ -199,7 +199,7 @@ fn mixed(c: &ModelConfig) -> usize {
 /// Width of [`Scratch::k`] and [`Scratch::v`].
 fn beside(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
-    let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank));
+    let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank + of.gates));
     kv.max(latent)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
         .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))

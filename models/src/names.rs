@@ -346,7 +346,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             ];
             push_all(list, layer, &all);
         }
-        MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
+        MixerKind::Kda(kda) => of_kda(kda, d, layer, list),
         MixerKind::Mamba(mamba) => {
             let all = [
                 (Role::MambaIn, mamba.inputs(), d),
@@ -367,10 +367,23 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
 }
 
 /// The tensors of Kimi Delta Attention over `d` elements.
-fn of_kda(kda: KdaShape, d: usize) -> [(Role, usize, usize); 15] {
+fn of_kda(kda: KdaShape, d: usize, layer: u32, list: &mut Vec<Required>) {
     let [heads, dim, taps] = [kda.heads, kda.dim, kda.taps].map(|n| n as usize);
     let values = kda.values();
-    [
+    let [decays, gates] = match kda.direct {
+        true => [
+            vec![(Role::DeltaDecays, values, d)],
+            vec![(Role::QGate, values, d)],
+        ],
+        false => [
+            vec![
+                (Role::DeltaDecayIn, dim, d),
+                (Role::DeltaDecay, values, dim),
+            ],
+            vec![(Role::DeltaGateIn, dim, d), (Role::DeltaGate, values, dim)],
+        ],
+    };
+    let first = [
         (Role::Q, values, d),
         (Role::K, values, d),
         (Role::V, values, d),
@@ -378,15 +391,12 @@ fn of_kda(kda: KdaShape, d: usize) -> [(Role, usize, usize); 15] {
         (Role::DeltaConvK, values, taps),
         (Role::DeltaConvV, values, taps),
         (Role::DeltaBeta, heads, d),
-        (Role::DeltaDecayIn, dim, d),
-        (Role::DeltaDecay, values, dim),
-        (Role::DeltaStep, 1, values),
-        (Role::DeltaRate, 1, heads),
-        (Role::DeltaGateIn, dim, d),
-        (Role::DeltaGate, values, dim),
-        (Role::DeltaNorm, 1, dim),
-        (Role::O, d, values),
-    ]
+    ];
+    let of_decays = [(Role::DeltaStep, 1, values), (Role::DeltaRate, 1, heads)];
+    let last = [(Role::DeltaNorm, 1, dim), (Role::O, d, values)];
+    for part in [&first[..], &decays, &of_decays, &gates, &last] {
+        push_all(list, layer, part);
+    }
 }
 
 /// Tensors of a layer, each with its rows and columns.
@@ -413,6 +423,9 @@ fn of_latent(config: &ModelConfig, latent: LatentShape, layer: u32, list: &mut V
     if latent.query_rank.is_some() {
         let all = [(Role::LatentQ, input, d), (Role::LatentQNorm, 1, input)];
         push_all(list, layer, &all);
+    }
+    if latent.gated {
+        push_all(list, layer, &[(Role::QGate, heads, d)]);
     }
     let all = [
         (Role::Q, heads * query, input),

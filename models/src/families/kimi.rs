@@ -1,7 +1,8 @@
-//! Kimi Linear.
+//! Families with Kimi Delta Attention: Kimi Linear, Ling 3.
 
 use super::experts::{Dense, Experts, SIGMOID, Shared};
-use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names, hf_names};
+use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
+use super::{gguf_names, hf_names};
 
 /// `modeling_kimi_linear.py`: Kimi Delta Attention, and latent attention without rotary positions.
 const KIMI_LINEAR: Family = Family {
@@ -58,4 +59,62 @@ const KIMI_LINEAR: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 1] = [KIMI_LINEAR];
+/// `modeling_bailing_hybrid.py` (Ling 3): projections in one step, decays with a bound, and latent attention
+/// with rotary positions and a gate for each head. Layers past the last one predict further tokens.
+const BAILING_HYBRID: Family = Family {
+    name: "bailing_hybrid",
+    names: &hf_names::BAILING_HYBRID,
+    gguf: Some(Arch {
+        name: "bailingmoe3",
+        names: &gguf_names::BAILING_HYBRID,
+        interleaved: true,
+        reads: &[
+            "kda.head_dim",
+            "kda.safe_gate",
+            "kda.gate_lower_bound",
+            "ssm.conv_kernel",
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_group_count",
+            "expert_group_used_count",
+            "nextn_predict_layers",
+        ],
+        ..PLAIN_ARCH
+    }),
+    interleaved: true,
+    theta: 6e6,
+    further_tokens: FurtherTokens::PastLast,
+    experts: Some(Experts {
+        count: "num_experts",
+        scale: Some(("routed_scaling_factor", 2.5)),
+        groups: [8, 4],
+        shared: Some(Shared::Experts("n_shared_experts", 1)),
+        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 2),
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::NotNull("norm_topk_prob"),
+        Check::NotNull("moe_renormalize"),
+        Check::Flag("rope_interleave", true),
+        Check::Flag("no_kda_lora", true),
+        Check::Words("gated_attention_proj_granularity_type", &["head_wise"]),
+        Check::Words("score_function", &["sigmoid"]),
+        Check::Words("scoring_func", &["sigmoid"]),
+        Check::Words("topk_method", &["noaux_tc"]),
+        Check::One("moe_layer_freq"),
+    ],
+    reads: &[
+        "kv_lora_rank",
+        "q_lora_rank",
+        "rope_interleave",
+        // of other layers than these, which have norms of their own
+        "use_qk_norm",
+        "scoring_func",
+        "topk_method",
+        "moe_layer_freq",
+    ],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded],
+    ..KIMI_LINEAR
+};
+
+pub(super) const FAMILIES: [Family; 2] = [KIMI_LINEAR, BAILING_HYBRID];

@@ -35,7 +35,7 @@ use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS};
+use crate::families::{self, Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS, Quirk};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
@@ -298,6 +298,7 @@ fn identify(
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
+        Role::DeltaRate if families::of(&config.family).has(Quirk::Bounded) => Layout::Negative,
         role => rotary_order(role, config)
             .filter(|_| arch.interleaved)
             .unwrap_or(Layout::AsIs),

@@ -138,7 +138,8 @@ pub(super) fn refuse(keys: &Keys, family: &Family) -> Result<(), Error> {
         }
     }
     for key in ["qk_norm", "use_qk_norm", "qk_layernorm"] {
-        if keys.get(key).is_some_and(|value| !Off.is(value)) && family.qk_norm == QkNorm::No {
+        let normed = family.qk_norm != QkNorm::No || family.reads(key);
+        if keys.get(key).is_some_and(|value| !Off.is(value)) && !normed {
             return Err(keys.unsupported(key, WHY));
         }
     }

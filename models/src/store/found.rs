@@ -25,6 +25,8 @@ pub(crate) enum Layout {
     Grouped(RowGroups),
     /// Of a vector, the logarithms of what is presented with a minus sign.
     NegativeLog,
+    /// Stored with the other sign.
+    Negative,
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {

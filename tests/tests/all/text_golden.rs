@@ -384,6 +384,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("phi3", "phi3"),
     ("granite", "chatml"),
     ("kimi_linear", "chatml"),
+    ("bailing_hybrid", "chatml"),
     ("granitehybrid_dense", "chatml"),
     ("granitemoehybrid", "chatml"),
     ("nemotron_h", "chatml"),

@@ -156,6 +156,7 @@ impl PackOptions {
             | Role::DeltaIn
             | Role::DeltaGate
             | Role::DeltaGateIn
+            | Role::DeltaDecays
             | Role::DeltaOut
             | Role::MambaIn
             | Role::MambaOut
