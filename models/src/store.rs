@@ -152,11 +152,8 @@ impl Store {
             } => {
                 stored = vec![rows / cols.max(1) * of_head, cols];
             }
-            Layout::AsIs
-            | Layout::PlusOne
-            | Layout::NegativeLog
-            | Layout::Negative
-            | Layout::Interleaved { .. } => {}
+            // as it is presented
+            _ => {}
         }
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {

@@ -354,6 +354,10 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
         TWO_MATRICES,
         ROUTER,
         GRANITE_HYBRID.layers[3],
+        &[
+            (Role::ExpertsIn, "ffn_latent_down.weight"),
+            (Role::ExpertsOut, "ffn_latent_up.weight"),
+        ],
     ],
     experts: ExpertNames {
         shared: &[

@@ -352,44 +352,6 @@ pub(super) const LATENT: NameTable = NameTable {
     ..ROUTED
 };
 
-/// Latent attention with gates, and Kimi Delta Attention whose projections take one step.
-pub(super) const BAILING_HYBRID: NameTable = NameTable {
-    globals: &[
-        (Role::Embed, "model.word_embeddings.weight"),
-        (Role::Head, "lm_head.weight"),
-        (Role::FinalNorm, "model.norm.weight"),
-    ],
-    layers: &[
-        NORMS,
-        FFN,
-        &[
-            (Role::Q, "attention.q_proj.weight"),
-            (Role::LatentQ, "attention.q_a_proj.weight"),
-            (Role::LatentQNorm, "attention.q_a_layernorm.weight"),
-            (Role::Q, "attention.q_b_proj.weight"),
-            (Role::LatentKv, "attention.kv_a_proj_with_mqa.weight"),
-            (Role::LatentKvNorm, "attention.kv_a_layernorm.weight"),
-            (Role::O, "attention.dense.weight"),
-            (Role::QGate, "attention.g_proj.weight"),
-            (Role::K, "attention.k_proj.weight"),
-            (Role::V, "attention.v_proj.weight"),
-            (Role::O, "attention.o_proj.weight"),
-            (Role::DeltaConvQ, "attention.q_conv1d.weight"),
-            (Role::DeltaConvK, "attention.k_conv1d.weight"),
-            (Role::DeltaConvV, "attention.v_conv1d.weight"),
-            (Role::DeltaBeta, "attention.b_proj.weight"),
-            (Role::DeltaDecays, "attention.f_proj.weight"),
-            (Role::DeltaStep, "attention.dt_bias"),
-            (Role::DeltaRate, "attention.A_log"),
-            (Role::DeltaNorm, "attention.o_norm.weight"),
-            (Role::Router, "mlp.gate.weight"),
-            (Role::ChoiceBias, "mlp.gate.expert_bias"),
-        ],
-    ],
-    fused: &[(Fused::LatentKeysValues, "attention.kv_b_proj.weight")],
-    ..LATENT
-};
-
 /// Attention of two kinds, and experts as releases of Mixtral name them; transformers 5 holds them as
 /// DeepSeek-V3's.
 pub(super) const KIMI_LINEAR: NameTable = NameTable {

@@ -3,6 +3,7 @@
 use super::experts::{Dense, Experts, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
 use super::{gguf_names, hf_names};
+use crate::names::{Fused, NameTable, Role};
 
 /// `modeling_kimi_linear.py`: Kimi Delta Attention, and latent attention without rotary positions.
 const KIMI_LINEAR: Family = Family {
@@ -59,11 +60,49 @@ const KIMI_LINEAR: Family = Family {
     ..PLAIN
 };
 
+/// Latent attention with gates, and Kimi Delta Attention whose projections take one step.
+const BAILING_NAMES: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.word_embeddings.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.norm.weight"),
+    ],
+    layers: &[
+        hf_names::NORMS,
+        hf_names::FFN,
+        &[
+            (Role::Q, "attention.q_proj.weight"),
+            (Role::LatentQ, "attention.q_a_proj.weight"),
+            (Role::LatentQNorm, "attention.q_a_layernorm.weight"),
+            (Role::Q, "attention.q_b_proj.weight"),
+            (Role::LatentKv, "attention.kv_a_proj_with_mqa.weight"),
+            (Role::LatentKvNorm, "attention.kv_a_layernorm.weight"),
+            (Role::O, "attention.dense.weight"),
+            (Role::QGate, "attention.g_proj.weight"),
+            (Role::K, "attention.k_proj.weight"),
+            (Role::V, "attention.v_proj.weight"),
+            (Role::O, "attention.o_proj.weight"),
+            (Role::DeltaConvQ, "attention.q_conv1d.weight"),
+            (Role::DeltaConvK, "attention.k_conv1d.weight"),
+            (Role::DeltaConvV, "attention.v_conv1d.weight"),
+            (Role::DeltaBeta, "attention.b_proj.weight"),
+            (Role::DeltaDecays, "attention.f_proj.weight"),
+            (Role::DeltaStep, "attention.dt_bias"),
+            (Role::DeltaRate, "attention.A_log"),
+            (Role::DeltaNorm, "attention.o_norm.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.expert_bias"),
+        ],
+    ],
+    fused: &[(Fused::LatentKeysValues, "attention.kv_b_proj.weight")],
+    ..hf_names::LATENT
+};
+
 /// `modeling_bailing_hybrid.py` (Ling 3): projections in one step, decays with a bound, and latent attention
 /// with rotary positions and a gate for each head. Layers past the last one predict further tokens.
 const BAILING_HYBRID: Family = Family {
     name: "bailing_hybrid",
-    names: &hf_names::BAILING_HYBRID,
+    names: &BAILING_NAMES,
     gguf: Some(Arch {
         name: "bailingmoe3",
         names: &gguf_names::BAILING_HYBRID,

@@ -29,7 +29,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 67] = [
+const FOREIGN: [(&str, Harmless); 68] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -79,6 +79,7 @@ const FOREIGN: [(&str, Harmless); 67] = [
         Words(&["rms", "rmsnorm", "rms_norm", "RMSNorm"]),
     ),
     ("n_routed_experts", AtMostOne),
+    ("moe_latent_size", Nothing),
     ("n_shared_experts", Off),
     ("num_shared_experts", Off),
     ("first_k_dense_replace", Off),

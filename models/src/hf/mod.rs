@@ -224,6 +224,7 @@ fn identify(
             });
         }
     };
+    let named = named.of_model(config);
     let id = match named {
         Named::One(id) => id,
         Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
@@ -241,7 +242,7 @@ fn identify(
         name: raw.name,
         shape,
         dtype,
-        layout: layout_of(id.role, config),
+        layout: layout_of(id, config),
         file: index,
         offset: raw.offset,
         scales,
@@ -254,12 +255,12 @@ fn identify(
 }
 
 /// How a tensor is stored.
-fn layout_of(role: Role, config: &ModelConfig) -> Layout {
+fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     let interleaved = families::of(&config.family).interleaved;
-    if let Some(rotary) = rotary_order(role, config).filter(|_| interleaved) {
+    if let Some(rotary) = rotary_order(id, config).filter(|_| interleaved) {
         return rotary;
     }
-    match role {
+    match id.role {
         Role::Down => Layout::Transposed,
         Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,

@@ -144,9 +144,12 @@ impl Scales {
 
 /// The layout of a tensor whose rows are stored in interleaved rotary order, where the others of its
 /// checkpoint are; `None` if it is not rotated.
-pub(crate) fn rotary_order(role: Role, config: &ModelConfig) -> Option<Layout> {
+pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout> {
+    if !config.has_keys(id.layer) {
+        return None;
+    }
     let rotated = config.rope.dims as usize;
-    let (head_dim, rotated) = match (role, config.form.latent) {
+    let (head_dim, rotated) = match (id.role, config.form.latent) {
         (Role::Q, Some(_)) => (config.head_dim as usize, rotated),
         (Role::LatentKv, Some(latent)) => (latent.rank as usize + rotated, rotated),
         (Role::Q | Role::K | Role::QBias | Role::KBias, None) => {

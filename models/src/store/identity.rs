@@ -59,6 +59,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", parallel_dense: false",
         ", scale: 1.0",
         ", scales_input: false",
+        ", width: 0",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

@@ -389,6 +389,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("granitemoehybrid", "chatml"),
     ("nemotron_h", "chatml"),
     ("nemotron_h_moe", "chatml"),
+    ("nemotron_h_latent", "chatml"),
     ("smollm3", "chatml"),
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),

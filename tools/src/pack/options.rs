@@ -124,7 +124,7 @@ impl PackOptions {
             // Routing statistics do not reorder neurons.
             && (self.stats.is_none() || c.mixture.is_some())
             && !c.ffn_kind.activation.is_sparse()
-            && whole(c.d_model)
+            && whole(c.bundle_width())
             && c.banks().all(|bank| whole(bank.neurons))
             && neurons.all(|t| t.source_dtype == "MXFP4");
         Self {
@@ -160,6 +160,11 @@ impl PackOptions {
             | Role::DeltaOut
             | Role::MambaIn
             | Role::MambaOut
+            | Role::ExpertsIn
+            | Role::ExpertsOut
+            | Role::SharedIn
+            | Role::SharedUp
+            | Role::SharedOut
             | Role::StreamIn
             | Role::StreamOut
             | Role::LayerInputsProj
