@@ -60,7 +60,7 @@ pub(crate) enum Mixer {
     Latent(LatentAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
-    Kda(Kda),
+    Kda(Box<Kda>),
     Mamba(Mamba),
     /// The layer has none.
     None,
@@ -91,7 +91,7 @@ impl Mixer {
             }
             MixerKind::Kda(shape) => {
                 let at = recurrent_floats(c, layer);
-                Self::Kda(Kda::load(from, c, layer, shape, at)?)
+                Self::Kda(Box::new(Kda::load(from, c, layer, shape, at)?))
             }
             MixerKind::Mamba(shape) => {
                 let at = recurrent_floats(c, layer);
@@ -206,8 +206,9 @@ impl Mixer {
                 Some(&mut of.output),
             ],
             Self::Kda(of) => {
-                let [q, k, v] = &mut of.input;
-                [Some(q), Some(k), Some(v), None, Some(&mut of.output)]
+                let Kda { input, output, .. } = &mut **of;
+                let [q, k, v] = input;
+                [Some(q), Some(k), Some(v), None, Some(output)]
             }
             Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
             Self::None => [const { None }; 5],

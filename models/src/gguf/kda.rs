@@ -72,4 +72,27 @@ mod tests {
             assert!(refused.contains(key), "{refused}");
         }
     }
+
+    #[test]
+    fn projections_in_one_step_have_decays_with_a_bound() {
+        let (_, arch) = families::find_arch("bailingmoe3").unwrap();
+        let read = |more: &[(&str, Value)]| {
+            let mut metadata = Metadata::new(Path::new("model.gguf"));
+            let sizes = ["ssm.conv_kernel", "attention.head_count", "kda.head_dim"];
+            let sizes = sizes.map(|key| (key, Value::Uint(4)));
+            for (key, value) in sizes.iter().chain(more) {
+                let key = format!("bailingmoe3.{key}");
+                metadata.insert(key, value.clone()).unwrap();
+            }
+            kda_layers(&metadata, arch, vec![0], true)
+        };
+        let bound = ("kda.gate_lower_bound", Value::Float(-5.0));
+        let shape = read(std::slice::from_ref(&bound)).unwrap().unwrap().shape;
+        assert_eq!((shape.direct, shape.bound), (true, Some(-5.0)));
+        let off = ("kda.safe_gate", Value::Bool(false));
+        let shape = read(&[bound, off]).unwrap().unwrap().shape;
+        assert_eq!((shape.direct, shape.bound), (true, None));
+        let refused = read(&[]).unwrap_err().to_string();
+        assert!(refused.contains("gate_lower_bound"), "{refused}");
+    }
 }

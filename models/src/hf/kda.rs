@@ -173,4 +173,34 @@ mod tests {
         assert_eq!(layers(kinds), Some(vec![1, 2]));
         assert!(found(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})).is_err());
     }
+
+    #[test]
+    fn decays_have_a_bound_unless_they_have_none() {
+        let sizes = Sizes {
+            d_model: 36,
+            layers: 7,
+            heads: 6,
+        };
+        let found =
+            |value: Value| bounded_kda(&Keys::new(Path::new("config.json"), &value)?, sizes);
+        let usual = found(json!({"layer_group_size": 3, "head_dim": 5}));
+        let usual = usual.unwrap().unwrap();
+        assert_eq!(usual.layers, [0, 1, 3, 4, 6]);
+        let shape = usual.shape;
+        assert_eq!((shape.heads, shape.dim, shape.taps), (6, 5, 4));
+        assert_eq!((shape.direct, shape.bound), (true, Some(-5.0)));
+        let other = json!({"kda_safe_gate": false, "kda_lower_bound": -2.0, "head_dim": 5,
+            "linear_head_dim": 9, "expert_swiglu_limit_list": [null, 0.0]});
+        let shape = found(other).unwrap().unwrap().shape;
+        assert_eq!((shape.dim, shape.bound), (9, None));
+        for (key, bad) in [
+            ("layer_group_size", json!(0)),
+            ("kda_safe_gate", json!(1)),
+            ("expert_swiglu_limit_list", json!([null, 7.0])),
+            ("share_expert_swiglu_limit_list", json!(7.0)),
+        ] {
+            let refused = found(json!({key: bad})).unwrap_err().to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
+    }
 }
