@@ -44,7 +44,7 @@ impl<'a> NeuronRows<'a> {
 pub struct NeuronFormat {
     /// Block format.
     pub dtype: DType,
-    /// Elements per vector (`d_model`).
+    /// Elements per vector (`d_model`, unless experts have another width).
     pub d: usize,
     /// Scales are in the bundle, not in the resident SCALES section.
     pub inline_scales: bool,
@@ -62,7 +62,7 @@ impl NeuronFormat {
                 path: container.path().to_path_buf(),
                 reason: format!("unknown ffn format {:?}", meta.quant.ffn),
             })?,
-            d: meta.config.d_model as usize,
+            d: meta.config.bundle_width() as usize,
             inline_scales: g.placement == Placement::Inline,
             ungated: meta.config.ffn_kind.ungated,
         };
@@ -86,7 +86,7 @@ impl NeuronFormat {
                 path: container.path().to_path_buf(),
                 reason: format!(
                     "(gate, up+down, resident scale) bytes are {stored:?}, \
-                     expected {expected:?} for d_model {} in {}",
+                     expected {expected:?} for vectors of {} in {}",
                     format.d, meta.quant.ffn
                 ),
             });
@@ -109,9 +109,10 @@ impl NeuronFormat {
         let banks = container.banks();
         match () {
             () if !self.is_across() => None,
-            () if !whole(self.d) || self.d > across::MOST => {
-                Some(format!("d_model {} has no whole blocks of mxfp4", self.d))
-            }
+            () if !whole(self.d) || self.d > across::MOST => Some(format!(
+                "a vector of {} has no whole blocks of mxfp4",
+                self.d
+            )),
             () if !banks.iter().all(|bank| whole(bank.neurons as usize)) => {
                 Some("the neurons of a bank are no whole blocks of mxfp4".into())
             }

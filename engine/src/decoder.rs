@@ -3,6 +3,8 @@
 //! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
 //! that of the sequences is the residual stream.
 
+mod narrow;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -361,9 +363,11 @@ impl Decoder {
 
     /// Computes a layer's FFN, into `scratch.out`.
     fn feed(&mut self, number: usize, pass: &Pass, hooks: &mut Hooks<'_, '_>) -> Result<(), Error> {
-        match &self.weights.layers[number].parallel_dense {
-            Some(_) => self.run_parallel_dense(number, pass, hooks),
-            None => self.run_ffn(number, pass, hooks),
+        let layer = &self.weights.layers[number];
+        match (&layer.parallel_dense, &layer.narrow) {
+            (Some(_), _) => self.run_parallel_dense(number, pass, hooks),
+            (None, Some(_)) => self.run_narrow(number, pass, hooks),
+            (None, None) => self.run_ffn(number, pass, hooks),
         }
     }
 

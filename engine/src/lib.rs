@@ -114,6 +114,8 @@ pub mod memory;
 pub mod meta;
 mod mixer;
 mod model;
+mod narrow_experts;
+mod narrow_sizes;
 mod norm;
 mod observe;
 mod open;

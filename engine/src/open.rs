@@ -80,7 +80,7 @@ impl Parts {
         let (mut layout, source) = Layout::new(container, format, c.ffn_layers())?;
         check_banks(&layout, c)?;
         if let Some(mixture) = &c.mixture {
-            layout.set_visited(mixture.chosen as usize, mixture.shared > 0);
+            layout.set_visited(mixture.chosen as usize, mixture.shared_bank() > 0);
         }
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),

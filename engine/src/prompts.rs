@@ -158,7 +158,7 @@ fn set_device_room(
     products: ProductRoom,
     division: &Division,
 ) -> Result<(), DeviceError> {
-    let room = room.of_device(decoder.config.d_model as usize);
+    let room = room.of_device(decoder.config.bundle_width() as usize);
     for lane in &mut decoder.ffn.lanes {
         lane.set_room(&room, products, &division.widths)?;
     }

@@ -8,7 +8,7 @@ use crate::{ffn, mixer};
 /// Floats of scratch per thread for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     let attention = mixer::thread_floats(c, rows);
-    attention.max(ffn::thread_floats(c.d_model as usize, rows))
+    attention.max(ffn::thread_floats(c.bundle_width() as usize, rows))
 }
 
 /// Buffer sizes that do not depend on the number of rows.

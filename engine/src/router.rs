@@ -123,7 +123,7 @@ impl Routes {
         if let Some(gate) = &router.shared {
             let rows = input.x.chunks_exact(input.n());
             (self.shared).extend(rows.map(|x| sigmoid(on.cpu.dot_f32(gate, x))));
-        } else if mixture.shared > 0 {
+        } else if mixture.shared_bank() > 0 {
             self.shared.resize(n, 1.0);
         }
     }

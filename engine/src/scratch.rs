@@ -7,6 +7,7 @@ use emberflow_models::config::{
 
 use crate::lanes::ProductRoom;
 use crate::matrix::Matrix;
+use crate::narrow_sizes;
 use crate::options::Options;
 use crate::router::Routes;
 use crate::state::BLOCK;
@@ -64,18 +65,18 @@ pub(crate) struct Scratch {
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
     /// d_model]`, or the output of a parallel dense FFN; otherwise empty.
     pub parallel: Vec<f32>,
-    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
+    /// What experts of another width read; queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
     /// DeltaNet, head by head.
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
-    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries, or what the decay of a DeltaNet
+    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries and gates of heads, or what the decay of a DeltaNet
     /// follows from; in Kimi Delta Attention, what its decays and then its gates are projected from.
     pub v: Vec<f32>,
     /// Gates of a mixer's output, before them the decays of Kimi Delta Attention, what latent attention computes between its steps, or what a Mamba's heads
     /// give, head by head; empty where no mixer needs it.
     pub gate: Vec<f32>,
-    /// A mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
+    /// What experts of another width give; a mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
     /// convolved channels of a DeltaNet or a Mamba.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
@@ -179,6 +180,7 @@ fn projected(c: &ModelConfig) -> usize {
     let latent = latent(c).map_or(0, |of| of.heads * of.stored());
     q.max(conv)
         .max(latent)
+        .max(narrow_sizes::room(c)[0])
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
         .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::inputs))
@@ -191,6 +193,7 @@ fn mixed(c: &ModelConfig) -> usize {
     let latent = latent(c).map_or(0, |of| of.heads * of.rank.max(of.plain()).max(of.value));
     q.max(conv)
         .max(latent)
+        .max(narrow_sizes::room(c)[0])
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
         .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::channels))
@@ -199,7 +202,7 @@ fn mixed(c: &ModelConfig) -> usize {
 /// Width of [`Scratch::k`] and [`Scratch::v`].
 fn beside(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
-    let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank));
+    let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank + of.gates));
     kv.max(latent)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
         .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))
@@ -212,6 +215,7 @@ fn output_gates(c: &ModelConfig) -> usize {
     let latent = latent(c).map_or(0, |of| of.heads * of.query.max(of.rank));
     of_attention
         .max(latent)
+        .max(narrow_sizes::room(c)[1])
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
         .max(kda(c).map_or(0, KdaShape::values))
         .max(mamba(c).map_or(0, MambaShape::values))
@@ -228,7 +232,9 @@ fn widest_input(c: &ModelConfig) -> usize {
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
     let kda = kda(c).map_or(0, KdaShape::values);
-    d.max(q).max(latent).max(delta).max(kda).max(mamba)
+    let experts = narrow_sizes::room(c)[2];
+    let of_mixers = q.max(latent).max(delta).max(kda).max(mamba);
+    d.max(of_mixers).max(experts)
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {

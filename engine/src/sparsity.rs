@@ -71,7 +71,7 @@ fn auto(c: &ModelConfig, stored: Option<&StoredPredictors>, gate_bytes: u64) -> 
     let banks = c
         .mixture
         .as_ref()
-        .map_or(1, |m| m.chosen + u32::from(m.shared > 0));
+        .map_or(1, |m| m.chosen + u32::from(m.shared_bank() > 0));
     let least = MIN_SAVING as f64 * f64::from(banks);
     let kib = |bytes: f64| (bytes / 1024.0).round();
     if saved >= least {

@@ -13,6 +13,7 @@ use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
 use crate::matrix::{Matrix, Products};
 use crate::mixer::Mixer;
+use crate::narrow_experts::NarrowExperts;
 use crate::norm::Norm;
 use crate::router::Router;
 
@@ -39,6 +40,8 @@ pub(crate) struct LayerWeights {
     pub ffn_bias: Option<FfnBiases>,
     /// The router, if the FFN is a mixture of experts.
     pub router: Option<Router>,
+    /// The matrices around experts of another width.
+    pub narrow: Option<NarrowExperts>,
     /// Norms of experts and of the dense FFN that runs in parallel with them.
     pub parallel_dense: Option<ParallelNorms>,
     /// Factor of the residual stream at the layer's end.
@@ -90,6 +93,7 @@ impl LayerWeights {
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
             ffn_bias: ffn_biases(from, l, c)?,
             router: router(from, c, l)?,
+            narrow: NarrowExperts::load(from, c, l)?,
             parallel_dense: ParallelNorms::load(from, c, l)?,
             scale: match c.form.layer_scale {
                 true => from.vector(Role::LayerScale, l, 1)?[0],
@@ -223,7 +227,9 @@ impl Weights {
     pub fn bytes_per_token(&self) -> u64 {
         let layer = |l: &LayerWeights| {
             let router = l.router.as_ref().map_or(0, |router| router.scores.len());
-            projections(&l.mixer).map(Matrix::len).sum::<u64>() + router
+            let narrow = l.narrow.iter().flat_map(NarrowExperts::matrices);
+            let all = projections(&l.mixer).chain(narrow);
+            all.map(Matrix::len).sum::<u64>() + router
         };
         self.layers.iter().map(layer).sum::<u64>() + self.head.len()
     }

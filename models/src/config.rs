@@ -196,7 +196,7 @@ impl ModelConfig {
     pub fn banks_of(&self, layer: u32) -> impl Iterator<Item = Bank> + Clone + use<> {
         let (experts, neurons, shared) = match (&self.mixture, self.mixture_of(layer)) {
             _ if !self.has_ffn(layer) => (0, 0, 0),
-            (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared),
+            (_, Some(mixture)) => (self.experts, self.ffn, mixture.shared_bank()),
             (Some(mixture), None) => (1, mixture.dense_ffn, 0),
             (None, None) => match self.form.shared_kv_ffn {
                 wide if wide > 0 && layer >= self.first_shared() => (1, wide, 0),
@@ -213,6 +213,15 @@ impl ModelConfig {
                 expert,
                 neurons,
             })
+    }
+
+    /// Elements of a neuron's vectors: what banks read and give.
+    pub fn bundle_width(&self) -> u32 {
+        let width = self.mixture.as_ref().map_or(0, |mixture| mixture.width);
+        match width {
+            0 => self.d_model,
+            width => width,
+        }
     }
 
     /// All banks, layer by layer.
@@ -257,7 +266,7 @@ impl ModelConfig {
     }
 
     /// Whether layer `layer` has attention, and not a mixer of recurrent state.
-    fn has_keys(&self, layer: u32) -> bool {
+    pub(crate) fn has_keys(&self, layer: u32) -> bool {
         match self.mixer_of(layer) {
             MixerKind::Attention | MixerKind::Latent(_) => true,
             MixerKind::ShortConv { .. }
@@ -355,24 +364,7 @@ impl ModelConfig {
             None => global.map_or(self.head_dim, |dim| dim.min(self.head_dim)),
         };
         let local = self.form.local_rope.as_ref();
-        self.bad_angles(&self.rope, widest)
-            .or_else(|| self.bad_angles(local?, self.head_dim))
-    }
-
-    fn bad_angles(&self, rope: &Rope, head_dim: u32) -> Option<BadField> {
-        if !rope.dims.is_multiple_of(2) || rope.dims > head_dim {
-            let expected = format!("even, at most head_dim = {head_dim}");
-            return BadField::some("rope.dims", &rope.dims, expected);
-        }
-        if !(rope.theta.is_finite() && rope.theta > 1.0) {
-            return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
-        }
-        if !rope.scaling.is_sound(rope.dims / 2) {
-            let expected = "positive finite factors, those of low frequencies at most those of high \
-                            ones, one of longrope's for each pair of rotated dimensions";
-            return BadField::some("rope.scaling", &rope.scaling, expected);
-        }
-        None
+        bad_angles(&self.rope, widest).or_else(|| bad_angles(local?, self.head_dim))
     }
 
     /// An epsilon or a threshold of the FFN out of range.
@@ -519,6 +511,23 @@ impl ModelConfig {
         }
         None
     }
+}
+
+/// Angles that are no numbers, of heads of this width.
+fn bad_angles(rope: &Rope, head_dim: u32) -> Option<BadField> {
+    if !rope.dims.is_multiple_of(2) || rope.dims > head_dim {
+        let expected = format!("even, at most head_dim = {head_dim}");
+        return BadField::some("rope.dims", &rope.dims, expected);
+    }
+    if !(rope.theta.is_finite() && rope.theta > 1.0) {
+        return BadField::some("rope.theta", &rope.theta, "a finite number above 1");
+    }
+    if !rope.scaling.is_sound(rope.dims / 2) {
+        let expected = "positive finite factors, those of low frequencies at most those of high \
+                        ones, one of longrope's for each pair of rotated dimensions";
+        return BadField::some("rope.scaling", &rope.scaling, expected);
+    }
+    None
 }
 
 /// A field out of range, without the file that it came from.

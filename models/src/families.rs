@@ -380,6 +380,9 @@ pub(crate) enum Quirk {
     /// Some layers have Kimi Delta Attention in place of attention, and none has rotary positions (Kimi
     /// Linear).
     Kda,
+    /// Beside [`Quirk::Kda`]: its projections take one step and its decays have a bound; the other layers
+    /// have rotary positions, and a gate for each head (Ling 3).
+    Bounded,
     /// Attention sees the positions that an indexer chooses, so many as these keys say in `config.json`
     /// and, after the architecture, in GGUF: all of them in texts that are not longer, which are the
     /// ones that are run (DeepSeek-V3.2).

@@ -5,7 +5,9 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, KdaShape, LatentShape, MixerKind, ModelConfig, Parallel, Streams};
+use crate::config::{
+    Bank, KdaShape, LatentShape, MixerKind, Mixture, ModelConfig, Parallel, Streams,
+};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -94,6 +96,24 @@ pub(crate) enum Stack {
     PairBias,
     /// Down stored `[d_model × ffn]`, in blocks of four bits.
     DownBlocks,
+}
+
+impl Named {
+    /// The same in this model, where the shared expert may be no bank.
+    pub(crate) fn of_model(self, config: &ModelConfig) -> Self {
+        let Self::One(id) = self else {
+            return self;
+        };
+        let mixture = config.mixture.as_ref();
+        let apart = mixture.is_some_and(|m| m.width > 0) && id.expert == config.experts;
+        let role = match id.role {
+            Role::Gate if apart => Role::SharedIn,
+            Role::Up if apart => Role::SharedUp,
+            Role::Down if apart => Role::SharedOut,
+            _ => return self,
+        };
+        Self::One(TensorId::layer(role, id.layer))
+    }
 }
 
 /// What a name denotes.
@@ -346,7 +366,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             ];
             push_all(list, layer, &all);
         }
-        MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
+        MixerKind::Kda(kda) => of_kda(kda, d, layer, list),
         MixerKind::Mamba(mamba) => {
             let all = [
                 (Role::MambaIn, mamba.inputs(), d),
@@ -367,10 +387,23 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
 }
 
 /// The tensors of Kimi Delta Attention over `d` elements.
-fn of_kda(kda: KdaShape, d: usize) -> [(Role, usize, usize); 15] {
+fn of_kda(kda: KdaShape, d: usize, layer: u32, list: &mut Vec<Required>) {
     let [heads, dim, taps] = [kda.heads, kda.dim, kda.taps].map(|n| n as usize);
     let values = kda.values();
-    [
+    let [decays, gates] = match kda.direct {
+        true => [
+            vec![(Role::DeltaDecays, values, d)],
+            vec![(Role::QGate, values, d)],
+        ],
+        false => [
+            vec![
+                (Role::DeltaDecayIn, dim, d),
+                (Role::DeltaDecay, values, dim),
+            ],
+            vec![(Role::DeltaGateIn, dim, d), (Role::DeltaGate, values, dim)],
+        ],
+    };
+    let first = [
         (Role::Q, values, d),
         (Role::K, values, d),
         (Role::V, values, d),
@@ -378,15 +411,12 @@ fn of_kda(kda: KdaShape, d: usize) -> [(Role, usize, usize); 15] {
         (Role::DeltaConvK, values, taps),
         (Role::DeltaConvV, values, taps),
         (Role::DeltaBeta, heads, d),
-        (Role::DeltaDecayIn, dim, d),
-        (Role::DeltaDecay, values, dim),
-        (Role::DeltaStep, 1, values),
-        (Role::DeltaRate, 1, heads),
-        (Role::DeltaGateIn, dim, d),
-        (Role::DeltaGate, values, dim),
-        (Role::DeltaNorm, 1, dim),
-        (Role::O, d, values),
-    ]
+    ];
+    let of_decays = [(Role::DeltaStep, 1, values), (Role::DeltaRate, 1, heads)];
+    let last = [(Role::DeltaNorm, 1, dim), (Role::O, d, values)];
+    for part in [&first[..], &decays, &of_decays, &gates, &last] {
+        push_all(list, layer, part);
+    }
 }
 
 /// Tensors of a layer, each with its rows and columns.
@@ -413,6 +443,9 @@ fn of_latent(config: &ModelConfig, latent: LatentShape, layer: u32, list: &mut V
     if latent.query_rank.is_some() {
         let all = [(Role::LatentQ, input, d), (Role::LatentQNorm, 1, input)];
         push_all(list, layer, &all);
+    }
+    if latent.gated {
+        push_all(list, layer, &[(Role::QGate, heads, d)]);
     }
     let all = [
         (Role::Q, heads * query, input),
@@ -474,6 +507,22 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
 }
 
+/// The matrices around experts of another width, and those of the shared expert beside them.
+fn around_experts(config: &ModelConfig, mixture: &Mixture) -> Vec<(Role, usize, usize)> {
+    let sizes = [config.d_model, mixture.width, mixture.shared];
+    let [d, width, shared] = sizes.map(|n| n as usize);
+    let mut all = Vec::new();
+    if width > 0 {
+        all.extend([(Role::ExpertsIn, width, d), (Role::ExpertsOut, d, width)]);
+    }
+    if width > 0 && shared > 0 {
+        all.extend([(Role::SharedIn, shared, d), (Role::SharedOut, d, shared)]);
+        let up = (Role::SharedUp, shared, d);
+        all.extend((!config.ffn_kind.ungated).then_some(up));
+    }
+    all
+}
+
 /// The tensors of a layer's FFN.
 fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     if !config.has_ffn(layer) {
@@ -507,6 +556,9 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             push(at(Role::DensePostNorm), 1, d);
             push(at(Role::ExpertsPostNorm), 1, d);
         }
+        for (role, rows, cols) in around_experts(config, mixture) {
+            push(at(role), rows, cols);
+        }
     }
     for Bank {
         expert, neurons, ..
@@ -518,7 +570,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
                 layer,
                 expert,
             };
-            push(id, neurons as usize, d);
+            push(id, neurons as usize, config.bundle_width() as usize);
         }
     }
     if form.ffn_bias {

@@ -19,7 +19,7 @@ struct Parts {
 
 impl Parts {
     fn of(stack: Stack, whole: &Found, config: &ModelConfig) -> Self {
-        let (d, ffn) = (config.d_model as usize, config.ffn as usize);
+        let (d, ffn) = (config.bundle_width() as usize, config.ffn as usize);
         let is_neurons = d != ffn && whole.shape.get(1..) == Some(&[ffn, d]);
         let pair =
             |layout: fn(usize) -> Layout| vec![(Role::Gate, layout(0)), (Role::Up, layout(1))];

@@ -152,7 +152,8 @@ impl Store {
             } => {
                 stored = vec![rows / cols.max(1) * of_head, cols];
             }
-            Layout::AsIs | Layout::PlusOne | Layout::NegativeLog | Layout::Interleaved { .. } => {}
+            // as it is presented
+            _ => {}
         }
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
@@ -408,6 +409,10 @@ impl Checkpoint for Store {
             Layout::PlusOne => {
                 self.read_stored(at, first, out)?;
                 out.iter_mut().for_each(|value| *value += 1.0);
+            }
+            Layout::Negative => {
+                self.read_stored(at, first, out)?;
+                out.iter_mut().for_each(|value| *value = -*value);
             }
             Layout::Grouped(groups) => self.read_grouped(at, first, out, groups)?,
             Layout::NegativeLog => {

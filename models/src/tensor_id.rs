@@ -88,8 +88,19 @@ pub enum Role {
     Conv,
     /// Its output projection, `[d_model × d_model]`.
     ConvOut,
-    /// Gates of attention's output, `[heads·head_dim × d_model]`.
+    /// Gates of attention's output, `[heads·head_dim × d_model]`, or of latent attention's, `[heads ×
+    /// d_model]`; those of Kimi Delta Attention's that the input gives in one step, `[heads·dim × d_model]`.
     QGate,
+    /// Projection of the layer's input to what experts of another width read, `[width × d_model]`.
+    ExpertsIn,
+    /// Projection of their sum, `[d_model × width]`.
+    ExpertsOut,
+    /// Gate of a shared expert that is no bank beside them, `[neurons × d_model]`.
+    SharedIn,
+    /// Its Up, `[neurons × d_model]`.
+    SharedUp,
+    /// Its Down, `[d_model × neurons]`.
+    SharedOut,
     /// Projection of latent attention to the latent vector of queries, `[query_rank × d_model]`.
     LatentQ,
     /// RMSNorm weight of that vector, `[1 × query_rank]`.
@@ -119,6 +130,8 @@ pub enum Role {
     /// What the gates of its output are projected from by [`Role::DeltaGate`], then `[heads·dim × dim]`;
     /// `[dim × d_model]`.
     DeltaGateIn,
+    /// Its decays, where the input gives them in one step, `[heads·dim × d_model]`.
+    DeltaDecays,
     /// Weights of the convolution of its queries, `[heads·dim × taps]`, that of the token itself last.
     DeltaConvQ,
     /// The same of its keys.
@@ -206,7 +219,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 89] = [
+const ROLES: [(Role, Place, &str); 95] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -247,6 +260,11 @@ const ROLES: [(Role, Place, &str); 89] = [
     (Role::Conv, Place::Layer, "conv.weight"),
     (Role::ConvOut, Place::Layer, "conv.out"),
     (Role::QGate, Place::Layer, "attn.q_gate"),
+    (Role::ExpertsIn, Place::Layer, "experts.in"),
+    (Role::ExpertsOut, Place::Layer, "experts.out"),
+    (Role::SharedIn, Place::Layer, "shared.in"),
+    (Role::SharedUp, Place::Layer, "shared.up"),
+    (Role::SharedOut, Place::Layer, "shared.out"),
     (Role::LatentQ, Place::Layer, "latent.q"),
     (Role::LatentQNorm, Place::Layer, "latent.q_norm"),
     (Role::LatentKv, Place::Layer, "latent.kv"),
@@ -260,6 +278,7 @@ const ROLES: [(Role, Place, &str); 89] = [
     (Role::DeltaStep, Place::Layer, "delta.step"),
     (Role::DeltaDecayIn, Place::Layer, "delta.decay_in"),
     (Role::DeltaGateIn, Place::Layer, "delta.gate_in"),
+    (Role::DeltaDecays, Place::Layer, "delta.decays"),
     (Role::DeltaConvQ, Place::Layer, "delta.conv_q"),
     (Role::DeltaConvK, Place::Layer, "delta.conv_k"),
     (Role::DeltaConvV, Place::Layer, "delta.conv_v"),
@@ -340,8 +359,9 @@ impl Role {
             | StreamRouter | StreamPredict | StreamCorrect | LaurelLeft | LaurelRight
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
-            | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaConvQ | DeltaConvK | DeltaConvV
-            | MambaIn | MambaConv | MambaOut => false,
+            | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaDecays | DeltaConvQ | DeltaConvK
+            | DeltaConvV | MambaIn | MambaConv | MambaOut | ExpertsIn | ExpertsOut | SharedIn
+            | SharedUp | SharedOut => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm

@@ -19,6 +19,8 @@ pub enum Kind {
     DeltaNet,
     /// With Kimi Delta Attention beside latent attention: a fixture.
     Kda,
+    /// The same with bounded decays, and latent attention with gates: a fixture.
+    BoundedKda,
     /// Of latent attention alone: a fixture.
     Latent,
     /// With Mamba-2 layers: a fixture.
@@ -32,11 +34,12 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 10] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
     Kind::Kda,
+    Kind::BoundedKda,
     Kind::Latent,
     Kind::Mamba,
     Kind::TwoHeads,
@@ -52,6 +55,7 @@ impl Kind {
             Self::ShortConv => fixture("lfm2"),
             Self::DeltaNet => fixture("qwen3_5"),
             Self::Kda => fixture("kimi_linear"),
+            Self::BoundedKda => fixture("bailing_hybrid"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),

@@ -145,7 +145,7 @@ pub fn all_logits(engine: &mut Engine, tokens: &[u32], chunk: usize) -> Vec<f32>
 pub fn visited(engine: &Engine) -> u64 {
     let c = engine.config();
     let of_layer = |layer: u32| match c.mixture_of(layer) {
-        Some(m) => m.chosen * c.ffn + m.shared,
+        Some(m) => m.chosen * c.ffn + m.shared_bank(),
         None => c.banks_of(layer).map(|bank| bank.neurons).sum(),
     };
     (c.ffn_layers().map(|layer| u64::from(of_layer(layer)))).sum()

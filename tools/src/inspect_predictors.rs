@@ -59,7 +59,8 @@ pub fn section(
     let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
     let bad = |e| Failure::Fault(format!("{}: predictors: {e}", container.path().display()));
     let len = section.len() as u64;
-    let directory = Directory::parse(&section, len, c.d_model as usize, &neurons).map_err(bad)?;
+    let directory =
+        Directory::parse(&section, len, c.bundle_width() as usize, &neurons).map_err(bad)?;
     directory.check(&section).map_err(bad)?;
     Ok(Some((section, directory)))
 }

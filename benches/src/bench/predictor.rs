@@ -158,7 +158,7 @@ fn open(
     let lab = Lab {
         layers,
         on: Compute::new(threads, None),
-        d: c.d_model as usize,
+        d: c.bundle_width() as usize,
         neurons: known.iter().map(|bank| bank.neurons).collect(),
     };
     if lab.layers.is_empty() {

@@ -12,9 +12,10 @@ pub struct FfnSeen<'a> {
     pub layer: usize,
     /// Tokens of the chunk.
     pub tokens: usize,
-    /// The residual stream before the FFN's norm, `[tokens × d_model]`.
+    /// The residual stream before the FFN's norm, `[tokens × d_model]`; `x` again where experts have a width of their
+    /// own.
     pub residual: &'a [f32],
-    /// The same after the norm, as Gate and Up read it, `[tokens × d_model]`.
+    /// The same after the norm, as Gate and Up of banks read it, `[tokens × bundle_width]`.
     pub x: &'a [f32],
     /// What a dense FFN in parallel with the experts reads, where that is something else; empty otherwise.
     pub dense: &'a [f32],

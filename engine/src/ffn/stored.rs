@@ -55,7 +55,7 @@ fn visited(c: &ModelConfig) -> f64 {
     let of_layer = |layer: u32| {
         let banks = c.banks_of(layer).map(|bank| u64::from(bank.neurons));
         match c.mixture_of(layer) {
-            Some(m) => u64::from(m.chosen) * u64::from(c.ffn) + u64::from(m.shared),
+            Some(m) => u64::from(m.chosen) * u64::from(c.ffn) + u64::from(m.shared_bank()),
             None => banks.sum(),
         }
     };
@@ -106,7 +106,7 @@ impl StoredPredictors {
     }
 
     fn section(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
-        let d = c.d_model as usize;
+        let d = c.bundle_width() as usize;
         let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
         let bad = |e: &dyn std::fmt::Display| Error::Predictor {
             path: container.path().to_path_buf(),

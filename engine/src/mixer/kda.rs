@@ -1,4 +1,4 @@
-//! Kimi Delta Attention (Kimi Linear): a gated DeltaNet whose state decays element by element of its keys.
+//! Kimi Delta Attention (Kimi Linear, Ling 3): a gated DeltaNet whose state decays element by element of its keys.
 //!
 //! ```text
 //! [q, k, v] = silu(conv(Q·x, K·x, V·x))    q ← q / (|q|·√dim)    k ← k / |k|                      per head
@@ -7,6 +7,9 @@
 //! S ← diag(α)·S        S ← S + k ⊗ β·(v − kᵀ·S)        y = qᵀ·S
 //! out = O · (rmsnorm(y) ∘ σ(Gate·(GateIn·x)))
 //! ```
+//!
+//! In Ling 3 decays and gates are projected in one step, `Decay·x` and `Gate·x`, and a decay is never less than
+//! `exp(bound)`: `α = exp(bound · σ(−rate · (Decay·x + step)))`.
 //!
 //! Its state is the convolution's, then `S` of each head, `[dim × dim]`. Heads are independent; the tokens
 //! of a head follow each other in order, so that no bit depends on chunks.
@@ -35,10 +38,10 @@ pub(crate) struct Kda {
     pub input: [Matrix; 3],
     /// Projection to β, `[heads × d_model]`.
     beta: Matrix,
-    /// Projection to the decays, by way of `dim` elements: `[dim × d_model]`, `[values × dim]`.
-    decay: [Matrix; 2],
-    /// The same to the gates of the output.
-    pub gate: [Matrix; 2],
+    /// Projection to the decays.
+    pub decay: Steps,
+    /// Projection to the gates of the output.
+    pub gate: Steps,
     /// Output projection, `[d_model × values]`.
     pub output: Matrix,
     /// The convolutions of queries, keys and values, `[taps × values]` each.
@@ -52,6 +55,15 @@ pub(crate) struct Kda {
     unit: Units,
     /// Its part of a sequence's recurrent state.
     part: Range<usize>,
+}
+
+/// A projection of the input to a number for each element of all values.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    /// To the elements by way of which it goes, `[dim × d_model]`; `None` for one step.
+    pub first: Option<Matrix>,
+    /// `[values × dim]`, or `[values × d_model]` of one step.
+    pub last: Matrix,
 }
 
 /// Floats of a layer's state.
@@ -78,16 +90,22 @@ impl Kda {
         let values = shape.values();
         let input = |role| from.matrix(role, l, values, d);
         let conv = |role| Ok::<_, Error>(by_tap(&from.rows(role, l, values, taps)?, taps));
-        let by_way = |first, second| {
-            let first = from.matrix(first, l, dim, d)?;
-            Ok::<_, Error>([first, from.matrix(second, l, values, dim)?])
+        let steps = |by_way: [Role; 2], direct| {
+            let (first, last) = match (shape.direct, by_way) {
+                (true, _) => (None, from.matrix(direct, l, values, d)?),
+                (false, [first, last]) => {
+                    let first = from.matrix(first, l, dim, d)?;
+                    (Some(first), from.matrix(last, l, values, dim)?)
+                }
+            };
+            Ok::<_, Error>(Steps { first, last })
         };
         Ok(Self {
             shape,
             input: [input(Role::Q)?, input(Role::K)?, input(Role::V)?],
             beta: from.matrix(Role::DeltaBeta, l, heads, d)?,
-            decay: by_way(Role::DeltaDecayIn, Role::DeltaDecay)?,
-            gate: by_way(Role::DeltaGateIn, Role::DeltaGate)?,
+            decay: steps([Role::DeltaDecayIn, Role::DeltaDecay], Role::DeltaDecays)?,
+            gate: steps([Role::DeltaGateIn, Role::DeltaGate], Role::QGate)?,
             output: from.matrix(Role::O, l, d, values)?,
             weights: [
                 conv(Role::DeltaConvQ)?,
@@ -118,7 +136,7 @@ impl Kda {
     }
 
     /// `s.q`: all queries, then all keys, then all values. `s.k`: what β follows from. `s.gate`: decays.
-    /// The second `rows · dim` floats of `s.v`: what gates follow from.
+    /// The second `rows · dim` floats of `s.v`: what gates follow from, unless that is the input.
     fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let (d, values, dim) = (self.output.rows(), self.shape.values(), self.norm.len());
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
@@ -127,24 +145,40 @@ impl Kda {
         let [q, k, v] = &self.input;
         let mut wide = [(q, queries), (k, keys), (v, others)];
         Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
-        let (decays, gates) = s.v.split_at_mut(rows * dim);
-        let mut narrow = [
-            (&self.beta, &mut s.k[..]),
-            (&self.decay[0], &mut decays[..]),
-        ];
-        Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
-        self.gate[0].matmul(on, input, &mut s.rows, gates);
-        let input = Input::new(on.cpu, decays, rows, &mut s.input);
-        self.decay[1].matmul(on, input, &mut s.rows, &mut s.gate);
+        match (&self.decay.first, &self.gate.first) {
+            (Some(decay), Some(gate)) => {
+                let (decays, gates) = s.v.split_at_mut(rows * dim);
+                let mut narrow = [(&self.beta, &mut s.k[..]), (decay, &mut decays[..])];
+                Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
+                gate.matmul(on, input, &mut s.rows, gates);
+                let input = Input::new(on.cpu, decays, rows, &mut s.input);
+                (self.decay.last).matmul(on, input, &mut s.rows, &mut s.gate);
+            }
+            _ => {
+                let mut both = [
+                    (&self.beta, &mut s.k[..]),
+                    (&self.decay.last, &mut s.gate[..]),
+                ];
+                Matrix::matmul_all(on, &mut both, input, &mut s.rows);
+            }
+        }
         let decays = &mut s.gate[..rows * values];
         (on.workers).for_each_chunk_mut(decays, values, &|_, _, row| {
             let heads = row.chunks_exact_mut(dim).zip(self.step.chunks_exact(dim));
             for ((head, steps), rate) in heads.zip(&self.rate) {
                 for (x, step) in head.iter_mut().zip(steps) {
-                    *x = math::exp(rate * softplus(*x + step));
+                    *x = self.decay_of(*x + step, *rate);
                 }
             }
         });
+    }
+
+    /// The decay of what a projection and `step` give.
+    fn decay_of(&self, x: f32, rate: f32) -> f32 {
+        math::exp(match self.shape.bound {
+            None => rate * softplus(x),
+            Some(bound) => bound / (1.0 + math::exp(rate * x)),
+        })
     }
 
     /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass of
@@ -221,9 +255,12 @@ impl Kda {
     fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
         let (values, dim) = (self.shape.values(), self.norm.len());
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let between = &s.v[rows * dim..][..rows * dim];
-        let input = Input::new(on.cpu, between, rows, &mut s.input);
-        self.gate[1].matmul(on, input, &mut s.rows, &mut s.gate);
+        let from = match self.gate.first {
+            Some(_) => &s.v[rows * dim..][..rows * dim],
+            None => &s.normed[..rows * self.output.rows()],
+        };
+        let input = Input::new(on.cpu, from, rows, &mut s.input);
+        (self.gate.last).matmul(on, input, &mut s.rows, &mut s.gate);
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();

@@ -7,6 +7,7 @@
 //! k_h = [Keys_h·c, k_r]        v_h = Values_h·c
 //! ```
 //!
+//! In Ling 3, each head's sum of values is multiplied by the sigmoid of a gate, `Gates·x`.
 //! In layers without rotary positions (Kimi Linear), `q_r` and `k_r` stay as they are.
 //! Neither `k_h` nor `v_h` is computed: `q_n·(Keys_h·c) = (Keys_hᵀ·q_n)·c`, and a weighted sum of values
 //! is `Values_h` times the same sum of latent vectors. So all heads share one key `[c, k_r]`, whose first
@@ -14,7 +15,7 @@
 //! chunks; there it takes `(2·rank + rotated) / (head_dim + value_dim)` times the products of scores and
 //! sums, and saves those of `k_h` and `v_h`.
 
-use emberflow_kernels::Compute;
+use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
@@ -48,6 +49,8 @@ pub(crate) struct LatentAttention {
     pub keys: Matrix,
     /// `Values_h` of each head, `[heads·value_dim × rank]`.
     pub values: Matrix,
+    /// Projection to the gates of the heads' outputs, `[heads × d_model]`; `None` without them.
+    pub gates: Option<Matrix>,
     /// Output projection, `[d_model × heads·value_dim]`.
     pub output: Matrix,
     /// Place of what it stores in a page.
@@ -81,6 +84,9 @@ impl LatentAttention {
             norm: from.vector(Role::LatentKvNorm, l, sizes.rank)?,
             keys: from.matrix(Role::LatentKeys, l, heads * sizes.rank, sizes.plain())?,
             values: from.matrix(Role::LatentValues, l, heads * sizes.value, sizes.rank)?,
+            gates: (shape.gated)
+                .then(|| from.matrix(Role::QGate, l, heads, d))
+                .transpose()?,
             output: from.matrix(Role::O, l, d, heads * sizes.value)?,
             place: c.kv_place(l) as usize,
         })
@@ -94,26 +100,31 @@ impl LatentAttention {
         self.absorb_keys(on, rows, s);
         self.attend(on, at, spans, s);
         self.apply_values(on, rows, s);
+        self.gate(rows, s);
         let width = self.sizes.heads * self.sizes.value;
         let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
         self.output.matmul(on, input, &mut s.rows, &mut s.out);
     }
 
-    /// `s.gate`: queries, head by head. `s.k`: latent vectors with the keys' rotated parts.
+    /// `s.gate`: queries, head by head. `s.k`: latent vectors with the keys' rotated parts. `s.v`: the
+    /// queries' own latent vectors, then the gates of heads.
     fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let d = self.output.rows();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let width = self.sizes.query_rank;
+        let (latents, gates) = s.v.split_at_mut(rows * width);
         let first = match &self.query_latent {
-            Some(matrix) => (matrix, &mut s.v[..]),
+            Some(matrix) => (matrix, &mut *latents),
             None => (&self.q, &mut s.gate[..]),
         };
         let mut all = [first, (&self.latent, &mut s.k[..])];
         Matrix::matmul_all(on, &mut all, input, &mut s.rows);
+        if let Some(matrix) = &self.gates {
+            matrix.matmul(on, input, &mut s.rows, gates);
+        }
         if self.query_latent.is_none() {
             return;
         }
-        let width = self.sizes.query_rank;
-        let latents = &mut s.v[..rows * width];
         for row in latents.chunks_exact_mut(width) {
             on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
         }
@@ -215,5 +226,16 @@ impl LatentAttention {
         let sums = &s.gate[..rows * of.heads * of.rank];
         let input = Input::new(on.cpu, sums, of.heads * rows, &mut s.input);
         (self.values).matmul_blocks(on, of.heads, input, &mut s.rows, &mut s.attended);
+    }
+
+    /// `s.attended`: the values of each head, times the sigmoid of its gate.
+    fn gate(&self, rows: usize, s: &mut Scratch) {
+        let of = self.sizes;
+        let gates = &s.v[rows * of.query_rank..][..rows * of.gates];
+        let heads = s.attended.chunks_exact_mut(of.value);
+        for (head, gate) in heads.zip(gates) {
+            let share = 1.0 / (1.0 + math::exp(-gate));
+            head.iter_mut().for_each(|value| *value *= share);
+        }
     }
 }

@@ -34,7 +34,7 @@ use mamba::Mamba;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 15] = [
+pub(crate) const PROJECTIONS: [Role; 16] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -45,6 +45,7 @@ pub(crate) const PROJECTIONS: [Role; 15] = [
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaGateIn,
+    Role::DeltaDecays,
     Role::DeltaOut,
     Role::LatentQ,
     Role::LatentKv,
@@ -59,7 +60,7 @@ pub(crate) enum Mixer {
     Latent(LatentAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
-    Kda(Kda),
+    Kda(Box<Kda>),
     Mamba(Mamba),
     /// The layer has none.
     None,
@@ -90,7 +91,7 @@ impl Mixer {
             }
             MixerKind::Kda(shape) => {
                 let at = recurrent_floats(c, layer);
-                Self::Kda(Kda::load(from, c, layer, shape, at)?)
+                Self::Kda(Box::new(Kda::load(from, c, layer, shape, at)?))
             }
             MixerKind::Mamba(shape) => {
                 let at = recurrent_floats(c, layer);
@@ -129,19 +130,26 @@ impl Mixer {
     /// The matrices that multiply its input.
     pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
         let all = match self {
-            Self::Attention(of) => [Some(&of.q), of.k.as_ref(), of.v.as_ref(), of.gate.as_ref()],
+            Self::Attention(of) => {
+                let gate = of.gate.as_ref();
+                [Some(&of.q), of.k.as_ref(), of.v.as_ref(), gate, None]
+            }
             Self::Latent(of) => {
                 let query = of.query_latent.as_ref().unwrap_or(&of.q);
-                [Some(query), Some(&of.latent), None, None]
+                [Some(query), Some(&of.latent), of.gates.as_ref(), None, None]
             }
-            Self::ShortConv(of) => [Some(&of.input), None, None, None],
-            Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None],
+            Self::ShortConv(of) => [Some(&of.input), None, None, None, None],
+            Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None, None],
             Self::Kda(of) => {
                 let [q, k, v] = &of.input;
-                [Some(q), Some(k), Some(v), Some(&of.gate[0])]
+                let (gate, decays) = match &of.gate.first {
+                    Some(first) => (first, None),
+                    None => (&of.gate.last, Some(&of.decay.last)),
+                };
+                [Some(q), Some(k), Some(v), Some(gate), decays]
             }
-            Self::Mamba(of) => [Some(&of.input), None, None, None],
-            Self::None => [None; 4],
+            Self::Mamba(of) => [Some(&of.input), None, None, None, None],
+            Self::None => [None; 5],
         };
         all.into_iter().flatten()
     }
@@ -153,7 +161,7 @@ impl Mixer {
                 let deeper = of.query_latent.is_some().then_some(&of.q);
                 [deeper, Some(&of.keys), Some(&of.values)]
             }
-            Self::Kda(of) => [Some(&of.gate[1]), None, None],
+            Self::Kda(of) if of.gate.first.is_some() => [Some(&of.gate.last), None, None],
             _ => [None; 3],
         };
         all.into_iter().flatten()
@@ -186,7 +194,7 @@ impl Mixer {
                 Some(&mut of.q),
                 of.query_latent.as_mut(),
                 Some(&mut of.latent),
-                None,
+                of.gates.as_mut(),
                 Some(&mut of.output),
             ],
             Self::ShortConv(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
@@ -198,8 +206,9 @@ impl Mixer {
                 Some(&mut of.output),
             ],
             Self::Kda(of) => {
-                let [q, k, v] = &mut of.input;
-                [Some(q), Some(k), Some(v), None, Some(&mut of.output)]
+                let Kda { input, output, .. } = &mut **of;
+                let [q, k, v] = input;
+                [Some(q), Some(k), Some(v), None, Some(output)]
             }
             Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
             Self::None => [const { None }; 5],
@@ -234,7 +243,7 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
                 rank => (rank, [all, rank]),
             };
             [
-                [queries + of.stored(), d],
+                [queries + of.stored() + of.gates, d],
                 [d, of.heads * of.value],
                 deeper,
                 [of.heads * of.rank, of.plain()],
@@ -249,8 +258,12 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
         }
         MixerKind::Kda(shape) => {
             let (values, dim) = (shape.values(), shape.dim as usize);
-            let rows = 3 * values + shape.heads as usize + 2 * dim;
-            [[rows, d], [d, values], [2 * values, dim], NONE, NONE]
+            let (width, deeper) = match shape.direct {
+                true => (values, NONE),
+                false => (dim, [2 * values, dim]),
+            };
+            let rows = 3 * values + shape.heads as usize + 2 * width;
+            [[rows, d], [d, values], deeper, NONE, NONE]
         }
         MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
         MixerKind::None => [NONE; 5],

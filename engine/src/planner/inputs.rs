@@ -24,6 +24,7 @@ use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::mixer::{projections, state_shape};
+use crate::narrow_sizes::matrices_apart;
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
@@ -188,7 +189,8 @@ impl Opened<'_> {
             } else {
                 0
             };
-            let room = shape.room_bytes(&room.of_device(shape.d), unified);
+            let width = self.config.bundle_width() as usize;
+            let room = shape.room_bytes(&room.of_device(width), unified);
             room + products.bytes(unified) + streamed
         };
         device.map_or(0, of)
@@ -325,7 +327,11 @@ impl Opened<'_> {
         let d = c.d_model as usize;
         let layers = self.layout.layers().max(1);
         // of a layer with an FFN, on average
-        let all = (0..c.layers).flat_map(|layer| projections(c, layer));
+        let of_layer = |layer| {
+            let apart = matrices_apart(c, layer);
+            projections(c, layer).into_iter().chain(apart)
+        };
+        let all = (0..c.layers).flat_map(of_layer);
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
         let g = self.layout.container.geometry();
@@ -338,7 +344,7 @@ impl Opened<'_> {
             visited: (self.layout.layers() * self.layout.neurons_visited()) as f64
                 / (self.layout.total() as f64).max(1.0),
             chosen: (c.mixture.as_ref())
-                .map_or(1, |m| (m.chosen + u32::from(m.shared > 0)) as usize),
+                .map_or(1, |m| (m.chosen + u32::from(m.shared_bank() > 0)) as usize),
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),

@@ -91,7 +91,7 @@ pub struct Form {
     /// Layers with a gated DeltaNet in place of attention (Qwen3-Next, Qwen3.5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNets>,
-    /// Layers with Kimi Delta Attention in place of attention (Kimi Linear).
+    /// Layers with Kimi Delta Attention in place of attention (Kimi Linear, Ling 3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kda: Option<KdaLayers>,
     /// Every layer with attention has latent attention (DeepSeek-V2).

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
 /// Kimi Delta Attention in place of attention.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KdaLayers {
     /// The layers that have it, ascending.
     pub layers: Vec<u32>,
@@ -14,7 +14,7 @@ pub struct KdaLayers {
 }
 
 /// Sizes of Kimi Delta Attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KdaShape {
     /// Tokens that its convolutions reach over, their own included.
     pub taps: u32,
@@ -22,6 +22,14 @@ pub struct KdaShape {
     pub heads: u32,
     /// Width of a query, a key, a value, and of what decays and gates are projected from.
     pub dim: u32,
+    /// Decays and gates are projected from the layer's input in one step, not by way of `dim` elements
+    /// (Ling 3).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub direct: bool,
+    /// Least logarithm of a decay, below 0 (Ling 3): decays are `exp(bound · σ(−rate · x))` of what a
+    /// projection gives, not `exp(rate · softplus(x))`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<f32>,
 }
 
 impl KdaShape {
@@ -48,6 +56,11 @@ impl ModelConfig {
         if 3 * kda.values() > MAX_WIDTH as usize {
             let expected = format!("at most {MAX_WIDTH}");
             return BadField::some("channels of delta attention", &(3 * kda.values()), expected);
+        }
+        if let Some(bound) = kda.bound
+            && !(bound.is_finite() && bound < 0.0)
+        {
+            return BadField::some("bound of decays", &bound, "below 0");
         }
         if layers.layers.is_empty() || !self.are_layers(&layers.layers) {
             let expected = format!("layers below {}, ascending", self.layers);

@@ -18,6 +18,9 @@ pub struct LatentShape {
     pub value_dim: u32,
     /// Epsilon of the norms of latent vectors.
     pub norm_eps: f32,
+    /// Each head's output is multiplied by the sigmoid of a gate, which the layer's input gives (Ling 3).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gated: bool,
 }
 
 /// Elements of the vectors of latent attention, and heads.
@@ -35,6 +38,8 @@ pub struct LatentSizes {
     pub query_rank: usize,
     /// Of a head's value.
     pub value: usize,
+    /// Gates of a token: one for each head, or 0.
+    pub gates: usize,
 }
 
 impl LatentSizes {
@@ -48,6 +53,7 @@ impl LatentSizes {
             rank: n(shape.rank),
             query_rank: shape.query_rank.map_or(0, n),
             value: n(shape.value_dim),
+            gates: n(c.heads) * usize::from(shape.gated),
         }
     }
 

@@ -23,6 +23,11 @@ pub struct Mixture {
     /// own, and each expert's weight has a factor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parallel_dense: bool,
+    /// Width of what the chosen experts read and give, where matrices project the layer's input to it and
+    /// their sum from it (LatentMoE, Nemotron 3 Super); 0 without these. A shared expert is then no bank:
+    /// its matrices are held in memory.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub width: u32,
     /// Layers that have a dense FFN instead, ascending.
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
@@ -79,6 +84,7 @@ impl Default for Mixture {
             shared: 0,
             shared_is_plain: false,
             parallel_dense: false,
+            width: 0,
             dense_layers: Vec::new(),
             dense_ffn: 0,
             scoring: Scoring::Softmax,
@@ -99,6 +105,18 @@ impl Mixture {
     pub fn chooses_apart(&self) -> bool {
         self.choice_bias || self.groups.is_some()
     }
+
+    /// Neurons of the shared expert, where it is a bank among the others; 0 otherwise.
+    pub fn shared_bank(&self) -> u32 {
+        match self.width {
+            0 => self.shared,
+            _ => 0,
+        }
+    }
+}
+
+fn is_none(width: &u32) -> bool {
+    *width == 0
 }
 
 fn one() -> f32 {
@@ -194,6 +212,13 @@ impl ModelConfig {
             let expected =
                 "false, without a plain FFN of every token in layers one after the other";
             return BadField::some("parallel_dense", &true, expected);
+        }
+        let alone = mixture.shared == 0 || mixture.shared_is_plain;
+        let plain = !(mixture.parallel_dense || mixture.early_router || mixture.scales_input);
+        let even = mixture.dense_layers.is_empty() && !form.ffn_bias && form.streams.is_none();
+        if mixture.width > MAX_WIDTH || mixture.width > 0 && !(alone && plain && even) {
+            let expected = "0, beside dense layers, biases or gates of a shared expert";
+            return BadField::some("width of experts", &mixture.width, expected);
         }
         let jitter = mixture.jitter;
         if !(jitter.is_finite() && jitter >= 0.0 && (mixed || jitter == 0.0)) {

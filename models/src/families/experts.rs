@@ -38,6 +38,8 @@ pub(crate) struct Experts {
     pub(crate) epsilon: f32,
     /// Weights are factors of what an expert reads.
     pub(crate) scales_input: bool,
+    /// Key of the width of what experts read and give, where that may be another than `d_model`.
+    pub(crate) width: Option<&'static str>,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
@@ -121,7 +123,7 @@ impl Experts {
             _ => None,
         };
         let scale = self.scale.map(|(name, _)| name);
-        let named = [Some(self.count), shared, dense, scale];
+        let named = [Some(self.count), shared, dense, scale, self.width];
         named.contains(&Some(key)) || self.grouped && matches!(key, "n_group" | "topk_group")
     }
 }
@@ -146,6 +148,7 @@ pub(super) const EXPERTS: Experts = Experts {
     scale: None,
     epsilon: 0.0,
     scales_input: false,
+    width: None,
     blocks: false,
     optional: false,
     parallel_dense: None,

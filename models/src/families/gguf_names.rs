@@ -268,6 +268,23 @@ pub(super) const KIMI_LINEAR: NameTable = NameTable {
     ..LATENT
 };
 
+/// The same with gates of attention, and with projections to decays and gates in one step.
+pub(super) const BAILING_HYBRID: NameTable = NameTable {
+    layers: &[
+        NORMS,
+        FFN,
+        ROUTER,
+        LATENT.layers[3],
+        &[
+            (Role::QGate, "attn_gate.weight"),
+            (Role::QGate, "ssm_g_a.weight"),
+            (Role::DeltaDecays, "ssm_f_a.weight"),
+        ],
+        KIMI_LINEAR.layers[4],
+    ],
+    ..LATENT
+};
+
 /// The same as [`ROUTED`]; the norm before the FFN is called after the attention that it follows.
 pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
     layers: &[
@@ -337,6 +354,10 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
         TWO_MATRICES,
         ROUTER,
         GRANITE_HYBRID.layers[3],
+        &[
+            (Role::ExpertsIn, "ffn_latent_down.weight"),
+            (Role::ExpertsOut, "ffn_latent_up.weight"),
+        ],
     ],
     experts: ExpertNames {
         shared: &[

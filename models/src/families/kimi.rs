@@ -1,7 +1,9 @@
-//! Kimi Linear.
+//! Families with Kimi Delta Attention: Kimi Linear, Ling 3.
 
 use super::experts::{Dense, Experts, SIGMOID, Shared};
-use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names, hf_names};
+use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
+use super::{gguf_names, hf_names};
+use crate::names::{Fused, NameTable, Role};
 
 /// `modeling_kimi_linear.py`: Kimi Delta Attention, and latent attention without rotary positions.
 const KIMI_LINEAR: Family = Family {
@@ -58,4 +60,100 @@ const KIMI_LINEAR: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 1] = [KIMI_LINEAR];
+/// Latent attention with gates, and Kimi Delta Attention whose projections take one step.
+const BAILING_NAMES: NameTable = NameTable {
+    globals: &[
+        (Role::Embed, "model.word_embeddings.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "model.norm.weight"),
+    ],
+    layers: &[
+        hf_names::NORMS,
+        hf_names::FFN,
+        &[
+            (Role::Q, "attention.q_proj.weight"),
+            (Role::LatentQ, "attention.q_a_proj.weight"),
+            (Role::LatentQNorm, "attention.q_a_layernorm.weight"),
+            (Role::Q, "attention.q_b_proj.weight"),
+            (Role::LatentKv, "attention.kv_a_proj_with_mqa.weight"),
+            (Role::LatentKvNorm, "attention.kv_a_layernorm.weight"),
+            (Role::O, "attention.dense.weight"),
+            (Role::QGate, "attention.g_proj.weight"),
+            (Role::K, "attention.k_proj.weight"),
+            (Role::V, "attention.v_proj.weight"),
+            (Role::O, "attention.o_proj.weight"),
+            (Role::DeltaConvQ, "attention.q_conv1d.weight"),
+            (Role::DeltaConvK, "attention.k_conv1d.weight"),
+            (Role::DeltaConvV, "attention.v_conv1d.weight"),
+            (Role::DeltaBeta, "attention.b_proj.weight"),
+            (Role::DeltaDecays, "attention.f_proj.weight"),
+            (Role::DeltaStep, "attention.dt_bias"),
+            (Role::DeltaRate, "attention.A_log"),
+            (Role::DeltaNorm, "attention.o_norm.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.expert_bias"),
+        ],
+    ],
+    fused: &[(Fused::LatentKeysValues, "attention.kv_b_proj.weight")],
+    ..hf_names::LATENT
+};
+
+/// `modeling_bailing_hybrid.py` (Ling 3): projections in one step, decays with a bound, and latent attention
+/// with rotary positions and a gate for each head. Layers past the last one predict further tokens.
+const BAILING_HYBRID: Family = Family {
+    name: "bailing_hybrid",
+    names: &BAILING_NAMES,
+    gguf: Some(Arch {
+        name: "bailingmoe3",
+        names: &gguf_names::BAILING_HYBRID,
+        interleaved: true,
+        reads: &[
+            "kda.head_dim",
+            "kda.safe_gate",
+            "kda.gate_lower_bound",
+            "ssm.conv_kernel",
+            "leading_dense_block_count",
+            "expert_shared_count",
+            "expert_group_count",
+            "expert_group_used_count",
+            "nextn_predict_layers",
+        ],
+        ..PLAIN_ARCH
+    }),
+    interleaved: true,
+    theta: 6e6,
+    further_tokens: FurtherTokens::PastLast,
+    experts: Some(Experts {
+        count: "num_experts",
+        scale: Some(("routed_scaling_factor", 2.5)),
+        groups: [8, 4],
+        shared: Some(Shared::Experts("n_shared_experts", 1)),
+        dense: Dense::Kinds("mlp_layer_types", Some("first_k_dense_replace"), 2),
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::NotNull("norm_topk_prob"),
+        Check::NotNull("moe_renormalize"),
+        Check::Flag("rope_interleave", true),
+        Check::Flag("no_kda_lora", true),
+        Check::Words("gated_attention_proj_granularity_type", &["head_wise"]),
+        Check::Words("score_function", &["sigmoid"]),
+        Check::Words("scoring_func", &["sigmoid"]),
+        Check::Words("topk_method", &["noaux_tc"]),
+        Check::One("moe_layer_freq"),
+    ],
+    reads: &[
+        "kv_lora_rank",
+        "q_lora_rank",
+        "rope_interleave",
+        // of other layers than these, which have norms of their own
+        "use_qk_norm",
+        "scoring_func",
+        "topk_method",
+        "moe_layer_freq",
+    ],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded],
+    ..KIMI_LINEAR
+};
+
+pub(super) const FAMILIES: [Family; 2] = [KIMI_LINEAR, BAILING_HYBRID];

@@ -8,6 +8,9 @@ use super::{gguf_names, hf_names};
 use crate::config::{Activation, Parallel};
 use crate::names::{ExpertNames, NameTable, Role, Stack};
 
+/// Key of the experts' width in both formats.
+const WIDTH: &str = "moe_latent_size";
+
 /// Keys of Mamba-2 layers and of experts in GGUF.
 const GGUF_KEYS: &[&str] = &[
     "ssm.conv_kernel",
@@ -19,6 +22,7 @@ const GGUF_KEYS: &[&str] = &[
     "expert_group_count",
     "expert_group_used_count",
     "nextn_predict_layers",
+    WIDTH,
 ];
 
 /// A layer has one norm, and one sublayer, whatever it is. Experts as releases name them, and as
@@ -50,6 +54,8 @@ const HF_NAMES: NameTable = NameTable {
         (Role::DownBias, "mixer.down_proj.bias"),
         (Role::Router, "mixer.gate.weight"),
         (Role::ChoiceBias, "mixer.gate.e_score_correction_bias"),
+        (Role::ExpertsIn, "mixer.fc1_latent_proj.weight"),
+        (Role::ExpertsOut, "mixer.fc2_latent_proj.weight"),
     ]],
     experts: ExpertNames {
         one: (
@@ -110,6 +116,7 @@ const NEMOTRON_H: Family = Family {
     experts: Some(Experts {
         shared: Some(Shared::Plain("moe_shared_expert_intermediate_size")),
         dense: Dense::Sublayers,
+        width: Some(WIDTH),
         optional: true,
         ..SIGMOID
     }),

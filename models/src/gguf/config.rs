@@ -232,7 +232,10 @@ fn kv_heads(
             false => metadata.uniform_u32(&heads),
         };
     };
-    let list = metadata.u32s(&heads)?;
+    let mut list = metadata.u32s(&heads)?;
+    if arch.reads.contains(&"nextn_predict_layers") {
+        list.truncate(layers as usize);
+    }
     let own = list.iter().copied().find(|&heads| heads != 0);
     let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
     if list.len() != layers as usize || !alike {
@@ -246,8 +249,12 @@ fn kv_heads(
         return Ok(own);
     }
     if recurrent == Quirk::Kda {
-        form.nope_layers = (0..layers).collect();
-        form.kda = kda_layers(metadata, arch, without)?;
+        let bounded = family.has(Quirk::Bounded);
+        if !bounded {
+            form.nope_layers = (0..layers).collect();
+        }
+        form.latent.iter_mut().for_each(|of| of.gated = bounded);
+        form.kda = kda_layers(metadata, arch, without, bounded)?;
         return Ok(None);
     }
     let taps = key("shortconv.l_cache");

@@ -109,6 +109,10 @@ fn mixture(
         early_router: of.early_router.is_some(),
         router_bias: of.router_bias,
         scales_input: of.scales_input,
+        width: match of.width {
+            Some(rest) => metadata.u32(&key(rest))?.unwrap_or(0),
+            None => 0,
+        },
         ..Mixture::default()
     })
 }

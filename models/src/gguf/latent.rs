@@ -64,6 +64,7 @@ pub(super) fn latent(
         rank,
         value_dim: need("value_length_mla")?,
         norm_eps: LATENT_EPS,
+        gated: false,
     });
     let all = metadata.f32(&format!("{}.{YARN_ALL}", arch.name))?;
     let RopeScaling::Yarn {

@@ -35,7 +35,7 @@ use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS};
+use crate::families::{self, Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS, Quirk};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
@@ -288,7 +288,7 @@ fn identify(
     names: &NameTable,
     config: &ModelConfig,
 ) -> Result<Vec<Found>, Error> {
-    let named = names.parse(&raw.name, config.experts);
+    let named = (names.parse(&raw.name, config.experts)).map(|named| named.of_model(config));
     let id = match named {
         Some(Named::One(id)) => id,
         Some(Named::Stacked(_, layer) | Named::Fused(_, layer)) => {
@@ -298,7 +298,8 @@ fn identify(
     };
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
-        role => rotary_order(role, config)
+        Role::DeltaRate if families::of(&config.family).has(Quirk::Bounded) => Layout::Negative,
+        _ => rotary_order(id, config)
             .filter(|_| arch.interleaved)
             .unwrap_or(Layout::AsIs),
     };
@@ -311,7 +312,7 @@ fn identify(
         }
         // a kernel, or a number, for each channel
         [1, channels, 1, taps] if id.role.is_conv() => vec![channels, taps],
-        [1, 1, heads, 1] if id.role == Role::DeltaRate => vec![heads],
+        [1, 1, heads, 1] | [heads, 1] if id.role == Role::DeltaRate => vec![heads],
         [outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
             Some(len) => vec![len],
             None => raw.shape,

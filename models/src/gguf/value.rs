@@ -40,6 +40,18 @@ impl Value {
         }
     }
 
+    /// Whether it is `false`, 0, or a list of such values.
+    fn is_off(&self) -> bool {
+        match self {
+            Self::Bool(value) => !value,
+            Self::Uint(number) => *number == 0,
+            Self::Int(number) => *number == 0,
+            Self::Float(number) => *number == 0.0,
+            Self::List(list) => list.iter().all(Self::is_off),
+            Self::Text(_) => false,
+        }
+    }
+
     fn into_text(self) -> Option<String> {
         match self {
             Self::Text(text) => Some(text),
@@ -114,15 +126,9 @@ impl Metadata {
         found
     }
 
-    /// Whether the key's value is `false` or 0, which disables it.
+    /// Whether the key's value is `false` or 0, or all values of its list are, which disables it.
     pub(super) fn is_off(&self, key: &str) -> bool {
-        match self.values.get(key) {
-            Some(Value::Bool(value)) => !value,
-            Some(Value::Uint(number)) => *number == 0,
-            Some(Value::Int(number)) => *number == 0,
-            Some(Value::Float(number)) => *number == 0.0,
-            _ => false,
-        }
+        self.values.get(key).is_some_and(Value::is_off)
     }
 
     fn read<T>(

@@ -92,8 +92,20 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 false => 0.0,
             },
             scales_input: of.scales_input,
+            width: match of.width {
+                Some(key) => width(keys, key)?,
+                None => 0,
+            },
         },
     }))
+}
+
+/// The width of what experts read and give; 0 without the key.
+fn width(keys: &Keys, key: &'static str) -> Result<u32, Error> {
+    match keys.u32(key)? {
+        Some(0) => Err(keys.bad(key, "1 or more, or null")),
+        width => Ok(width.unwrap_or(0)),
+    }
 }
 
 /// A number, or a list of the same number for each layer (Hunyuan).

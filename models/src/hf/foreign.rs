@@ -29,7 +29,7 @@ enum Harmless {
 
 use Harmless::{AtMostOne, Nothing, Off, On, One, Words};
 
-const FOREIGN: [(&str, Harmless); 67] = [
+const FOREIGN: [(&str, Harmless); 68] = [
     // attention: masks, scores, positions
     ("attention_chunk_size", Nothing),
     ("attn_logit_softcapping", Off),
@@ -79,6 +79,7 @@ const FOREIGN: [(&str, Harmless); 67] = [
         Words(&["rms", "rmsnorm", "rms_norm", "RMSNorm"]),
     ),
     ("n_routed_experts", AtMostOne),
+    ("moe_latent_size", Nothing),
     ("n_shared_experts", Off),
     ("num_shared_experts", Off),
     ("first_k_dense_replace", Off),
@@ -138,7 +139,8 @@ pub(super) fn refuse(keys: &Keys, family: &Family) -> Result<(), Error> {
         }
     }
     for key in ["qk_norm", "use_qk_norm", "qk_layernorm"] {
-        if keys.get(key).is_some_and(|value| !Off.is(value)) && family.qk_norm == QkNorm::No {
+        let normed = family.qk_norm != QkNorm::No || family.reads(key);
+        if keys.get(key).is_some_and(|value| !Off.is(value)) && !normed {
             return Err(keys.unsupported(key, WHY));
         }
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::delta_net::delta_nets;
 use super::experts::switches;
 use super::json::Keys;
-use super::kda::kda_layers;
+use super::kda::{bounded_kda, kda_layers};
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
 use super::short_conv::short_convs;
@@ -69,11 +69,12 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,
-            Quirk::Latent => latent(keys, &mut form)?,
+            Quirk::Latent => latent(keys, &mut form, family.has(Quirk::Bounded))?,
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers)?;
                 form.output_gate = true;
             }
+            Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
             Quirk::Kda => {
                 form.kda = kda_layers(keys, sizes.layers)?;
                 form.nope_layers = (0..sizes.layers).collect();

@@ -1,15 +1,18 @@
-//! Kimi Linear's layers of Kimi Delta Attention.
+//! Layers of Kimi Delta Attention: Kimi Linear, Ling 3.
 
 use serde_json::Value;
 
 use super::json::Keys;
 use super::short_conv::layers_of;
+use super::values::Sizes;
 use crate::config::{KdaLayers, KdaShape};
 use crate::error::Error;
 
 /// What releases say of them, with its dot in errors.
 const OBJECT: &str = "linear_attn_config";
 const PREFIX: &str = "linear_attn_config.";
+/// What `layer_types` calls them and the others.
+const KINDS: [&[&str]; 2] = [&["linear_attention"], &["full_attention"]];
 
 /// The layers that have it, and its sizes; absent keys have the values of the configuration class.
 pub(super) fn kda_layers(keys: &Keys, layers: u32) -> Result<Option<KdaLayers>, Error> {
@@ -32,9 +35,10 @@ pub(super) fn kda_layers(keys: &Keys, layers: u32) -> Result<Option<KdaLayers>, 
         taps: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
         heads: size("linear_num_heads", "num_heads", 32)?,
         dim: size("linear_head_dim", "head_dim", 128)?,
+        direct: false,
+        bound: None,
     };
-    let kinds: [&[&str]; 2] = [&["linear_attention"], &["full_attention"]];
-    let named = match layers_of(keys, kinds, layers)? {
+    let named = match layers_of(keys, KINDS, layers)? {
         None => release.map_or(Ok(None), |release| listed(&release, layers))?,
         named => named,
     };
@@ -45,6 +49,38 @@ pub(super) fn kda_layers(keys: &Keys, layers: u32) -> Result<Option<KdaLayers>, 
         layers: with,
         shape,
     }))
+}
+
+/// Those of Ling 3: all but the last of each group, with as many heads as attention has.
+pub(super) fn bounded_kda(keys: &Keys, sizes: Sizes) -> Result<Option<KdaLayers>, Error> {
+    const GROUP: &str = "layer_group_size";
+    for key in ["expert_swiglu_limit_list", "share_expert_swiglu_limit_list"] {
+        let is_off = |limit: &Value| limit.is_null() || limit.as_f64() == Some(0.0);
+        let list = keys.get(key).and_then(Value::as_array);
+        if keys.get(key).is_some() && !list.is_some_and(|list| list.iter().all(is_off)) {
+            return Err(keys.unsupported(key, "limits of SwiGLU are not implemented here"));
+        }
+    }
+    let size = |key, own, usual| Ok::<_, Error>(keys.u32(key)?.or(keys.u32(own)?).unwrap_or(usual));
+    let bound = match keys.bool("kda_safe_gate")?.unwrap_or(true) {
+        true => Some(keys.f32("kda_lower_bound")?.unwrap_or(-5.0)),
+        false => None,
+    };
+    let shape = KdaShape {
+        taps: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
+        heads: size("linear_num_heads", "num_attention_heads", sizes.heads)?,
+        dim: size("linear_head_dim", "head_dim", 128)?,
+        direct: true,
+        bound,
+    };
+    let group = keys.u32(GROUP)?.unwrap_or(6);
+    if group == 0 {
+        return Err(keys.bad(GROUP, "1 or more"));
+    }
+    let usual = || (0..sizes.layers).filter(|layer| !(layer + 1).is_multiple_of(group));
+    let layers = layers_of(keys, KINDS, sizes.layers)?.unwrap_or_else(|| usual().collect());
+    let some = !layers.is_empty();
+    Ok(some.then_some(KdaLayers { layers, shape }))
 }
 
 /// The layers of the list, where both lists are given; they count from 1 and name every layer once.
@@ -136,5 +172,35 @@ mod tests {
         kinds["layer_types"] = json!([f, l, l, f, f, f]);
         assert_eq!(layers(kinds), Some(vec![1, 2]));
         assert!(found(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})).is_err());
+    }
+
+    #[test]
+    fn decays_have_a_bound_unless_they_have_none() {
+        let sizes = Sizes {
+            d_model: 36,
+            layers: 7,
+            heads: 6,
+        };
+        let found =
+            |value: Value| bounded_kda(&Keys::new(Path::new("config.json"), &value)?, sizes);
+        let usual = found(json!({"layer_group_size": 3, "head_dim": 5}));
+        let usual = usual.unwrap().unwrap();
+        assert_eq!(usual.layers, [0, 1, 3, 4, 6]);
+        let shape = usual.shape;
+        assert_eq!((shape.heads, shape.dim, shape.taps), (6, 5, 4));
+        assert_eq!((shape.direct, shape.bound), (true, Some(-5.0)));
+        let other = json!({"kda_safe_gate": false, "kda_lower_bound": -2.0, "head_dim": 5,
+            "linear_head_dim": 9, "expert_swiglu_limit_list": [null, 0.0]});
+        let shape = found(other).unwrap().unwrap().shape;
+        assert_eq!((shape.dim, shape.bound), (9, None));
+        for (key, bad) in [
+            ("layer_group_size", json!(0)),
+            ("kda_safe_gate", json!(1)),
+            ("expert_swiglu_limit_list", json!([null, 7.0])),
+            ("share_expert_swiglu_limit_list", json!(7.0)),
+        ] {
+            let refused = found(json!({key: bad})).unwrap_err().to_string();
+            assert!(refused.contains(key), "{refused}");
+        }
     }
 }

@@ -12,12 +12,13 @@ pub(crate) const NORM_EPS: f32 = 1e-6;
 const ROTATED: &str = "qk_rope_head_dim";
 const PLAIN: &str = "qk_nope_head_dim";
 
-/// Puts it into the form.
-pub(super) fn latent(keys: &Keys, form: &mut Form) -> Result<(), Error> {
+/// Puts it into the form. Where heads are `gated`, queries may have no key of a rank.
+pub(super) fn latent(keys: &Keys, form: &mut Form, gated: bool) -> Result<(), Error> {
     const QUERY_RANK: &str = "q_lora_rank";
     let query_rank = match keys.map().get(QUERY_RANK) {
         Some(Value::Null) => None,
         Some(_) => Some(keys.need_u32(QUERY_RANK)?),
+        None if gated => None,
         None => return Err(keys.missing(QUERY_RANK, "an integer or null")),
     };
     form.latent = Some(LatentShape {
@@ -25,6 +26,7 @@ pub(super) fn latent(keys: &Keys, form: &mut Form) -> Result<(), Error> {
         rank: keys.need_u32("kv_lora_rank")?,
         value_dim: keys.need_u32("v_head_dim")?,
         norm_eps: NORM_EPS,
+        gated,
     });
     Ok(())
 }

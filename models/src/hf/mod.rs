@@ -229,6 +229,7 @@ fn identify(
             });
         }
     };
+    let named = named.of_model(config);
     let id = match named {
         Named::One(id) => id,
         Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
@@ -246,7 +247,7 @@ fn identify(
         name: raw.name,
         shape,
         dtype,
-        layout: layout_of(id.role, config),
+        layout: layout_of(id, config),
         file: index,
         offset: raw.offset,
         scales,
@@ -259,12 +260,12 @@ fn identify(
 }
 
 /// How a tensor is stored.
-fn layout_of(role: Role, config: &ModelConfig) -> Layout {
+fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     let interleaved = families::of(&config.family).interleaved;
-    if let Some(rotary) = rotary_order(role, config).filter(|_| interleaved) {
+    if let Some(rotary) = rotary_order(id, config).filter(|_| interleaved) {
         return rotary;
     }
-    match role {
+    match id.role {
         Role::Down => Layout::Transposed,
         Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,

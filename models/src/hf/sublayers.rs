@@ -87,10 +87,6 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     if keys.u32(OLD)?.is_some_and(|dim| Some(dim) != own) {
         return Err(keys.bad(OLD, "the same as head_dim, or 128 without it"));
     }
-    if keys.get("moe_latent_size").is_some() {
-        let why = "experts of another width than the residual stream are not implemented";
-        return Err(keys.unsupported("moe_latent_size", why));
-    }
     refuse_limits(keys)?;
     let all = sublayers(keys)?;
     let is_mixer = |of: &Sublayer| matches!(of, Sublayer::Mamba | Sublayer::Attention);
@@ -175,10 +171,9 @@ mod tests {
         assert_eq!(found.without_mixer, [1, 3]);
         let mamba = found.mamba.unwrap();
         assert_eq!((mamba.layers, mamba.shape.groups), (vec![0, 4], 3));
-        for (key, value) in [("attention_head_dim", 8), ("moe_latent_size", 8)] {
-            let bad = json!({"hybrid_override_pattern": "*-", "head_dim": 9, key: value});
-            let refused = form(bad).unwrap_err().to_string();
-            assert!(refused.contains(key), "{refused}");
-        }
+        let key = "attention_head_dim";
+        let bad = json!({"hybrid_override_pattern": "*-", "head_dim": 9, key: 8});
+        let refused = form(bad).unwrap_err().to_string();
+        assert!(refused.contains(key), "{refused}");
     }
 }

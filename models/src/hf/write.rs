@@ -180,8 +180,8 @@ fn names_to_write(config: &ModelConfig) -> &'static NameTable {
 
 /// Rows per head of a tensor that the family stores in interleaved rotary order, and how many of them are
 /// rotated.
-fn interleaved_heads(role: Role, config: &ModelConfig) -> Option<[usize; 2]> {
-    let order = rotary_order(role, config);
+fn interleaved_heads(id: TensorId, config: &ModelConfig) -> Option<[usize; 2]> {
+    let order = rotary_order(id, config);
     match order.filter(|_| families::of(&config.family).interleaved)? {
         Layout::Interleaved { head_dim, rotated } => Some([head_dim, rotated]),
         _ => None,
@@ -287,7 +287,7 @@ impl Weights {
                 rows: 0,
                 offset: if grouped.is_some() { start } else { end },
                 grouped,
-                interleaved: interleaved_heads(id.role, config),
+                interleaved: interleaved_heads(id, config),
                 less_one: is_less_one(&config.family, id.role),
             });
             end = next;

@@ -25,6 +25,8 @@ pub(crate) enum Layout {
     Grouped(RowGroups),
     /// Of a vector, the logarithms of what is presented with a minus sign.
     NegativeLog,
+    /// Stored with the other sign.
+    Negative,
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
@@ -142,9 +144,12 @@ impl Scales {
 
 /// The layout of a tensor whose rows are stored in interleaved rotary order, where the others of its
 /// checkpoint are; `None` if it is not rotated.
-pub(crate) fn rotary_order(role: Role, config: &ModelConfig) -> Option<Layout> {
+pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout> {
+    if !config.has_keys(id.layer) {
+        return None;
+    }
     let rotated = config.rope.dims as usize;
-    let (head_dim, rotated) = match (role, config.form.latent) {
+    let (head_dim, rotated) = match (id.role, config.form.latent) {
         (Role::Q, Some(_)) => (config.head_dim as usize, rotated),
         (Role::LatentKv, Some(latent)) => (latent.rank as usize + rotated, rotated),
         (Role::Q | Role::K | Role::QBias | Role::KBias, None) => {

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 22] = [
+const LATER: [&str; 25] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -25,6 +25,11 @@ const LATER: [&str; 22] = [
     ", layer_inputs: None",
     ", plain_qk_norm: false",
     ", chunked: false",
+    // of latent attention
+    ", gated: false",
+    // of Kimi Delta Attention
+    ", direct: false",
+    ", bound: None",
     // of a query scale
     ", unrotated: false",
 ];
@@ -54,6 +59,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", parallel_dense: false",
         ", scale: 1.0",
         ", scales_input: false",
+        ", width: 0",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

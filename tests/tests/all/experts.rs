@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 37] = [
+const CASES: [&str; 40] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -41,6 +41,8 @@ const CASES: [&str; 37] = [
     "glm_moe_dsa",
     "kimi_linear",
     "kimi_linear_groups",
+    "bailing_hybrid",
+    "bailing_hybrid_unbounded",
     "hunyuan_v1_moe",
     "granitemoehybrid",
     "gemma4_moe",
@@ -50,10 +52,12 @@ const CASES: [&str; 37] = [
     "llama4_text",
     "nemotron_h_moe",
     "nemotron_h_both",
+    "nemotron_h_latent",
 ];
 
 /// Those whose experts have exact zeros.
-const SPARSE: [&str; 6] = [
+const SPARSE: [&str; 7] = [
+    "nemotron_h_latent",
     "nemotron_h_moe",
     "nemotron_h_both",
     "mixtral_relu",

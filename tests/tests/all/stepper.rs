@@ -532,6 +532,7 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
         (Kind::ShortConv, 3 * 2 * 36),
         (Kind::DeltaNet, of_delta_nets),
         (Kind::Kda, 4 * (3 * 90 + 30 * 5)),
+        (Kind::BoundedKda, 4 * (3 * 90 + 30 * 5)),
         (Kind::Latent, 0),
         (Kind::Mamba, 4 * (3 * 150 + 108 * 7)),
         (Kind::Sublayers, 4 * (2 * 72 + 30 * 7)),

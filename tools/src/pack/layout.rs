@@ -45,7 +45,7 @@ impl PackLayout {
         let fingerprint = format!("{:016x}", source.fingerprint());
         let stats = stats_for(c, options, &fingerprint)?;
         let order = orders(c, stats.as_ref(), options.coactivation);
-        let d = c.d_model as usize;
+        let d = c.bundle_width() as usize;
         let ungated = c.ffn_kind.ungated;
         let (sector, geometry) = geometry_for(c, output, options)?;
         let format = NeuronFormat {
@@ -152,7 +152,7 @@ fn geometry_for(
     output: &Path,
     options: &PackOptions,
 ) -> Result<(Sector, BundleGeometry), Failure> {
-    let (d, rest) = (c.d_model as usize, bundled(c).len() as u32 - 1);
+    let (d, rest) = (c.bundle_width() as usize, bundled(c).len() as u32 - 1);
     let (q, s) = (
         options.ffn.quants_bytes(d) as u32,
         options.ffn.scales_bytes(d) as u32,

@@ -124,7 +124,7 @@ impl PackOptions {
             // Routing statistics do not reorder neurons.
             && (self.stats.is_none() || c.mixture.is_some())
             && !c.ffn_kind.activation.is_sparse()
-            && whole(c.d_model)
+            && whole(c.bundle_width())
             && c.banks().all(|bank| whole(bank.neurons))
             && neurons.all(|t| t.source_dtype == "MXFP4");
         Self {
@@ -156,9 +156,15 @@ impl PackOptions {
             | Role::DeltaIn
             | Role::DeltaGate
             | Role::DeltaGateIn
+            | Role::DeltaDecays
             | Role::DeltaOut
             | Role::MambaIn
             | Role::MambaOut
+            | Role::ExpertsIn
+            | Role::ExpertsOut
+            | Role::SharedIn
+            | Role::SharedUp
+            | Role::SharedOut
             | Role::StreamIn
             | Role::StreamOut
             | Role::LayerInputsProj

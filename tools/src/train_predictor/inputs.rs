@@ -84,7 +84,7 @@ impl Inputs {
         windows: &Windows,
         layers: &[usize],
     ) -> Result<Self, Failure> {
-        let d = engine.config().d_model as usize;
+        let d = engine.config().bundle_width() as usize;
         let room = windows.tokens().map(|tokens| tokens * d);
         let empty = |values| InputPart {
             x: Vec::with_capacity(values),

@@ -56,7 +56,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
         target: args.recall as f32,
     };
     let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
-    let section = encode(c.d_model as usize, &neurons, training, &banks);
+    let section = encode(c.bundle_width() as usize, &neurons, training, &banks);
     rewrite::with_predictors(&container, &args.output, &section)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
     let qualities: Vec<_> = banks.iter().map(|b| b.quality).collect();
@@ -120,7 +120,7 @@ impl BankTrainer {
         let job = Self {
             kind: args.kind,
             predicts: sparse,
-            d: c.d_model as usize,
+            d: c.bundle_width() as usize,
             per_neuron: bytes / (neurons as f64).max(1.0),
             fires: (0..c.layers).map(|layer| fires(c, layer)).collect(),
             folder: PathBuf::from(folder),

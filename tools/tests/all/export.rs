@@ -32,7 +32,9 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 29] = [
+const NO_FOLDER: [&str; 32] = [
+    "bailing_hybrid",
+    "bailing_hybrid_unbounded",
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
@@ -56,6 +58,7 @@ const NO_FOLDER: [&str; 29] = [
     "mistral4",
     "nemotron_h",
     "nemotron_h_both",
+    "nemotron_h_latent",
     "nemotron_h_moe",
     "qwen3_5",
     "qwen3_5_moe",

@@ -488,7 +488,7 @@ fn caps_of_logits_are_read() {
         if let Some(cap) = cap {
             set("final_logit_softcapping", value::Value::Float(cap));
         }
-        let (family, arch) = crate::families::find_arch(arch).unwrap();
+        let (family, arch) = families::find_arch(arch).unwrap();
         form::form(&metadata, family, arch, shape)
             .unwrap()
             .logit_cap

@@ -48,7 +48,7 @@ impl ExpertCalibrator<'_, '_> {
         rows: &mut LayerRows,
     ) -> Result<(), Failure> {
         let c = self.calibrator.source.config();
-        let d = c.d_model as usize;
+        let d = c.bundle_width() as usize;
         for bank in c.banks_of(layer) {
             let is_shared = bank.expert == c.experts;
             let from = match is_shared && !visits.dense.is_empty() {
@@ -98,7 +98,7 @@ impl ExpertCalibrator<'_, '_> {
         rows: &LayerRows,
     ) -> Result<Vec<Covariance>, Failure> {
         let c = self.calibrator.source.config();
-        let (d, neurons) = (c.d_model as usize, bank.neurons as usize);
+        let (d, neurons) = (c.bundle_width() as usize, bank.neurons as usize);
         let mut matrices = Vec::with_capacity(2);
         for role in before_down(c) {
             let id = TensorId {

@@ -239,6 +239,7 @@ impl Calibrator<'_> {
                     Role::DeltaIn,
                     Role::DeltaGate,
                     Role::DeltaGateIn,
+                    Role::DeltaDecays,
                     Role::MambaIn,
                 ][..],
             ),

@@ -93,7 +93,9 @@ impl Gathered {
         Self {
             attention: wanted.attention.then(|| Covariance::new(d)),
             mixed: wanted.mixed.then(|| Covariance::new(mixed)),
-            ffn: wanted.ffn.then(|| Covariance::new(d)),
+            ffn: wanted
+                .ffn
+                .then(|| Covariance::new(c.bundle_width() as usize)),
             hidden: if wanted.hidden {
                 sizes.map(Covariance::new).collect()
             } else {

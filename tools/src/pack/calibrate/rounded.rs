@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 18] = [
+pub const ROLES: [Role; 19] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -30,6 +30,7 @@ pub const ROLES: [Role; 18] = [
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaGateIn,
+    Role::DeltaDecays,
     Role::DeltaOut,
     Role::MambaIn,
     Role::MambaOut,
