@@ -13,6 +13,7 @@ use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::hyper::Hyper;
 use crate::lanes::{self, DeviceLane, Sharing};
 use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
@@ -492,6 +493,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut layer_inputs = LayerInputs::load(&layout, &c, room.rows)?;
     let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
+    let hyper = Hyper::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
@@ -530,6 +532,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         embedding,
         layer_inputs,
         streams,
+        hyper,
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,

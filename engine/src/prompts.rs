@@ -137,6 +137,7 @@ impl Engine {
         *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
         decoder.rope = Ropes::new(c, rows, context);
         decoder.scratch.set_rows(c, rows);
+        decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
         let made = set_device_room(decoder, &ffn, products, &self.division);

@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{
-    DeltaNetShape, KdaShape, LatentSizes, MambaShape, ModelConfig, Parallel,
+    DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, Parallel,
 };
 
 use crate::lanes::ProductRoom;
@@ -228,7 +228,21 @@ fn widest_input(c: &ModelConfig) -> usize {
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
     let kda = kda(c).map_or(0, KdaShape::values);
-    d.max(q).max(latent).max(delta).max(kda).max(mamba)
+    let hyper = hyper(c);
+    d.max(q)
+        .max(latent)
+        .max(delta)
+        .max(kda)
+        .max(mamba)
+        .max(hyper)
+}
+
+/// Columns of the widest matrix of hyper-connections.
+fn hyper(c: &ModelConfig) -> usize {
+    c.form.hyper.map_or(0, |of| {
+        let Mixing::Gated { rank } = of.mixing;
+        of.width(c.d_model).max(rank as usize)
+    })
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {

@@ -7,6 +7,7 @@
 
 mod form;
 mod heads;
+mod hyper;
 mod kda;
 mod latent;
 mod mamba;
@@ -18,6 +19,7 @@ mod sublayers;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
+pub use hyper::{HyperConnections, Mixing};
 pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
@@ -454,7 +456,7 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
-        let bad = bad.or_else(|| self.bad_streams());
+        let bad = (bad.or_else(|| self.bad_streams())).or_else(|| self.bad_hyper());
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());

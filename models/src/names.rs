@@ -5,7 +5,10 @@
 
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{Bank, KdaShape, LatentShape, MixerKind, ModelConfig, Parallel, Streams};
+use crate::config::{
+    Bank, HyperConnections, KdaShape, LatentShape, MixerKind, Mixing, ModelConfig, Parallel,
+    Streams,
+};
 use crate::tensor_id::split_index;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
@@ -259,10 +262,25 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
             ];
             push_all(&mut list, layer, &all);
         }
+        if let Some(hyper) = form.hyper {
+            let [mixer, ffn, _] = hyper_roles(hyper, config.d_model);
+            push_all(&mut list, layer, &mixer);
+            push_all(&mut list, layer, &ffn);
+        }
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
-    list.push(global(Role::FinalNorm, 1, d));
+    if let Some(hyper) = form.hyper {
+        let all = hyper_roles(hyper, config.d_model);
+        list.extend(
+            all[2][..3]
+                .iter()
+                .map(|&(role, r, cols)| global(role, r, cols)),
+        );
+    }
+    if config.has_final_norm() {
+        list.push(global(Role::FinalNorm, 1, d));
+    }
     if form.norm_bias {
         list.push(global(Role::FinalNormBias, 1, d));
     }
@@ -285,6 +303,32 @@ fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Require
             cols: d,
         }));
     }
+}
+
+/// The tensors of hyper-connections before mixers, FFNs and the head; the last has no share.
+fn hyper_roles(hyper: HyperConnections, d_model: u32) -> [[(Role, usize, usize); 4]; 3] {
+    use Role::*;
+    let Mixing::Gated { rank } = hyper.mixing;
+    let (rank, count, width) = (rank as usize, hyper.count as usize, hyper.width(d_model));
+    let all = [
+        [
+            HyperMixerNorm,
+            HyperMixerDown,
+            HyperMixerUp,
+            HyperMixerInject,
+        ],
+        [HyperFfnNorm, HyperFfnDown, HyperFfnUp, HyperFfnInject],
+        [HyperHeadNorm, HyperHeadDown, HyperHeadUp, HyperHeadUp],
+    ];
+    let of = |[norm, down, up, inject]: [Role; 4]| {
+        [
+            (norm, 1, width),
+            (down, rank, width),
+            (up, width, rank),
+            (inject, count, width),
+        ]
+    };
+    all.map(of)
 }
 
 /// Those of a layer.

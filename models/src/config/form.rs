@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GlobalHeads, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope,
-    Streams,
+    GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
+    MambaShape, Rope, Streams,
 };
 
 /// How attention and FFN follow each other in a layer.
@@ -134,6 +134,9 @@ pub struct Form {
     /// Inputs by layer without further streams (Gemma 4); see [`Form::inputs_by_layer`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_inputs: Option<LayerInputs>,
+    /// Several residual streams, all of which mixers and FFNs read and change (Qwen3.8-Flash-Next).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyper: Option<HyperConnections>,
 }
 
 /// A factor of queries that grows with the logarithm of the position.
@@ -295,6 +298,7 @@ impl Default for Form {
             shared_kv_ffn: 0,
             layer_scale: false,
             layer_inputs: None,
+            hyper: None,
         }
     }
 }
@@ -306,8 +310,11 @@ impl Form {
     }
 
     /// Elements of a row of the residual streams beside the one that layers read and change, which has
-    /// `d_model`.
+    /// `d_model`; of all streams of hyper-connections.
     pub fn further_streams(&self, d_model: u32) -> usize {
+        if let Some(hyper) = self.hyper {
+            return hyper.width(d_model);
+        }
         let further = self.streams.map_or(0, |streams| streams.count - 1);
         further as usize * d_model as usize
     }

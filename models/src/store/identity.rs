@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 22] = [
+const LATER: [&str; 23] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -23,6 +23,7 @@ const LATER: [&str; 22] = [
     ", shared_kv_ffn: 0",
     ", layer_scale: false",
     ", layer_inputs: None",
+    ", hyper: None",
     ", plain_qk_norm: false",
     ", chunked: false",
     // of a query scale

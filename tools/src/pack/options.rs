@@ -165,7 +165,13 @@ impl PackOptions {
             | Role::LaurelLeft
             | Role::LaurelRight
             | Role::InputGate
-            | Role::InputProj => self.attention,
+            | Role::InputProj
+            | Role::HyperMixerDown
+            | Role::HyperMixerUp
+            | Role::HyperFfnDown
+            | Role::HyperFfnUp
+            | Role::HyperHeadDown
+            | Role::HyperHeadUp => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
             _ => DType::F32,
