@@ -16,6 +16,7 @@ use crate::hyper::{Hyper, Reader};
 use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
+use crate::ngrams::NGramLayer;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
@@ -88,6 +89,8 @@ pub(crate) struct Decoder {
     pub streams: Option<ResidualStreams>,
     /// Hyper-connections between residual streams.
     pub hyper: Option<Hyper>,
+    /// Rows for the last tokens.
+    pub ngrams: Option<NGramLayer>,
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
@@ -119,6 +122,7 @@ impl Decoder {
             + streams.map_or(0, ResidualStreams::bytes_per_token)
             + inputs.map_or(0, LayerInputs::bytes_per_token)
             + self.hyper.as_ref().map_or(0, Hyper::bytes_per_token)
+            + self.ngrams.as_ref().map_or(0, NGramLayer::bytes_per_token)
     }
 
     /// Most rows of logits per call.
@@ -263,6 +267,10 @@ impl Decoder {
         self.route_early(number, pass)?;
         if let Some(streams) = &mut self.streams {
             streams.predict(&self.on, number, pass, &mut self.scratch);
+        }
+        if let Some(ngrams) = self.ngrams.as_mut().filter(|of| of.is_at(number)) {
+            let store = &mut self.ffn.store;
+            ngrams.add(&self.on, store, spans, pass, &mut self.scratch)?;
         }
         if let Some(hyper) = &mut self.hyper {
             hyper.mix(&self.on, Reader::Mixer(number), pass, &mut self.scratch);

@@ -19,6 +19,7 @@ use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
+use crate::ngrams::NGramLayer;
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
@@ -493,6 +494,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut layer_inputs = LayerInputs::load(&layout, &c, room.rows)?;
     let mut weights = Weights::load(&layout.container, &c)?;
     let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
+    let mut ngrams = NGramLayer::load(&layout, &c, room.rows)?;
     let hyper = Hyper::load(&layout.container, &c, room.rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
@@ -525,7 +527,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
     let table = layer_inputs.as_mut().map(LayerInputs::table_mut);
-    for table in [embedding.as_mut(), table].into_iter().flatten() {
+    let rows_of_tokens = ngrams.as_mut().map(NGramLayer::table_mut);
+    for table in [embedding.as_mut(), table, rows_of_tokens]
+        .into_iter()
+        .flatten()
+    {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {
@@ -533,6 +539,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         layer_inputs,
         streams,
         hyper,
+        ngrams,
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,

@@ -115,6 +115,7 @@ pub mod memory;
 pub mod meta;
 mod mixer;
 mod model;
+mod ngrams;
 mod norm;
 mod observe;
 mod open;

@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{
-    DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, Parallel,
+    DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, NGrams, Parallel,
 };
 
 use crate::lanes::ProductRoom;
@@ -241,7 +241,9 @@ fn widest_input(c: &ModelConfig) -> usize {
 fn hyper(c: &ModelConfig) -> usize {
     c.form.hyper.map_or(0, |of| {
         let Mixing::Gated { rank } = of.mixing;
-        of.width(c.d_model).max(rank as usize)
+        let ngrams = c.form.ngrams.as_ref();
+        let embedding = ngrams.map_or(0, NGrams::embedding);
+        of.width(c.d_model).max(rank as usize).max(embedding)
     })
 }
 

@@ -236,6 +236,7 @@ impl Weights {
         let on_flash = [
             (!c.tied_head).then(|| name_of(Role::Embed, 0)),
             Some(name_of(Role::LayerInputs, 0)),
+            Some(name_of(Role::NGramTable, 0)),
         ];
         let on_flash = |name: &str| on_flash.iter().any(|table| table.as_deref() == Some(name));
         container

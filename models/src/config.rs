@@ -12,6 +12,7 @@ mod kda;
 mod latent;
 mod mamba;
 mod mixture;
+mod ngrams;
 mod reach;
 mod rope;
 mod streams;
@@ -24,6 +25,7 @@ pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
+pub use ngrams::NGrams;
 pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -460,7 +462,8 @@ impl ModelConfig {
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
-        if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
+        let bad = (bad.or_else(|| self.bad_delta_net())).or_else(|| self.bad_ngrams());
+        if let Some(bad) = bad {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {

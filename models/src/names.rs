@@ -6,8 +6,8 @@
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
 use crate::config::{
-    Bank, HyperConnections, KdaShape, LatentShape, MixerKind, Mixing, ModelConfig, Parallel,
-    Streams,
+    Bank, HyperConnections, KdaShape, LatentShape, MixerKind, Mixing, ModelConfig, NGrams,
+    Parallel, Streams,
 };
 use crate::tensor_id::split_index;
 
@@ -249,7 +249,17 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::LayerInputsProj, layers * each, d));
         list.push(global(Role::LayerInputsNorm, 1, each));
     }
+    if let Some(ngrams) = &form.ngrams {
+        list.push(global(
+            Role::NGramTable,
+            ngrams.rows as usize,
+            ngrams.width as usize,
+        ));
+    }
     for layer in 0..config.layers {
+        if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
+            of_ngrams(config, ngrams, &mut list);
+        }
         if let Some(streams) = form.streams {
             of_streams(config, streams, layer, &mut list);
         }
@@ -303,6 +313,21 @@ fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Require
             cols: d,
         }));
     }
+}
+
+/// Those of the layer that reads rows for the last tokens.
+fn of_ngrams(config: &ModelConfig, ngrams: &NGrams, list: &mut Vec<Required>) {
+    let width = config.form.further_streams(config.d_model);
+    let (d, embedding) = (config.d_model as usize, ngrams.embedding());
+    let all = [
+        (Role::NGramKey, width, embedding),
+        (Role::NGramValue, d, embedding),
+        (Role::NGramKeyNorm, 1, width),
+        (Role::NGramQueryNorm, 1, width),
+        (Role::NGramConvNorm, 1, width),
+        (Role::NGramConv, width, ngrams.taps as usize),
+    ];
+    push_all(list, ngrams.layer, &all);
 }
 
 /// The tensors of hyper-connections before mixers, FFNs and the head; the last has no share.

@@ -5,6 +5,7 @@
 
 mod found;
 mod identity;
+mod joined;
 mod read;
 
 pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
@@ -58,8 +59,17 @@ pub(crate) struct Store {
     raw: RefCell<Vec<u8>>,
 }
 
+/// Where rows of a tensor lie that do not follow its first ones.
+#[derive(Debug)]
+struct Part {
+    /// The first of them.
+    first: usize,
+    file: usize,
+    offset: u64,
+}
+
 /// Location of a tensor.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Place {
     file: usize,
     offset: u64,
@@ -70,6 +80,8 @@ struct Place {
     /// Bytes of a stored row.
     row_bytes: usize,
     scales: Option<Scales>,
+    /// Of a tensor that is stored as several.
+    rest: Vec<Part>,
 }
 
 impl Store {
@@ -127,13 +139,18 @@ impl Store {
         spell: &dyn Fn(TensorId) -> String,
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
-        let Some(tensor) = by_id.remove(&id) else {
+        let Some(mut tensor) = by_id.remove(&id) else {
             let expected = self.plain_shape(wanted);
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
                 tensor: spell(id),
                 expected: shape_text(&expected),
             });
+        };
+        let own = tensor.shape.first().copied().unwrap_or(0);
+        let rest = match id.role {
+            Role::NGramTable => self.join(by_id, &mut tensor, wanted)?,
+            _ => Vec::new(),
         };
         let mut stored = self.plain_shape(wanted);
         match tensor.layout {
@@ -166,6 +183,8 @@ impl Store {
         let (stored_rows, stored_cols) = match tensor.layout {
             Layout::EveryElement(_) => (2 * rows, cols),
             _ if id.role.is_vector() => (rows, cols),
+            // the others are checked already
+            _ if !rest.is_empty() => (own, stored[1]),
             _ => (stored[0], stored[1]),
         };
         let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
@@ -178,6 +197,7 @@ impl Store {
             cols: stored_cols,
             row_bytes,
             scales: tensor.scales,
+            rest,
         });
         self.infos.push(TensorInfo {
             id,
@@ -317,6 +337,10 @@ impl Store {
                 place.offset,
             ] {
                 part(&number.to_le_bytes());
+            }
+            for other in &place.rest {
+                part(&(other.file as u64).to_le_bytes());
+                part(&other.offset.to_le_bytes());
             }
         }
         // The name may come from the folder; the fingerprint must not depend on the path.

@@ -52,6 +52,21 @@ pub enum Role {
     InputProj,
     /// Weight of the norm of that, `[1 × d_model]`.
     InputNorm,
+    /// Rows for the last tokens, `[rows × width]`; a checkpoint may have them in several tensors.
+    NGramTable,
+    /// Projection of a token's rows to the keys that the streams' gates follow from,
+    /// `[streams·d_model × embedding]`.
+    NGramKey,
+    /// To what the gates let through, `[d_model × embedding]`.
+    NGramValue,
+    /// Weights of the keys' norms, `[1 × streams·d_model]`.
+    NGramKeyNorm,
+    /// Of the norms of the streams that meet them, `[1 × streams·d_model]`.
+    NGramQueryNorm,
+    /// Of the norms of what is convolved, `[1 × streams·d_model]`.
+    NGramConvNorm,
+    /// Weights of the convolution, `[streams·d_model × taps]`, that of the token itself last.
+    NGramConv,
     /// Hyper-connections before a mixer: weights of the streams' norms, `[1 × streams·d_model]`.
     HyperMixerNorm,
     /// Low-rank path to the gates of its input: down, `[rank × streams·d_model]`.
@@ -228,7 +243,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 100] = [
+const ROLES: [(Role, Place, &str); 107] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -251,6 +266,13 @@ const ROLES: [(Role, Place, &str); 100] = [
     (Role::InputGate, Place::Layer, "input.gate"),
     (Role::InputProj, Place::Layer, "input.proj"),
     (Role::InputNorm, Place::Layer, "input.norm"),
+    (Role::NGramTable, Place::Numbered, "ngram_table"),
+    (Role::NGramKey, Place::Layer, "ngram.key"),
+    (Role::NGramValue, Place::Layer, "ngram.value"),
+    (Role::NGramKeyNorm, Place::Layer, "ngram.key_norm"),
+    (Role::NGramQueryNorm, Place::Layer, "ngram.query_norm"),
+    (Role::NGramConvNorm, Place::Layer, "ngram.conv_norm"),
+    (Role::NGramConv, Place::Layer, "ngram.conv"),
     (Role::HyperMixerNorm, Place::Layer, "hyper.mixer_norm"),
     (Role::HyperMixerDown, Place::Layer, "hyper.mixer_down"),
     (Role::HyperMixerUp, Place::Layer, "hyper.mixer_up"),
@@ -360,7 +382,7 @@ impl Role {
         use Role::*;
         matches!(
             self,
-            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV
+            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV | NGramConv
         )
     }
 
@@ -374,8 +396,9 @@ impl Role {
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
             | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaConvQ | DeltaConvK | DeltaConvV
-            | MambaIn | MambaConv | MambaOut | HyperMixerDown | HyperMixerUp | HyperMixerInject
-            | HyperFfnDown | HyperFfnUp | HyperFfnInject | HyperHeadDown | HyperHeadUp => false,
+            | MambaIn | MambaConv | MambaOut | NGramTable | NGramKey | NGramValue | NGramConv
+            | HyperMixerDown | HyperMixerUp | HyperMixerInject | HyperFfnDown | HyperFfnUp
+            | HyperFfnInject | HyperHeadDown | HyperHeadUp => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
@@ -383,7 +406,8 @@ impl Role {
             | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm
             | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm | RouterScale
             | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale
-            | HyperMixerNorm | HyperFfnNorm | HyperHeadNorm => true,
+            | NGramKeyNorm | NGramQueryNorm | NGramConvNorm | HyperMixerNorm | HyperFfnNorm
+            | HyperHeadNorm => true,
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::mixer::{projections, state_shape};
+use crate::ngrams::NGramLayer;
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
@@ -395,6 +396,7 @@ impl Opened<'_> {
             4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
             StreamState::bytes_for(self.config, room.rows),
             Hyper::bytes_for(self.config, room.rows),
+            NGramLayer::bytes_for(self.config, room.rows),
             LayerInputs::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
-    MambaShape, Rope, Streams,
+    MambaShape, NGrams, Rope, Streams,
 };
 
 /// How attention and FFN follow each other in a layer.
@@ -137,6 +137,9 @@ pub struct Form {
     /// Several residual streams, all of which mixers and FFNs read and change (Qwen3.8-Flash-Next).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyper: Option<HyperConnections>,
+    /// Rows for the last tokens, which one layer reads (Qwen3.8-Flash-Next).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ngrams: Option<NGrams>,
 }
 
 /// A factor of queries that grows with the logarithm of the position.
@@ -218,6 +221,9 @@ pub struct DeltaNetShape {
     /// belong to the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tiled: bool,
+    /// The gates of its output are sigmoids, not SiLU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaNetShape {
@@ -299,6 +305,7 @@ impl Default for Form {
             layer_scale: false,
             layer_inputs: None,
             hyper: None,
+            ngrams: None,
         }
     }
 }

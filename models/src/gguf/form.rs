@@ -1,8 +1,8 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
 use super::delta_net::delta_nets;
-use super::streams;
 use super::value::Metadata;
+use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
@@ -130,6 +130,9 @@ pub(super) fn form(
             form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
             form.output_gate = true;
         }
+    }
+    if family.has(Quirk::Hyper) {
+        ngrams::form(metadata, arch.name, shape.streams, &mut form)?;
     }
     if family.has(Quirk::Streams) {
         streams::form(metadata, arch.name, shape.layers, shape.streams, &mut form)?;

@@ -13,6 +13,7 @@ mod json;
 mod kda;
 mod latent;
 mod mamba;
+mod ngrams;
 mod rope;
 mod safetensors;
 mod scales;
@@ -126,6 +127,9 @@ fn open_with(
                 continue;
             }
             raw.name = name.into_owned();
+            if ngrams::is_repeated(&raw, &file, &config)? {
+                continue;
+            }
             for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
@@ -202,7 +206,10 @@ fn identify(
     scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
     let family = families::of(&config.family);
-    let Some(named) = family.names.parse(&raw.name, config.experts) else {
+    let inside = raw.name.strip_prefix(family.names.layer_prefix);
+    let table = inside.and_then(|inside| ngrams::table_part(inside, config));
+    let named = (table.map(Named::One)).or_else(|| family.names.parse(&raw.name, config.experts));
+    let Some(named) = named else {
         return Err(Error::UnexpectedTensor {
             path: file.path.clone(),
             tensor: raw.name,

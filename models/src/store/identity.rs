@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 23] = [
+const LATER: [&str; 25] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -24,6 +24,9 @@ const LATER: [&str; 23] = [
     ", layer_scale: false",
     ", layer_inputs: None",
     ", hyper: None",
+    ", ngrams: None",
+    // of a DeltaNet
+    ", sigmoid_gate: false",
     ", plain_qk_norm: false",
     ", chunked: false",
     // of a query scale

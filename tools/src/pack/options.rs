@@ -141,7 +141,9 @@ impl PackOptions {
     /// The format for tensors of a role, unless `mix` overrides it.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
+            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs | Role::NGramTable => {
+                self.embedding
+            }
             Role::Q
             | Role::K
             | Role::V
@@ -166,6 +168,8 @@ impl PackOptions {
             | Role::LaurelRight
             | Role::InputGate
             | Role::InputProj
+            | Role::NGramKey
+            | Role::NGramValue
             | Role::HyperMixerDown
             | Role::HyperMixerUp
             | Role::HyperFfnDown

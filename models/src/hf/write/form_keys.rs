@@ -56,6 +56,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::DeltaNet(_)
                 | Quirk::Latent
                 | Quirk::Kda
+                | Quirk::Hyper
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba
