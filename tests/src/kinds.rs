@@ -29,10 +29,12 @@ pub enum Kind {
     Chunked,
     /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
     Sublayers,
+    /// With several residual streams, DeltaNets, and rows for the last tokens: a fixture.
+    NGrams,
 }
 
 /// All of them.
-pub const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 10] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
@@ -42,6 +44,7 @@ pub const KINDS: [Kind; 9] = [
     Kind::TwoHeads,
     Kind::Chunked,
     Kind::Sublayers,
+    Kind::NGrams,
 ];
 
 impl Kind {
@@ -57,6 +60,7 @@ impl Kind {
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
             Self::Sublayers => fixture("nemotron_h"),
+            Self::NGrams => fixture("qwen4_exp"),
         }
     }
 
