@@ -33,7 +33,7 @@ use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::Foreseen;
 use crate::store::LayerResidency;
-use crate::store::{NeuronStore, StoreSetup};
+use crate::store::{Layout, NeuronStore, StoreSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -472,6 +472,26 @@ fn warm(
     Ok(vec![lane])
 }
 
+/// The inputs by layer and the residual streams of a model that has them.
+fn several_streams(
+    layout: &Layout,
+    c: &ModelConfig,
+    rows: usize,
+) -> Result<(Option<LayerInputs>, Option<ResidualStreams>), Error> {
+    let inputs = LayerInputs::load(layout, c, rows)?;
+    Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
+}
+
+/// The rows for the last tokens and the hyper-connections of a model that has them.
+fn hyper_connections(
+    layout: &Layout,
+    c: &ModelConfig,
+    rows: usize,
+) -> Result<(Option<NGramLayer>, Option<Hyper>), Error> {
+    let ngrams = NGramLayer::load(layout, c, rows)?;
+    Ok((ngrams, Hyper::load(&layout.container, c, rows)?))
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
@@ -491,11 +511,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
-    let mut layer_inputs = LayerInputs::load(&layout, &c, room.rows)?;
     let mut weights = Weights::load(&layout.container, &c)?;
-    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
-    let mut ngrams = NGramLayer::load(&layout, &c, room.rows)?;
-    let hyper = Hyper::load(&layout.container, &c, room.rows)?;
+    let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
+    let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
@@ -527,11 +545,12 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
     let table = layer_inputs.as_mut().map(LayerInputs::table_mut);
-    let rows_of_tokens = ngrams.as_mut().map(NGramLayer::table_mut);
-    for table in [embedding.as_mut(), table, rows_of_tokens]
-        .into_iter()
-        .flatten()
-    {
+    let tables = [
+        embedding.as_mut(),
+        table,
+        ngrams.as_mut().map(NGramLayer::table_mut),
+    ];
+    for table in tables.into_iter().flatten() {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {

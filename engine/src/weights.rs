@@ -144,6 +144,7 @@ impl Weights {
             let head_bias = bias.then(|| from.vector(Role::HeadBias, 0, vocab));
             let bias = Some(Role::FinalNormBias);
             let final_norm = c
+                .form
                 .has_final_norm()
                 .then(|| norm(&from, Role::FinalNorm, bias, 0, c));
             let positions = match c.position_rows() as usize {

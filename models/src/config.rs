@@ -458,11 +458,12 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
-        let bad = (bad.or_else(|| self.bad_streams())).or_else(|| self.bad_hyper());
+        let bad = (bad.or_else(|| self.bad_streams())).or_else(|| form.hyper?.bad(self));
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
-        let bad = (bad.or_else(|| self.bad_delta_net())).or_else(|| self.bad_ngrams());
+        let bad =
+            (bad.or_else(|| self.bad_delta_net())).or_else(|| form.ngrams.as_ref()?.bad(self));
         if let Some(bad) = bad {
             return Some(bad);
         }

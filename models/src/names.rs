@@ -249,46 +249,20 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::LayerInputsProj, layers * each, d));
         list.push(global(Role::LayerInputsNorm, 1, each));
     }
-    if let Some(ngrams) = &form.ngrams {
-        list.push(global(
-            Role::NGramTable,
-            ngrams.rows as usize,
-            ngrams.width as usize,
-        ));
+    if let Some(of) = &form.ngrams {
+        let [rows, width] = [of.rows, of.width].map(|n| n as usize);
+        list.push(global(Role::NGramTable, rows, width));
     }
     for layer in 0..config.layers {
-        if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
-            of_ngrams(config, ngrams, &mut list);
-        }
-        if let Some(streams) = form.streams {
-            of_streams(config, streams, layer, &mut list);
-        }
-        if let Some(inputs) = form.inputs_by_layer() {
-            let each = inputs.width as usize;
-            let all = [
-                (Role::InputGate, each, d),
-                (Role::InputProj, d, each),
-                (Role::InputNorm, 1, d),
-            ];
-            push_all(&mut list, layer, &all);
-        }
-        if let Some(hyper) = form.hyper {
-            let [mixer, ffn, _] = hyper_roles(hyper, config.d_model);
-            push_all(&mut list, layer, &mixer);
-            push_all(&mut list, layer, &ffn);
-        }
+        beside(config, layer, &mut list);
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
     if let Some(hyper) = form.hyper {
-        let all = hyper_roles(hyper, config.d_model);
-        list.extend(
-            all[2][..3]
-                .iter()
-                .map(|&(role, r, cols)| global(role, r, cols)),
-        );
+        let [.., [head @ .., _]] = hyper_roles(hyper, config.d_model);
+        list.extend(head.map(|(role, rows, cols)| global(role, rows, cols)));
     }
-    if config.has_final_norm() {
+    if form.has_final_norm() {
         list.push(global(Role::FinalNorm, 1, d));
     }
     if form.norm_bias {
@@ -301,6 +275,31 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::HeadBias, 1, vocab));
     }
     list
+}
+
+/// The tensors of a layer beside its mixer and its FFN.
+fn beside(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let (form, d) = (&config.form, config.d_model as usize);
+    if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
+        of_ngrams(config, ngrams, list);
+    }
+    if let Some(streams) = form.streams {
+        of_streams(config, streams, layer, list);
+    }
+    if let Some(inputs) = form.inputs_by_layer() {
+        let each = inputs.width as usize;
+        let all = [
+            (Role::InputGate, each, d),
+            (Role::InputProj, d, each),
+            (Role::InputNorm, 1, d),
+        ];
+        push_all(list, layer, &all);
+    }
+    if let Some(hyper) = form.hyper {
+        let [mixer, ffn, _] = hyper_roles(hyper, config.d_model);
+        push_all(list, layer, &mixer);
+        push_all(list, layer, &ffn);
+    }
 }
 
 /// The tensors of the streams outside the layers.

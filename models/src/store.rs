@@ -61,7 +61,7 @@ pub(crate) struct Store {
 
 /// Where rows of a tensor lie that do not follow its first ones.
 #[derive(Debug)]
-struct Part {
+struct LaterRows {
     /// The first of them.
     first: usize,
     file: usize,
@@ -81,7 +81,7 @@ struct Place {
     row_bytes: usize,
     scales: Option<Scales>,
     /// Of a tensor that is stored as several.
-    rest: Vec<Part>,
+    rest: Vec<LaterRows>,
 }
 
 impl Store {
@@ -152,25 +152,7 @@ impl Store {
             Role::NGramTable => self.join(by_id, &mut tensor, wanted)?,
             _ => Vec::new(),
         };
-        let mut stored = self.plain_shape(wanted);
-        match tensor.layout {
-            Layout::Transposed => stored = vec![cols, rows],
-            Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
-                stored = vec![cols, 2 * rows];
-            }
-            Layout::EveryRow(_) => stored = vec![2 * rows, cols],
-            Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
-            Layout::Grouped(groups) => {
-                stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
-            }
-            Layout::TransposedHeads {
-                stored: of_head,
-                cols,
-            } => {
-                stored = vec![rows / cols.max(1) * of_head, cols];
-            }
-            Layout::AsIs | Layout::PlusOne | Layout::NegativeLog | Layout::Interleaved { .. } => {}
-        }
+        let stored = self.stored_shape(wanted, tensor.layout);
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
             return Err(Error::WrongShape {
@@ -208,6 +190,31 @@ impl Store {
             source_bytes: source_bytes(tensor.dtype, rows, cols),
         });
         Ok(())
+    }
+
+    /// The shape of a tensor as it is stored.
+    fn stored_shape(&self, wanted: Required, layout: Layout) -> Vec<usize> {
+        let Required { rows, cols, .. } = wanted;
+        let mut stored = self.plain_shape(wanted);
+        match layout {
+            Layout::Transposed => stored = vec![cols, rows],
+            Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
+                stored = vec![cols, 2 * rows];
+            }
+            Layout::EveryRow(_) => stored = vec![2 * rows, cols],
+            Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
+            Layout::Grouped(groups) => {
+                stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
+            }
+            Layout::TransposedHeads {
+                stored: of_head,
+                cols,
+            } => {
+                stored = vec![rows / cols.max(1) * of_head, cols];
+            }
+            Layout::AsIs | Layout::PlusOne | Layout::NegativeLog | Layout::Interleaved { .. } => {}
+        }
+        stored
     }
 
     /// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,

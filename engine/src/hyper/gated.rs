@@ -8,7 +8,7 @@
 use emberflow_kernels::{Compute, math, scale_by_sigmoid};
 use emberflow_models::names::Role;
 
-use super::{Reader, StreamSizes};
+use super::sizes::{Reader, StreamSizes};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;

@@ -9,9 +9,10 @@
 //! layers; [`Pass::x`] holds the mixture that a part of a layer reads. A row depends on no other row.
 
 mod gated;
+mod sizes;
 
 use emberflow_kernels::Compute;
-use emberflow_models::config::{HyperConnections, Mixing, ModelConfig};
+use emberflow_models::config::{Mixing, ModelConfig};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
@@ -20,40 +21,8 @@ use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::thread_buffer::renew;
 use gated::{GatedBuffers, GatedMix};
-
-/// What reads a mixture of the streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
-    /// The mixer of a layer.
-    Mixer(usize),
-    /// The FFN of a layer.
-    Ffn(usize),
-    /// The head.
-    Head,
-}
-
-/// Sizes of the streams.
-#[derive(Debug, Clone, Copy)]
-struct StreamSizes {
-    d: usize,
-    count: usize,
-    eps: f32,
-}
-
-impl StreamSizes {
-    fn of(c: &ModelConfig, hyper: HyperConnections) -> Self {
-        Self {
-            d: c.d_model as usize,
-            count: hyper.count as usize,
-            eps: c.rms_eps,
-        }
-    }
-
-    /// Elements of all streams of a row.
-    fn width(self) -> usize {
-        self.count * self.d
-    }
-}
+pub(crate) use sizes::Reader;
+use sizes::StreamSizes;
 
 /// The hyper-connections of a model: weights and buffers.
 #[derive(Debug)]

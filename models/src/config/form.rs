@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
-    MambaShape, NGrams, Rope, Streams,
+    MambaShape, Mixing, NGrams, Rope, Streams,
 };
 
 /// How attention and FFN follow each other in a layer.
@@ -324,6 +324,11 @@ impl Form {
         }
         let further = self.streams.map_or(0, |streams| streams.count - 1);
         further as usize * d_model as usize
+    }
+
+    /// Whether there is a norm before the head; the last mixture of gated streams has its own.
+    pub fn has_final_norm(&self) -> bool {
+        !matches!(self.hyper.map(|of| of.mixing), Some(Mixing::Gated { .. }))
     }
 
     /// The inputs by layer, with or without further streams.

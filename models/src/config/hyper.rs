@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_WIDTH, ModelConfig, Parallel};
+use super::{BadField, MAX_WIDTH, ModelConfig};
 
 /// Residual streams of which each mixer and each FFN reads one mixture, and to all of which its output
 /// is added. The embedding begins every stream, and the head reads one more mixture.
@@ -31,29 +31,18 @@ impl HyperConnections {
     pub fn width(self, d_model: u32) -> usize {
         self.count as usize * d_model as usize
     }
-}
 
-impl ModelConfig {
-    /// Whether there is a norm before the head.
-    pub fn has_final_norm(&self) -> bool {
-        !matches!(
-            self.form.hyper.map(|h| h.mixing),
-            Some(Mixing::Gated { .. })
-        )
-    }
-
-    /// Hyper-connections out of range.
-    pub(super) fn bad_hyper(&self) -> Option<BadField> {
-        let (form, hyper) = (&self.form, self.form.hyper?);
+    /// What is out of range, or cannot be in such a model.
+    pub(super) fn bad(self, config: &ModelConfig) -> Option<BadField> {
+        let (form, hyper) = (&config.form, self);
         let Mixing::Gated { rank } = hyper.mixing;
-        let widest = MAX_WIDTH / self.d_model.max(1);
+        let widest = MAX_WIDTH / config.d_model.max(1);
         let sized = (2..=widest.min(8)).contains(&hyper.count) && (1..=MAX_WIDTH).contains(&rank);
         let alone = form.streams.is_none() && form.layer_inputs.is_none();
-        let plain = form.parallel == Parallel::No && !form.post_norm && !form.layer_scale;
+        let plain = !form.parallel.is_parallel() && !form.post_norm && !form.layer_scale;
         let built = alone && plain && form.residual_scale == 1.0 && !form.layer_norm;
         if !(sized && built && !form.pre_norm) {
-            let expected =
-                "2 to 8 streams of at most 65536 elements, without other norms or factors";
+            let expected = "2 to 8 streams, without other norms or factors";
             return BadField::some("hyper-connections", &hyper, expected);
         }
         None

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_TAPS, MAX_WIDTH, MixerKind, ModelConfig};
+use super::{BadField, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
 /// Rows by hashes of the last two, three, … tokens, whose values enter all streams before one layer
 /// (Qwen3.8-Flash-Next). A hash is the exclusive or of each token times a factor, modulo the rows of a
@@ -73,17 +73,15 @@ impl NGrams {
             && self.embedding() <= MAX_WIDTH as usize
             && (2..=MAX_TAPS).contains(&self.taps)
     }
-}
 
-impl ModelConfig {
-    /// N-grams that cannot be.
-    pub(super) fn bad_ngrams(&self) -> Option<BadField> {
-        let ngrams = self.form.ngrams.as_ref()?;
-        let placed = ngrams.layer < self.layers
-            && matches!(self.mixer_of(ngrams.layer), MixerKind::DeltaNet(_));
-        if !(placed && ngrams.end < self.vocab && ngrams.is_sound() && self.form.hyper.is_some()) {
+    /// What cannot be, or not in such a model.
+    pub(super) fn bad(&self, config: &ModelConfig) -> Option<BadField> {
+        let nets = config.form.delta_net.as_ref();
+        let placed = nets.is_some_and(|nets| nets.layers.contains(&self.layer));
+        let hyper = config.form.hyper.is_some();
+        if !(placed && hyper && self.end < config.vocab && self.is_sound()) {
             let expected = "rows in a table, for a layer with a DeltaNet and several streams";
-            return BadField::some("n-grams", ngrams, expected);
+            return BadField::some("n-grams", self, expected);
         }
         None
     }

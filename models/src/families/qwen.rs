@@ -192,7 +192,14 @@ const QWEN4_EXP: Family = Family {
         ..PLAIN_ARCH
     }),
     pre_norm: false,
+    rotated: Some(1.0),
     further_tokens: FurtherTokens::Named(&["mtp.", ".indexer."]),
+    experts: Some(Experts {
+        shared: Some(Shared::Gated("shared_expert_intermediate_size")),
+        renormalise: Renormalise::Key(true),
+        dense: Dense::Never,
+        ..QWEN3_EXPERTS
+    }),
     checks: &[
         Check::NotNull("partial_rotary_factor"),
         Check::Flag("attn_output_gate", true),

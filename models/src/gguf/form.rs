@@ -126,16 +126,16 @@ pub(super) fn form(
         form.query_scale = query_scale(metadata, arch)?;
     }
     for quirk in family.quirks {
-        if let Quirk::DeltaNet(order) = *quirk {
-            form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
-            form.output_gate = true;
+        let table = shape.streams;
+        match *quirk {
+            Quirk::DeltaNet(order) => {
+                form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
+                form.output_gate = true;
+            }
+            Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
+            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
+            _ => {}
         }
-    }
-    if family.has(Quirk::Hyper) {
-        ngrams::form(metadata, arch.name, shape.streams, &mut form)?;
-    }
-    if family.has(Quirk::Streams) {
-        streams::form(metadata, arch.name, shape.layers, shape.streams, &mut form)?;
     }
     Ok(form)
 }

@@ -123,13 +123,10 @@ fn open_with(
                 left_out += 1;
                 continue;
             };
-            if is_unused(&name, &config) {
+            if is_unused(&name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
                 continue;
             }
             raw.name = name.into_owned();
-            if ngrams::is_repeated(&raw, &file, &config)? {
-                continue;
-            }
             for tensor in identify(raw, &file, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Found, Part, Store, check_extent, shape_text};
+use super::{Found, LaterRows, Store, check_extent, shape_text};
 use crate::error::Error;
 use crate::names::{Required, TensorId};
 
@@ -16,7 +16,7 @@ impl Store {
         by_id: &mut HashMap<TensorId, Found>,
         first: &mut Found,
         wanted: Required,
-    ) -> Result<Vec<Part>, Error> {
+    ) -> Result<Vec<LaterRows>, Error> {
         let mut parts = Vec::new();
         let mut number = first.id.expert + 1;
         while let Some(next) = by_id.remove(&TensorId::numbered(first.id.role, number)) {
@@ -33,7 +33,7 @@ impl Store {
                 });
             }
             check_extent(file, &next, next.shape[0], wanted.cols)?;
-            parts.push(Part {
+            parts.push(LaterRows {
                 first: first.shape[0],
                 file: next.file,
                 offset: next.offset,
