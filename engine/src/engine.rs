@@ -482,6 +482,17 @@ fn several_streams(
     Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
 }
 
+/// The tables of which tokens need single rows.
+fn tables<'a>(
+    embedding: &'a mut Option<Embedding>,
+    inputs: &'a mut Option<LayerInputs>,
+    ngrams: &'a mut Option<NGramLayer>,
+) -> impl Iterator<Item = &'a mut Embedding> {
+    let inputs = inputs.as_mut().map(LayerInputs::table_mut);
+    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
+    [embedding.as_mut(), inputs, ngrams].into_iter().flatten()
+}
+
 /// The rows for the last tokens and the hyper-connections of a model that has them.
 fn hyper_connections(
     layout: &Layout,
@@ -544,13 +555,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    let table = layer_inputs.as_mut().map(LayerInputs::table_mut);
-    let tables = [
-        embedding.as_mut(),
-        table,
-        ngrams.as_mut().map(NGramLayer::table_mut),
-    ];
-    for table in tables.into_iter().flatten() {
+    for table in tables(&mut embedding, &mut layer_inputs, &mut ngrams) {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {

@@ -119,12 +119,6 @@ pub(super) fn form(
             false => Parallel::OneNorm,
         };
     }
-    if family.has(Quirk::Temperature) {
-        form.query_scale = Some(QueryScale::LLAMA4);
-    }
-    if family.has(Quirk::QueryScale) {
-        form.query_scale = query_scale(metadata, arch)?;
-    }
     for quirk in family.quirks {
         let table = shape.streams;
         match *quirk {
@@ -132,6 +126,8 @@ pub(super) fn form(
                 form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
                 form.output_gate = true;
             }
+            Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
+            Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
             Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
             Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
             _ => {}
