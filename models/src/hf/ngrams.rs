@@ -14,8 +14,8 @@ use crate::names::{Role, TensorId};
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 const MIX: [u64; 2] = [0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB];
 
-/// What is inside a layer before the number of a part of the table.
-const SHARD: &str = "ple.ple_embedding.ngram_embedding.shard_";
+/// The table inside a layer.
+const TABLE: &str = "ple.ple_embedding.ngram_embedding.";
 
 /// Numbers that follow from the configuration and that releases store all the same.
 const STORED: [&str; 3] = [
@@ -132,11 +132,15 @@ fn is_prime(number: u32) -> bool {
             .all(|divisor| !u64::from(number).is_multiple_of(divisor))
 }
 
-/// The part of the table that a tensor is; `name` without the prefix of layers.
+/// The part of the table, or all of it, that a tensor is; `name` without the prefix of layers.
 pub(super) fn table_part(name: &str, config: &ModelConfig) -> Option<TensorId> {
     let ngrams = config.form.ngrams.as_ref()?;
     let inside = name.strip_prefix(&format!("{}.", ngrams.layer))?;
-    let number = inside.strip_prefix(SHARD)?.strip_suffix(".weight")?;
+    let inside = inside.strip_prefix(TABLE)?;
+    if inside == "weight" {
+        return Some(TensorId::global(Role::NGramTable));
+    }
+    let number = inside.strip_prefix("shard_")?.strip_suffix(".weight")?;
     let part: u32 = number.parse().ok()?;
     (part.to_string() == number).then(|| TensorId::numbered(Role::NGramTable, part))
 }
