@@ -28,6 +28,24 @@ pub fn case(name: &str) -> PathBuf {
     fixtures().join("models").join(name)
 }
 
+/// One model of the fixtures per family and activation, the first by name: for tests that take long
+/// and depend on a family's mixers and FFNs, not on each of its options.
+pub fn one_per_family() -> Vec<PathBuf> {
+    let models = std::fs::read_dir(fixtures().join("models")).expect("fixtures");
+    let mut folders: Vec<_> = models
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    folders.sort();
+    let mut found = std::collections::BTreeMap::new();
+    for folder in folders.into_iter().rev() {
+        let source = emberflow_models::open(&folder).expect("a model");
+        let config = source.config();
+        let kind = format!("{} {:?}", config.family, config.ffn_kind.activation);
+        found.insert(kind, folder);
+    }
+    found.into_values().collect()
+}
+
 /// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
 pub fn give(engine: &mut Engine, share: f64) {
     let needs = Needs {

@@ -9,7 +9,7 @@ use emberflow::verify;
 use emberflow::windows::Source;
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_tests::{Golden, all_logits, fixtures, open, packed, roomy};
+use emberflow_tests::{Golden, all_logits, one_per_family, open, packed, roomy};
 
 /// Tokens of the held-out text to calibrate with.
 const TOKENS: u32 = 1024;
@@ -39,8 +39,7 @@ fn off(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     let (mut families, mut logarithms) = (0, Vec::new());
-    for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
-        let folder = entry.unwrap().path();
+    for folder in one_per_family() {
         let source = emberflow_models::open(&folder).unwrap();
         if source.config().form.hyper.is_some() {
             // refused by name
@@ -67,5 +66,5 @@ fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
     println!("{families} models, {mean:.3} of the error of plain rounding");
     // some matrices of latent attention, DeltaNets and Mamba-2 are rounded plainly in both
-    assert!(families > 50 && mean < 0.87, "{families} models, {mean}");
+    assert!(families > 40 && mean < 0.87, "{families} models, {mean}");
 }

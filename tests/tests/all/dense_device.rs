@@ -11,7 +11,9 @@ use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{CHECKS, Fault, Faulty, devices, devices_apart, plain_devices};
-use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
+use emberflow_tests::{
+    Golden, all_logits, bits, fixtures, one_per_family, open, packed, roomy, squeeze,
+};
 
 fn demo() -> Model {
     Model::demo().unwrap()
@@ -398,13 +400,7 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
 fn every_family_is_served_or_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (mut served, mut refused) = (0, 0);
-    let mut cases: Vec<_> = std::fs::read_dir(fixtures().join("models"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|case| case.join("golden.json").exists())
-        .collect();
-    cases.sort();
-    for case in cases {
+    for case in one_per_family() {
         let path = packed(&case, dir.path(), DType::Q8);
         let model = || Model::open(Container::open(&path).unwrap()).unwrap();
         let held = model();
