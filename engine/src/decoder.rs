@@ -14,9 +14,11 @@ use emberflow_models::config::{ModelConfig, Parallel};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
+use crate::hyper::{Hyper, Reader};
 use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
+use crate::ngrams::NGramLayer;
 use crate::norm::{Norm, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
@@ -87,6 +89,10 @@ pub(crate) struct Decoder {
     /// The inputs by layer, and further residual streams.
     pub layer_inputs: Option<LayerInputs>,
     pub streams: Option<ResidualStreams>,
+    /// Hyper-connections between residual streams.
+    pub hyper: Option<Hyper>,
+    /// Rows for the last tokens.
+    pub ngrams: Option<NGramLayer>,
     pub ffn: Ffn,
     /// Of a model with experts.
     pub ahead: Option<RouterAhead>,
@@ -117,6 +123,8 @@ impl Decoder {
         self.weights.bytes_per_token()
             + streams.map_or(0, ResidualStreams::bytes_per_token)
             + inputs.map_or(0, LayerInputs::bytes_per_token)
+            + self.hyper.as_ref().map_or(0, Hyper::bytes_per_token)
+            + self.ngrams.as_ref().map_or(0, NGramLayer::bytes_per_token)
     }
 
     /// Most rows of logits per call.
@@ -170,6 +178,9 @@ impl Decoder {
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);
         }
+        if let (Some(hyper), None) = (&mut self.hyper, hooks.between) {
+            hyper.mix(&self.on, Reader::Head, pass, &mut self.scratch);
+        }
         for span in spans {
             span.sequence.advance(span.tokens);
         }
@@ -190,6 +201,9 @@ impl Decoder {
         }
         if let (Some(streams), true) = (&mut self.streams, given.is_empty()) {
             streams.others(&self.on, pass, &mut self.scratch);
+        }
+        if let (Some(hyper), true) = (&self.hyper, given.is_empty()) {
+            hyper.begin(pass);
         }
         if !given.is_empty() {
             streams::put(&self.config, pass, given);
@@ -255,6 +269,13 @@ impl Decoder {
         self.route_early(number, pass)?;
         if let Some(streams) = &mut self.streams {
             streams.predict(&self.on, number, pass, &mut self.scratch);
+        }
+        if let Some(ngrams) = self.ngrams.as_mut().filter(|of| of.is_at(number)) {
+            let store = &mut self.ffn.store;
+            ngrams.add(&self.on, store, spans, pass, &mut self.scratch)?;
+        }
+        if let Some(hyper) = &mut self.hyper {
+            hyper.mix(&self.on, Reader::Mixer(number), pass, &mut self.scratch);
         }
         self.mix(number, pass, spans, hooks);
         lap(&mut self.times.attention, &mut last);
@@ -347,7 +368,13 @@ impl Decoder {
         if c.form.parallel == Parallel::No {
             let post = layer.attn_post_norm.as_ref();
             let (out, scale) = (&mut s.out[..width], c.form.residual_scale);
-            add_output(on.cpu, post, scale, out, &mut pass.x);
+            match &mut self.hyper {
+                Some(hyper) => {
+                    hyper.add(on, out, pass);
+                    hyper.mix(on, Reader::Ffn(number), pass, s);
+                }
+                None => add_output(on.cpu, post, scale, out, &mut pass.x),
+            }
             if let Some(streams) = &mut self.streams {
                 streams.add_laurel(on, number, pass, s);
             }
@@ -523,7 +550,10 @@ impl Decoder {
         }
         if c.has_ffn(number as u32) {
             let post = self.weights.layers[number].ffn_post_norm.as_ref();
-            add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x);
+            match &self.hyper {
+                Some(hyper) => hyper.add(&self.on, &s.out[..width], pass),
+                None => add_output(cpu, post, scale, &mut s.out[..width], &mut pass.x),
+            }
         }
     }
 
@@ -534,7 +564,7 @@ impl Decoder {
             &pass.x[rows.start * d..rows.end * d],
             &mut self.scratch.normed,
         );
-        self.weights.final_norm.rows(self.on.cpu, x, normed);
+        rows_or_copy(self.weights.final_norm.as_ref(), self.on.cpu, x, normed);
         &normed[..x.len()]
     }
 
@@ -548,7 +578,7 @@ impl Decoder {
         let (d, count) = (c.d_model as usize, rows.len());
         for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {
             let x = &pass.x[row * d..(row + 1) * d];
-            self.weights.final_norm.rows(on.cpu, x, normed);
+            rows_or_copy(self.weights.final_norm.as_ref(), on.cpu, x, normed);
         }
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];

@@ -55,6 +55,15 @@ impl Embedding {
         Self::table(layout, Role::LayerInputs, rows as usize, width as usize).map(Some)
     }
 
+    /// The table of rows for the last tokens, if the model has one.
+    pub fn of_ngrams(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
+        let Some(of) = &c.form.ngrams else {
+            return Ok(None);
+        };
+        let [rows, width] = [of.rows, of.width].map(|n| n as usize);
+        Self::table(layout, Role::NGramTable, rows, width).map(Some)
+    }
+
     fn table(layout: &Layout, role: Role, rows: usize, d: usize) -> Result<Self, Error> {
         let container = &layout.container;
         let (entry, dtype) = Loader { container }.entry(TensorId::global(role), rows, d)?;
@@ -72,7 +81,7 @@ impl Embedding {
         })
     }
 
-    /// Sizes of the embedding (0 if tied to the head) plus the per-layer inputs.
+    /// Sizes of the embedding (0 if tied to the head) and of the tables beside it.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
         let embedding = if c.tied_head {
             EmbeddingBytes::default()
@@ -82,9 +91,12 @@ impl Embedding {
         let inputs = c.form.inputs_by_layer().map(|inputs| inputs.vocab);
         let inputs = inputs.map(|rows| Self::bytes_of(layout, Role::LayerInputs, rows));
         let inputs = inputs.unwrap_or_default();
+        let ngrams = c.form.ngrams.as_ref();
+        let ngrams = ngrams.map(|of| Self::bytes_of(layout, Role::NGramTable, of.rows));
+        let ngrams = ngrams.unwrap_or_default();
         EmbeddingBytes {
-            kept: embedding.kept + inputs.kept,
-            all: embedding.all + inputs.all,
+            kept: embedding.kept + inputs.kept + ngrams.kept,
+            all: embedding.all + inputs.all + ngrams.all,
         }
     }
 

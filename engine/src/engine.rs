@@ -13,11 +13,13 @@ use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::hyper::Hyper;
 use crate::lanes::{self, DeviceLane, Sharing};
 use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
+use crate::ngrams::NGramLayer;
 use crate::open::Parts;
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
@@ -31,7 +33,7 @@ use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::Foreseen;
 use crate::store::LayerResidency;
-use crate::store::{NeuronStore, StoreSetup};
+use crate::store::{Layout, NeuronStore, StoreSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -470,6 +472,37 @@ fn warm(
     Ok(vec![lane])
 }
 
+/// The inputs by layer and the residual streams of a model that has them.
+fn several_streams(
+    layout: &Layout,
+    c: &ModelConfig,
+    rows: usize,
+) -> Result<(Option<LayerInputs>, Option<ResidualStreams>), Error> {
+    let inputs = LayerInputs::load(layout, c, rows)?;
+    Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
+}
+
+/// The tables of which tokens need single rows.
+fn tables<'a>(
+    embedding: &'a mut Option<Embedding>,
+    inputs: &'a mut Option<LayerInputs>,
+    ngrams: &'a mut Option<NGramLayer>,
+) -> impl Iterator<Item = &'a mut Embedding> {
+    let inputs = inputs.as_mut().map(LayerInputs::table_mut);
+    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
+    [embedding.as_mut(), inputs, ngrams].into_iter().flatten()
+}
+
+/// The rows for the last tokens and the hyper-connections of a model that has them.
+fn hyper_connections(
+    layout: &Layout,
+    c: &ModelConfig,
+    rows: usize,
+) -> Result<(Option<NGramLayer>, Option<Hyper>), Error> {
+    let ngrams = NGramLayer::load(layout, c, rows)?;
+    Ok((ngrams, Hyper::load(&layout.container, c, rows)?))
+}
+
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
@@ -489,9 +522,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c)?;
-    let mut layer_inputs = LayerInputs::load(&layout, &c, room.rows)?;
     let mut weights = Weights::load(&layout.container, &c)?;
-    let streams = ResidualStreams::load(&layout.container, &c, room.rows)?;
+    let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
+    let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
     let on = threads(&options, &tracer, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
@@ -522,14 +555,15 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    let table = layer_inputs.as_mut().map(LayerInputs::table_mut);
-    for table in [embedding.as_mut(), table].into_iter().flatten() {
+    for table in tables(&mut embedding, &mut layer_inputs, &mut ngrams) {
         table.hold(&store.layout.container, division.memory.embedding)?;
     }
     Ok(Decoder {
         embedding,
         layer_inputs,
         streams,
+        hyper,
+        ngrams,
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,

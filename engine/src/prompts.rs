@@ -16,6 +16,7 @@ use crate::error::{DeviceError, Error};
 use crate::ffn::FfnRoom;
 use crate::lanes::ProductRoom;
 use crate::layer_inputs::LayerInputs;
+use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
 use crate::planner::Division;
 use crate::room::{LongChunk, thread_floats};
@@ -37,11 +38,13 @@ impl Engine {
         let Decoder {
             embedding,
             layer_inputs,
+            ngrams,
             ffn,
             ..
         } = &mut self.decoder;
         let inputs = layer_inputs.as_mut().map(LayerInputs::table_mut);
-        let mut tables = [embedding.as_mut(), inputs];
+        let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
+        let mut tables = [embedding.as_mut(), inputs, ngrams];
         // Free first, then allocate.
         for table in tables.iter_mut().flatten() {
             table.hold(&ffn.store.layout.container, hold && table.is_held())?;
@@ -137,6 +140,8 @@ impl Engine {
         *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
         decoder.rope = Ropes::new(c, rows, context);
         decoder.scratch.set_rows(c, rows);
+        decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
+        (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
         let made = set_device_room(decoder, &ffn, products, &self.division);

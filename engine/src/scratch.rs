@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{
-    DeltaNetShape, KdaShape, LatentSizes, MambaShape, ModelConfig, Parallel,
+    DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, NGrams, Parallel,
 };
 
 use crate::lanes::ProductRoom;
@@ -232,9 +232,25 @@ fn widest_input(c: &ModelConfig) -> usize {
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
     let kda = kda(c).map_or(0, KdaShape::values);
+    let hyper = hyper(c);
     let experts = narrow_sizes::room(c)[2];
-    let of_mixers = q.max(latent).max(delta).max(kda).max(mamba);
-    d.max(of_mixers).max(experts)
+    d.max(q)
+        .max(latent)
+        .max(delta)
+        .max(kda)
+        .max(mamba)
+        .max(hyper)
+        .max(experts)
+}
+
+/// Columns of the widest matrix of hyper-connections.
+fn hyper(c: &ModelConfig) -> usize {
+    c.form.hyper.map_or(0, |of| {
+        let Mixing::Gated { rank } = of.mixing;
+        let ngrams = c.form.ngrams.as_ref();
+        let embedding = ngrams.map_or(0, NGrams::embedding);
+        of.width(c.d_model).max(rank as usize).max(embedding)
+    })
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {

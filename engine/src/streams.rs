@@ -137,15 +137,23 @@ pub(crate) fn beside(c: &ModelConfig) -> usize {
 
 /// Elements per row of all streams.
 pub(crate) fn width(c: &ModelConfig) -> usize {
-    c.d_model as usize + c.form.further_streams(c.d_model)
+    first(c) + c.form.further_streams(c.d_model)
+}
+
+/// Elements per row of [`Pass::x`] that are a stream. Hyper-connections have all streams beside it.
+fn first(c: &ModelConfig) -> usize {
+    match c.form.hyper {
+        Some(_) => 0,
+        None => c.d_model as usize,
+    }
 }
 
 /// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
 pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
     let (d, beside) = (c.d_model as usize, beside(c));
     for (number, row) in rows.chunks_exact(width(c)).enumerate() {
-        let (x, others) = row.split_at(d);
-        pass.x[number * d..][..d].copy_from_slice(x);
+        let (x, others) = row.split_at(first(c));
+        pass.x[number * d..][..x.len()].copy_from_slice(x);
         pass.beside[number * beside..][..others.len()].copy_from_slice(others);
     }
 }
@@ -155,8 +163,8 @@ pub(crate) fn get(c: &ModelConfig, pass: &Pass, rows: &mut Vec<f32>) {
     let (d, beside) = (c.d_model as usize, beside(c));
     rows.clear();
     for number in 0..pass.rows {
-        rows.extend_from_slice(&pass.x[number * d..][..d]);
-        rows.extend_from_slice(&pass.beside[number * beside..][..width(c) - d]);
+        rows.extend_from_slice(&pass.x[number * d..][..first(c)]);
+        rows.extend_from_slice(&pass.beside[number * beside..][..width(c) - first(c)]);
     }
 }
 

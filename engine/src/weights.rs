@@ -115,8 +115,8 @@ pub(crate) struct Weights {
     pub head: Matrix,
     /// Bias of the head, `[vocab]`.
     pub head_bias: Option<Vec<f32>>,
-    /// Norm before the head.
-    pub final_norm: Norm,
+    /// Norm before the head; `None` if it reads what hyper-connections give.
+    pub final_norm: Option<Norm>,
     /// Learned position embeddings.
     pub positions: Option<Matrix>,
     /// One entry per decoder layer.
@@ -146,7 +146,11 @@ impl Weights {
             let head = from.matrix(head_role(c), 0, vocab, d);
             let bias = c.form.head_bias;
             let head_bias = bias.then(|| from.vector(Role::HeadBias, 0, vocab));
-            let final_norm = norm(&from, Role::FinalNorm, Some(Role::FinalNormBias), 0, c);
+            let bias = Some(Role::FinalNormBias);
+            let final_norm = c
+                .form
+                .has_final_norm()
+                .then(|| norm(&from, Role::FinalNorm, bias, 0, c));
             let positions = match c.position_rows() as usize {
                 0 => Ok(None),
                 rows => from.matrix(Role::Positions, 0, rows, d).map(Some),
@@ -166,7 +170,7 @@ impl Weights {
                 layers: layers.collect(),
                 head: head?,
                 head_bias: head_bias.transpose()?,
-                final_norm: final_norm?,
+                final_norm: final_norm.transpose()?,
                 positions: positions?,
             })
         })
@@ -239,6 +243,7 @@ impl Weights {
         let on_flash = [
             (!c.tied_head).then(|| name_of(Role::Embed, 0)),
             Some(name_of(Role::LayerInputs, 0)),
+            Some(name_of(Role::NGramTable, 0)),
         ];
         let on_flash = |name: &str| on_flash.iter().any(|table| table.as_deref() == Some(name));
         container

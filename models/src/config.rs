@@ -7,10 +7,12 @@
 
 mod form;
 mod heads;
+mod hyper;
 mod kda;
 mod latent;
 mod mamba;
 mod mixture;
+mod ngrams;
 mod reach;
 mod rope;
 mod streams;
@@ -18,10 +20,12 @@ mod sublayers;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
+pub use hyper::{HyperConnections, Mixing};
 pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
+pub use ngrams::NGrams;
 pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -446,11 +450,13 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
-        let bad = bad.or_else(|| self.bad_streams());
+        let bad = (bad.or_else(|| self.bad_streams())).or_else(|| form.hyper?.bad(self));
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
-        if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
+        let bad =
+            (bad.or_else(|| self.bad_delta_net())).or_else(|| form.ngrams.as_ref()?.bad(self));
+        if let Some(bad) = bad {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {

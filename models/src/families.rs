@@ -22,6 +22,7 @@ mod llama4;
 mod mixtures;
 mod nemotron;
 mod qwen;
+mod qwen_names;
 mod routed;
 
 pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
@@ -199,8 +200,8 @@ pub(crate) enum FurtherTokens {
     Absent,
     /// Layers after the last one of the decoder.
     PastLast,
-    /// Tensors with this in their names.
-    Named(&'static str),
+    /// Tensors with one of these in their names.
+    Named(&'static [&'static str]),
     /// Layers after the last one of the decoder; beside them, tensors with this in their names are
     /// skipped.
     PastLastOr(&'static str),
@@ -212,7 +213,7 @@ impl FurtherTokens {
         match self {
             Self::Absent => false,
             Self::PastLast => layer.is_some_and(|layer| layer >= layers),
-            Self::Named(part) => name.contains(part),
+            Self::Named(parts) => parts.iter().any(|part| name.contains(part)),
             Self::PastLastOr(part) => {
                 name.contains(part) || layer.is_some_and(|layer| layer >= layers)
             }
@@ -387,6 +388,9 @@ pub(crate) enum Quirk {
     /// and, after the architecture, in GGUF: all of them in texts that are not longer, which are the
     /// ones that are run (DeepSeek-V3.2).
     Indexed(&'static str, &'static str),
+    /// Several residual streams with gates, sigmoids as gates of a DeltaNet's output where a file does not
+    /// say, and rows for the last tokens (Qwen3.8-Flash-Next).
+    Hyper,
     /// `alpha` of the type `dynamic` stretches the base of the rotary frequencies (Hunyuan).
     NtkAlpha,
     /// Some layers have Mamba-2 in place of attention (Granite 4 H).

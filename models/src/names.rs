@@ -6,7 +6,8 @@
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
 use crate::config::{
-    Bank, KdaShape, LatentShape, MixerKind, Mixture, ModelConfig, Parallel, Streams,
+    Bank, HyperConnections, KdaShape, LatentShape, MixerKind, Mixing, Mixture, ModelConfig, NGrams,
+    Parallel, Streams,
 };
 use crate::tensor_id::split_index;
 
@@ -266,23 +267,22 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::LayerInputsProj, layers * each, d));
         list.push(global(Role::LayerInputsNorm, 1, each));
     }
+    if let Some(of) = &form.ngrams {
+        let [rows, width] = [of.rows, of.width].map(|n| n as usize);
+        list.push(global(Role::NGramTable, rows, width));
+    }
     for layer in 0..config.layers {
-        if let Some(streams) = form.streams {
-            of_streams(config, streams, layer, &mut list);
-        }
-        if let Some(inputs) = form.inputs_by_layer() {
-            let each = inputs.width as usize;
-            let all = [
-                (Role::InputGate, each, d),
-                (Role::InputProj, d, each),
-                (Role::InputNorm, 1, d),
-            ];
-            push_all(&mut list, layer, &all);
-        }
+        beside(config, layer, &mut list);
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
-    list.push(global(Role::FinalNorm, 1, d));
+    if let Some(hyper) = form.hyper {
+        let [.., [head @ .., _]] = hyper_roles(hyper, config.d_model);
+        list.extend(head.map(|(role, rows, cols)| global(role, rows, cols)));
+    }
+    if form.has_final_norm() {
+        list.push(global(Role::FinalNorm, 1, d));
+    }
     if form.norm_bias {
         list.push(global(Role::FinalNormBias, 1, d));
     }
@@ -295,6 +295,31 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     list
 }
 
+/// The tensors of a layer beside its mixer and its FFN.
+fn beside(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+    let (form, d) = (&config.form, config.d_model as usize);
+    if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
+        of_ngrams(config, ngrams, list);
+    }
+    if let Some(streams) = form.streams {
+        of_streams(config, streams, layer, list);
+    }
+    if let Some(inputs) = form.inputs_by_layer() {
+        let each = inputs.width as usize;
+        let all = [
+            (Role::InputGate, each, d),
+            (Role::InputProj, d, each),
+            (Role::InputNorm, 1, d),
+        ];
+        push_all(list, layer, &all);
+    }
+    if let Some(hyper) = form.hyper {
+        let [mixer, ffn, _] = hyper_roles(hyper, config.d_model);
+        push_all(list, layer, &mixer);
+        push_all(list, layer, &ffn);
+    }
+}
+
 /// The tensors of the streams outside the layers.
 fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Required>) {
     let d = config.d_model as usize;
@@ -305,6 +330,47 @@ fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Require
             cols: d,
         }));
     }
+}
+
+/// Those of the layer that reads rows for the last tokens.
+fn of_ngrams(config: &ModelConfig, ngrams: &NGrams, list: &mut Vec<Required>) {
+    let width = config.form.further_streams(config.d_model);
+    let (d, embedding) = (config.d_model as usize, ngrams.embedding());
+    let all = [
+        (Role::NGramKey, width, embedding),
+        (Role::NGramValue, d, embedding),
+        (Role::NGramKeyNorm, 1, width),
+        (Role::NGramQueryNorm, 1, width),
+        (Role::NGramConvNorm, 1, width),
+        (Role::NGramConv, width, ngrams.taps as usize),
+    ];
+    push_all(list, ngrams.layer, &all);
+}
+
+/// The tensors of hyper-connections before mixers, FFNs and the head; the last has no share.
+fn hyper_roles(hyper: HyperConnections, d_model: u32) -> [[(Role, usize, usize); 4]; 3] {
+    use Role::*;
+    let Mixing::Gated { rank } = hyper.mixing;
+    let (rank, count, width) = (rank as usize, hyper.count as usize, hyper.width(d_model));
+    let all = [
+        [
+            HyperMixerNorm,
+            HyperMixerDown,
+            HyperMixerUp,
+            HyperMixerInject,
+        ],
+        [HyperFfnNorm, HyperFfnDown, HyperFfnUp, HyperFfnInject],
+        [HyperHeadNorm, HyperHeadDown, HyperHeadUp, HyperHeadUp],
+    ];
+    let of = |[norm, down, up, inject]: [Role; 4]| {
+        [
+            (norm, 1, width),
+            (down, rank, width),
+            (up, width, rank),
+            (inject, count, width),
+        ]
+    };
+    all.map(of)
 }
 
 /// Those of a layer.

@@ -5,6 +5,7 @@
 
 mod found;
 mod identity;
+mod joined;
 mod read;
 
 pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
@@ -58,8 +59,17 @@ pub(crate) struct Store {
     raw: RefCell<Vec<u8>>,
 }
 
+/// Where rows of a tensor lie that do not follow its first ones.
+#[derive(Debug)]
+struct LaterRows {
+    /// The first of them.
+    first: usize,
+    file: usize,
+    offset: u64,
+}
+
 /// Location of a tensor.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Place {
     file: usize,
     offset: u64,
@@ -70,6 +80,8 @@ struct Place {
     /// Bytes of a stored row.
     row_bytes: usize,
     scales: Option<Scales>,
+    /// Of a tensor that is stored as several.
+    rest: Vec<LaterRows>,
 }
 
 impl Store {
@@ -127,7 +139,7 @@ impl Store {
         spell: &dyn Fn(TensorId) -> String,
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
-        let Some(tensor) = by_id.remove(&id) else {
+        let Some(mut tensor) = by_id.remove(&id) else {
             let expected = self.plain_shape(wanted);
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
@@ -135,8 +147,56 @@ impl Store {
                 expected: shape_text(&expected),
             });
         };
+        let own = tensor.shape.first().copied().unwrap_or(0);
+        let rest = match id.role {
+            Role::NGramTable => self.join(by_id, &mut tensor, wanted)?,
+            _ => Vec::new(),
+        };
+        let stored = self.stored_shape(wanted, tensor.layout);
+        let path = &self.files[tensor.file].path;
+        if tensor.shape != stored {
+            return Err(Error::WrongShape {
+                path: path.clone(),
+                tensor: tensor.name,
+                found: shape_text(&tensor.shape),
+                expected: shape_text(&stored),
+            });
+        }
+        let (stored_rows, stored_cols) = match tensor.layout {
+            Layout::EveryElement(_) => (2 * rows, cols),
+            _ if id.role.is_vector() => (rows, cols),
+            // the others are checked already
+            _ if !rest.is_empty() => (own, stored[1]),
+            _ => (stored[0], stored[1]),
+        };
+        let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
+        self.index.insert(id, self.infos.len());
+        self.places.push(Place {
+            file: tensor.file,
+            offset: tensor.offset,
+            dtype: tensor.dtype,
+            layout: tensor.layout,
+            cols: stored_cols,
+            row_bytes,
+            scales: tensor.scales,
+            rest,
+        });
+        self.infos.push(TensorInfo {
+            id,
+            source_name: tensor.name,
+            rows,
+            cols,
+            source_dtype: tensor.dtype.name().to_owned(),
+            source_bytes: source_bytes(tensor.dtype, rows, cols),
+        });
+        Ok(())
+    }
+
+    /// The shape of a tensor as it is stored.
+    fn stored_shape(&self, wanted: Required, layout: Layout) -> Vec<usize> {
+        let Required { rows, cols, .. } = wanted;
         let mut stored = self.plain_shape(wanted);
-        match tensor.layout {
+        match layout {
             Layout::Transposed => stored = vec![cols, rows],
             Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
                 stored = vec![cols, 2 * rows];
@@ -155,40 +215,7 @@ impl Store {
             // as it is presented
             _ => {}
         }
-        let path = &self.files[tensor.file].path;
-        if tensor.shape != stored {
-            return Err(Error::WrongShape {
-                path: path.clone(),
-                tensor: tensor.name,
-                found: shape_text(&tensor.shape),
-                expected: shape_text(&stored),
-            });
-        }
-        let (stored_rows, stored_cols) = match tensor.layout {
-            Layout::EveryElement(_) => (2 * rows, cols),
-            _ if id.role.is_vector() => (rows, cols),
-            _ => (stored[0], stored[1]),
-        };
-        let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
-        self.index.insert(id, self.infos.len());
-        self.places.push(Place {
-            file: tensor.file,
-            offset: tensor.offset,
-            dtype: tensor.dtype,
-            layout: tensor.layout,
-            cols: stored_cols,
-            row_bytes,
-            scales: tensor.scales,
-        });
-        self.infos.push(TensorInfo {
-            id,
-            source_name: tensor.name,
-            rows,
-            cols,
-            source_dtype: tensor.dtype.name().to_owned(),
-            source_bytes: source_bytes(tensor.dtype, rows, cols),
-        });
-        Ok(())
+        stored
     }
 
     /// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
@@ -318,6 +345,10 @@ impl Store {
                 place.offset,
             ] {
                 part(&number.to_le_bytes());
+            }
+            for other in &place.rest {
+                part(&(other.file as u64).to_le_bytes());
+                part(&other.offset.to_le_bytes());
             }
         }
         // The name may come from the folder; the fingerprint must not depend on the path.

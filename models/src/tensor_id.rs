@@ -52,6 +52,43 @@ pub enum Role {
     InputProj,
     /// Weight of the norm of that, `[1 × d_model]`.
     InputNorm,
+    /// Rows for the last tokens, `[rows × width]`; a checkpoint may have them in several tensors.
+    NGramTable,
+    /// Projection of a token's rows to the keys that the streams' gates follow from,
+    /// `[streams·d_model × embedding]`.
+    NGramKey,
+    /// To what the gates let through, `[d_model × embedding]`.
+    NGramValue,
+    /// Weights of the keys' norms, `[1 × streams·d_model]`.
+    NGramKeyNorm,
+    /// Of the norms of the streams that meet them, `[1 × streams·d_model]`.
+    NGramQueryNorm,
+    /// Of the norms of what is convolved, `[1 × streams·d_model]`.
+    NGramConvNorm,
+    /// Weights of the convolution, `[streams·d_model × taps]`, that of the token itself last.
+    NGramConv,
+    /// Hyper-connections before a mixer: weights of the streams' norms, `[1 × streams·d_model]`.
+    HyperMixerNorm,
+    /// Low-rank path to the gates of its input: down, `[rank × streams·d_model]`.
+    HyperMixerDown,
+    /// And up, `[streams·d_model × rank]`.
+    HyperMixerUp,
+    /// To the share of its output that each stream takes, `[streams × streams·d_model]`.
+    HyperMixerInject,
+    /// As [`Role::HyperMixerNorm`], before an FFN.
+    HyperFfnNorm,
+    /// As [`Role::HyperMixerDown`], before an FFN.
+    HyperFfnDown,
+    /// As [`Role::HyperMixerUp`], before an FFN.
+    HyperFfnUp,
+    /// As [`Role::HyperMixerInject`], after an FFN.
+    HyperFfnInject,
+    /// As [`Role::HyperMixerNorm`], before the head.
+    HyperHeadNorm,
+    /// As [`Role::HyperMixerDown`], before the head.
+    HyperHeadDown,
+    /// As [`Role::HyperMixerUp`], before the head.
+    HyperHeadUp,
     /// Weight of the norm before attention, `[1 × d_model]`.
     AttnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -219,7 +256,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 95] = [
+const ROLES: [(Role, Place, &str); 113] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -242,6 +279,24 @@ const ROLES: [(Role, Place, &str); 95] = [
     (Role::InputGate, Place::Layer, "input.gate"),
     (Role::InputProj, Place::Layer, "input.proj"),
     (Role::InputNorm, Place::Layer, "input.norm"),
+    (Role::NGramTable, Place::Numbered, "ngram_table"),
+    (Role::NGramKey, Place::Layer, "ngram.key"),
+    (Role::NGramValue, Place::Layer, "ngram.value"),
+    (Role::NGramKeyNorm, Place::Layer, "ngram.key_norm"),
+    (Role::NGramQueryNorm, Place::Layer, "ngram.query_norm"),
+    (Role::NGramConvNorm, Place::Layer, "ngram.conv_norm"),
+    (Role::NGramConv, Place::Layer, "ngram.conv"),
+    (Role::HyperMixerNorm, Place::Layer, "hyper.mixer_norm"),
+    (Role::HyperMixerDown, Place::Layer, "hyper.mixer_down"),
+    (Role::HyperMixerUp, Place::Layer, "hyper.mixer_up"),
+    (Role::HyperMixerInject, Place::Layer, "hyper.mixer_inject"),
+    (Role::HyperFfnNorm, Place::Layer, "hyper.ffn_norm"),
+    (Role::HyperFfnDown, Place::Layer, "hyper.ffn_down"),
+    (Role::HyperFfnUp, Place::Layer, "hyper.ffn_up"),
+    (Role::HyperFfnInject, Place::Layer, "hyper.ffn_inject"),
+    (Role::HyperHeadNorm, Place::Global, "hyper_head_norm"),
+    (Role::HyperHeadDown, Place::Global, "hyper_head_down"),
+    (Role::HyperHeadUp, Place::Global, "hyper_head_up"),
     (Role::AttnNorm, Place::Layer, "attn.norm"),
     (Role::AttnNormBias, Place::Layer, "attn.norm_bias"),
     (Role::AttnPostNorm, Place::Layer, "attn.post_norm"),
@@ -346,7 +401,7 @@ impl Role {
         use Role::*;
         matches!(
             self,
-            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV
+            Conv | DeltaConv | MambaConv | DeltaConvQ | DeltaConvK | DeltaConvV | NGramConv
         )
     }
 
@@ -361,14 +416,18 @@ impl Role {
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
             | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaDecays | DeltaConvQ | DeltaConvK
             | DeltaConvV | MambaIn | MambaConv | MambaOut | ExpertsIn | ExpertsOut | SharedIn
-            | SharedUp | SharedOut => false,
+            | SharedUp | SharedOut | NGramTable | NGramKey | NGramValue | NGramConv
+            | HyperMixerDown | HyperMixerUp | HyperMixerInject | HyperFfnDown | HyperFfnUp
+            | HyperFfnInject | HyperHeadDown | HyperHeadUp => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
             | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm
             | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm | RouterScale
-            | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale => true,
+            | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale
+            | NGramKeyNorm | NGramQueryNorm | NGramConvNorm | HyperMixerNorm | HyperFfnNorm
+            | HyperHeadNorm => true,
         }
     }
 }

@@ -31,6 +31,8 @@ pub enum Kind {
     Chunked,
     /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
     Sublayers,
+    /// With several residual streams, DeltaNets, and rows for the last tokens: a fixture.
+    NGrams,
 }
 
 /// All of them.
@@ -45,6 +47,7 @@ pub const KINDS: [Kind; 10] = [
     Kind::TwoHeads,
     Kind::Chunked,
     Kind::Sublayers,
+    Kind::NGrams,
 ];
 
 impl Kind {
@@ -61,6 +64,7 @@ impl Kind {
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
             Self::Sublayers => fixture("nemotron_h"),
+            Self::NGrams => fixture("qwen4_exp"),
         }
     }
 

@@ -4,14 +4,16 @@
 //! y[t] = bias + Σⱼ w[j] ∘ x[t − taps + 1 + j]
 //! ```
 //!
-//! Its state is `x` of the last `taps − 1` tokens, the oldest first; zeros before the first token.
+//! or over every n-th of them. Its state is `x` of the last `taps − 1` tokens (times n), the oldest first; zeros before the first token.
 
 /// The convolution of one sequence's rows.
 #[derive(Clone, Copy)]
-pub(super) struct Convolution<'a> {
+pub(crate) struct Convolution<'a> {
     pub channels: usize,
     /// `[taps × channels]`.
     pub weights: &'a [f32],
+    /// Tokens from one tap to the next.
+    pub every: usize,
     /// One number for each channel; `None` stands for zeros.
     pub bias: Option<&'a [f32]>,
     /// State before the first row, `[(taps − 1) × channels]`.
@@ -23,12 +25,12 @@ pub(super) struct Convolution<'a> {
 }
 
 /// Floats of the state.
-pub(super) fn state_floats(channels: usize, taps: usize) -> usize {
+pub(crate) fn state_floats(channels: usize, taps: usize) -> usize {
     (taps - 1) * channels
 }
 
 /// The weights `[taps × channels]` of those that are stored channel by channel.
-pub(super) fn by_tap(by_channel: &[f32], taps: usize) -> Vec<f32> {
+pub(crate) fn by_tap(by_channel: &[f32], taps: usize) -> Vec<f32> {
     let tap = |j| by_channel.iter().skip(j).step_by(taps).copied();
     (0..taps).flat_map(tap).collect()
 }
@@ -54,7 +56,7 @@ impl Convolution<'_> {
             None => out.fill(0.0),
         }
         for (tap, w) in self.weights.chunks_exact(self.channels).enumerate() {
-            let x = self.token(row, taps - 1 - tap);
+            let x = self.token(row, (taps - 1 - tap) * self.every);
             for ((y, w), x) in out.iter_mut().zip(w).zip(x) {
                 *y += w * x;
             }
@@ -112,6 +114,7 @@ mod tests {
                     let conv = Convolution {
                         channels,
                         weights: &weights,
+                        every: 1,
                         bias,
                         before: &state,
                         rows: &text[first * channels..][..n * channels],

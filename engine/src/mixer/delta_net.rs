@@ -4,7 +4,7 @@
 //! [q, k, v] = silu(conv(In · x))        q ← q / (|q|·√key_dim)        k ← k / |k|        per key head
 //! α = exp(rate · softplus(Decay·x + step))        β = σ(Beta·x)                          per value head
 //! S ← α·S        S ← S + k ⊗ β·(v − kᵀ·S)        y = qᵀ·S
-//! out = Out · (rmsnorm(y) ∘ silu(Gate · x))
+//! out = Out · (rmsnorm(y) ∘ silu(Gate · x)), or σ in place of silu (Qwen3.8-Flash-Next)
 //! ```
 //!
 //! Its state is the convolution's, then `S` of each value head, `[key_dim × value_dim]`. Heads are
@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use emberflow_kernels::{Compute, Cpu, Decay, DeltaToken, delta_rule, math};
+use emberflow_kernels::{Compute, Cpu, Decay, DeltaToken, delta_rule, math, scale_by_sigmoid};
 use emberflow_models::config::{DeltaNetShape, ModelConfig};
 use emberflow_models::names::Role;
 
@@ -124,6 +124,7 @@ impl DeltaNet {
         let conv = Convolution {
             channels,
             weights: &self.weights,
+            every: 1,
             bias: None,
             before: conv_before,
             rows: &s.q[first * channels..][..n * channels],
@@ -164,7 +165,7 @@ impl DeltaNet {
         }
     }
 
-    /// `s.attended[row] = rmsnorm(y) ∘ silu(gate)`, head by head.
+    /// `s.attended[row] = rmsnorm(y) ∘ act(gate)`, head by head.
     fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
         let (values, channels) = (self.shape.values(), self.shape.channels());
         let dim = self.shape.value_dim as usize;
@@ -175,12 +176,17 @@ impl DeltaNet {
             let gates = &mut s.gate[first * values..][..n * values];
             let out = &mut s.attended[first * values..][..n * values];
             (on.workers).for_each_chunk_pair_mut([out, gates], [values; 2], |row, out, gates| {
-                on.cpu.silu(gates);
+                if !self.shape.sigmoid_gate {
+                    on.cpu.silu(gates);
+                }
                 for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                     out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
                     on.cpu.rmsnorm_inplace(out, &self.norm, eps);
                 }
-                out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g);
+                match self.shape.sigmoid_gate {
+                    true => scale_by_sigmoid(on.cpu, out, gates),
+                    false => out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g),
+                }
             });
             first += n;
         }

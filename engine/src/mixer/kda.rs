@@ -196,6 +196,7 @@ impl Kda {
         let convs = [0, 1, 2].map(|i| Convolution {
             channels: values,
             weights: &self.weights[i],
+            every: 1,
             bias: None,
             before: &conv_before[i * conv_floats..][..conv_floats],
             rows: &s.q[(i * all + first) * values..][..n * values],

@@ -117,6 +117,7 @@ impl Mamba {
         let conv = Convolution {
             channels,
             weights: &self.weights,
+            every: 1,
             bias: Some(&self.bias),
             before: conv_before,
             rows: &projected[values..],

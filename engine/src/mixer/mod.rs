@@ -26,6 +26,7 @@ use crate::scratch::Scratch;
 use crate::state::{HeadLayers, KvShape, Span, StateShape};
 
 use attention::Attention;
+pub(crate) use conv::{Convolution, by_tap};
 use delta_net::DeltaNet;
 use kda::Kda;
 use latent::LatentAttention;
@@ -277,7 +278,7 @@ pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> Stat
             latent: c.form.latent.is_some(),
             ..KvShape::new(dtype, head_layers(c), context)
         },
-        recurrent: recurrent_floats(c, c.layers),
+        recurrent: recurrent_floats(c, c.layers) + ngram_floats(c),
     }
 }
 
@@ -311,8 +312,16 @@ pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     all[0].max(all[1])
 }
 
+/// Floats of the state behind those of all layers: of the convolution over rows for the last tokens.
+pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
+    c.form.ngrams.as_ref().map_or(0, |of| {
+        let reach = 1 + (of.taps as usize - 1) * of.longest();
+        conv::state_floats(c.form.further_streams(c.d_model), reach)
+    })
+}
+
 /// Floats of recurrent state before layer `layer`.
-fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
+pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {
         MixerKind::Attention | MixerKind::Latent(_) | MixerKind::None => 0,
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),

@@ -68,6 +68,7 @@ impl ShortConv {
             let conv = Convolution {
                 channels: d,
                 weights: &self.weights,
+                every: 1,
                 bias: None,
                 before: state.before,
                 rows: &projected[2 * d..],

@@ -20,11 +20,13 @@ use crate::device::{DenseShape, Device, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
+use crate::hyper::Hyper;
 use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::mixer::{projections, state_shape};
 use crate::narrow_sizes::matrices_apart;
+use crate::ngrams::NGramLayer;
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
@@ -399,6 +401,8 @@ impl Opened<'_> {
             // The residual stream; a second one if a pass can be preempted.
             4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
             StreamState::bytes_for(self.config, room.rows),
+            Hyper::bytes_for(self.config, room.rows),
+            NGramLayer::bytes_for(self.config, room.rows),
             LayerInputs::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),

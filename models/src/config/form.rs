@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GlobalHeads, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers, MambaShape, Rope,
-    Streams,
+    GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
+    MambaShape, Mixing, NGrams, Rope, Streams,
 };
 
 /// How attention and FFN follow each other in a layer.
@@ -134,6 +134,12 @@ pub struct Form {
     /// Inputs by layer without further streams (Gemma 4); see [`Form::inputs_by_layer`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_inputs: Option<LayerInputs>,
+    /// Several residual streams, all of which mixers and FFNs read and change (Qwen3.8-Flash-Next).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyper: Option<HyperConnections>,
+    /// Rows for the last tokens, which one layer reads (Qwen3.8-Flash-Next).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ngrams: Option<NGrams>,
 }
 
 /// A factor of queries that grows with the logarithm of the position.
@@ -215,6 +221,9 @@ pub struct DeltaNetShape {
     /// belong to the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tiled: bool,
+    /// The gates of its output are sigmoids, not SiLU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaNetShape {
@@ -295,6 +304,8 @@ impl Default for Form {
             shared_kv_ffn: 0,
             layer_scale: false,
             layer_inputs: None,
+            hyper: None,
+            ngrams: None,
         }
     }
 }
@@ -306,10 +317,18 @@ impl Form {
     }
 
     /// Elements of a row of the residual streams beside the one that layers read and change, which has
-    /// `d_model`.
+    /// `d_model`; of all streams of hyper-connections.
     pub fn further_streams(&self, d_model: u32) -> usize {
+        if let Some(hyper) = self.hyper {
+            return hyper.width(d_model);
+        }
         let further = self.streams.map_or(0, |streams| streams.count - 1);
         further as usize * d_model as usize
+    }
+
+    /// Whether there is a norm before the head; the last mixture of gated streams has its own.
+    pub fn has_final_norm(&self) -> bool {
+        !matches!(self.hyper.map(|of| of.mixing), Some(Mixing::Gated { .. }))
     }
 
     /// The inputs by layer, with or without further streams.

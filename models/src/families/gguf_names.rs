@@ -208,7 +208,7 @@ pub(super) const PHI3: NameTable = NameTable {
     ..PLAIN
 };
 
-const ROUTER: Spellings = &[
+pub(super) const ROUTER: Spellings = &[
     (Role::Router, "ffn_gate_inp.weight"),
     (Role::ChoiceBias, "exp_probs_b.bias"),
     // so named for Hunyuan 3
@@ -374,7 +374,7 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
 };
 
 /// Attention without Q, which is stored with the gates of its output.
-const GATED_ATTENTION: Spellings = &[
+pub(super) const GATED_ATTENTION: Spellings = &[
     (Role::K, "attn_k.weight"),
     (Role::V, "attn_v.weight"),
     (Role::O, "attn_output.weight"),
@@ -382,7 +382,7 @@ const GATED_ATTENTION: Spellings = &[
     (Role::KNorm, "attn_k_norm.weight"),
 ];
 
-const DELTA_NET: Spellings = &[
+pub(super) const DELTA_NET: Spellings = &[
     (Role::AttnNorm, "attn_norm.weight"),
     (Role::FfnNorm, "post_attention_norm.weight"),
     (Role::DeltaIn, "attn_qkv.weight"),
@@ -406,17 +406,14 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
 };
 
 /// They are apart.
+/// Projections of a DeltaNet to one number for each head.
+pub(super) const DELTA_SHARES: Spellings = &[
+    (Role::DeltaBeta, "ssm_beta.weight"),
+    (Role::DeltaDecay, "ssm_alpha.weight"),
+];
+
 pub(super) const QWEN3_5: NameTable = NameTable {
-    layers: &[
-        GATED_ATTENTION,
-        DELTA_NET,
-        FFN,
-        ROUTER,
-        &[
-            (Role::DeltaBeta, "ssm_beta.weight"),
-            (Role::DeltaDecay, "ssm_alpha.weight"),
-        ],
-    ],
+    layers: &[GATED_ATTENTION, DELTA_NET, FFN, ROUTER, DELTA_SHARES],
     fused: &[(Fused::GatedQ, "attn_q.weight")],
     ..PLAIN
 };

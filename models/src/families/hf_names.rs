@@ -562,7 +562,7 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
 };
 
 /// Attention without Q, which is stored with the gates of its output.
-const GATED_ATTENTION: Spellings = &[
+pub(super) const GATED_ATTENTION: Spellings = &[
     (Role::K, "self_attn.k_proj.weight"),
     (Role::V, "self_attn.v_proj.weight"),
     (Role::O, "self_attn.o_proj.weight"),
@@ -570,7 +570,7 @@ const GATED_ATTENTION: Spellings = &[
     (Role::KNorm, "self_attn.k_norm.weight"),
 ];
 
-const DELTA_NET: Spellings = &[
+pub(super) const DELTA_NET: Spellings = &[
     (Role::DeltaConv, "linear_attn.conv1d.weight"),
     (Role::DeltaStep, "linear_attn.dt_bias"),
     (Role::DeltaRate, "linear_attn.A_log"),
@@ -578,7 +578,7 @@ const DELTA_NET: Spellings = &[
     (Role::DeltaOut, "linear_attn.out_proj.weight"),
 ];
 
-const ROUTER: Spellings = &[
+pub(super) const ROUTER: Spellings = &[
     (Role::Router, "mlp.gate.weight"),
     (Role::SharedGate, "mlp.shared_expert_gate.weight"),
 ];
@@ -595,20 +595,16 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
 };
 
 /// A DeltaNet's projections are apart.
+/// Projections of a DeltaNet that lie apart.
+pub(super) const DELTA_INPUTS: Spellings = &[
+    (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),
+    (Role::DeltaGate, "linear_attn.in_proj_z.weight"),
+    (Role::DeltaBeta, "linear_attn.in_proj_b.weight"),
+    (Role::DeltaDecay, "linear_attn.in_proj_a.weight"),
+];
+
 pub(super) const QWEN3_5: NameTable = NameTable {
-    layers: &[
-        GATED_ATTENTION,
-        NORMS,
-        FFN,
-        DELTA_NET,
-        ROUTER,
-        &[
-            (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),
-            (Role::DeltaGate, "linear_attn.in_proj_z.weight"),
-            (Role::DeltaBeta, "linear_attn.in_proj_b.weight"),
-            (Role::DeltaDecay, "linear_attn.in_proj_a.weight"),
-        ],
-    ],
+    layers: &[GATED_ATTENTION, NORMS, FFN, DELTA_NET, ROUTER, DELTA_INPUTS],
     fused: &[(Fused::GatedQ, "self_attn.q_proj.weight")],
     ..PLAIN
 };

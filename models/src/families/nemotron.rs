@@ -112,7 +112,7 @@ const NEMOTRON_H: Family = Family {
     eps: Some("layer_norm_epsilon"),
     act: "mlp_hidden_act",
     windows: Windows::None,
-    further_tokens: FurtherTokens::Named("mtp."),
+    further_tokens: FurtherTokens::Named(&["mtp."]),
     experts: Some(Experts {
         shared: Some(Shared::Plain("moe_shared_expert_intermediate_size")),
         dense: Dense::Sublayers,

@@ -4,7 +4,7 @@ use super::Preset::{Int, Text};
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, Shared};
 use super::{
     Arch, Bias, Check, Family, FurtherTokens, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk,
-    ValueHeads, Windows, gguf_names, hf_names,
+    ValueHeads, Windows, gguf_names, hf_names, qwen_names,
 };
 
 const QWEN2: Family = Family {
@@ -100,7 +100,7 @@ const QWEN3_NEXT: Family = Family {
     qk_norm: QkNorm::Head,
     rotated: Some(0.25),
     windows: Windows::None,
-    further_tokens: FurtherTokens::Named("mtp."),
+    further_tokens: FurtherTokens::Named(&["mtp."]),
     experts: Some(Experts {
         shared: Some(Shared::Gated("shared_expert_intermediate_size")),
         renormalise: Renormalise::Key(true),
@@ -150,7 +150,71 @@ const QWEN3_5_MOE: Family = Family {
     ..QWEN3_5
 };
 
-pub(super) const FAMILIES: [Family; 7] = [
+/// GGUF keys of Qwen3.8-Flash-Next beside them.
+const HYPER_KEYS: &[&str] = &[
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+    "attention.recurrent_layers",
+    "full_attention_interval",
+    "rope.dimension_sections",
+    "nextn_predict_layers",
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    "attention.indexer.top_k",
+    "attention.compress_ratios",
+    "hyper_connection.count",
+    "hyper_connection.low_rank",
+    "embedding_length_per_layer_input",
+    "ple.layers",
+    "ple.ngram_size",
+    "ple.heads_per_ngram",
+    "ple.conv_kernel",
+    "ple.layer_multipliers",
+    "ple.head_offsets",
+    "ple.head_vocab_sizes",
+    "ple.eos_token_id",
+    "ple.image_token_id",
+];
+
+/// `modeling_qwen4_exp.py` (Qwen3.8-Flash-Next): the same with several residual streams, rows for the
+/// last tokens, and attention that sees what an indexer chooses.
+const QWEN4_EXP: Family = Family {
+    name: "qwen4_exp_text",
+    whole: Some("qwen4_exp"),
+    names: &qwen_names::HF,
+    gguf: Some(Arch {
+        name: "qwen4exp",
+        names: &qwen_names::GGUF,
+        reads: HYPER_KEYS,
+        ..PLAIN_ARCH
+    }),
+    pre_norm: false,
+    rotated: Some(1.0),
+    further_tokens: FurtherTokens::Named(&["mtp.", ".indexer."]),
+    experts: Some(Experts {
+        shared: Some(Shared::Gated("shared_expert_intermediate_size")),
+        renormalise: Renormalise::Key(true),
+        dense: Dense::Never,
+        ..QWEN3_EXPERTS
+    }),
+    checks: &[
+        Check::NotNull("partial_rotary_factor"),
+        Check::Flag("attn_output_gate", true),
+        Check::Words("output_gate_type", &["sigmoid", "silu"]),
+        Check::One("indexer_kv_heads"),
+    ],
+    quirks: &[
+        Quirk::DeltaNet(ValueHeads::Tiled),
+        Quirk::Hyper,
+        Quirk::Indexed("indexer_budget", "attention.indexer.top_k"),
+    ],
+    ..QWEN3_5_MOE
+};
+
+pub(super) const FAMILIES: [Family; 8] = [
     QWEN2,
     QWEN3,
     QWEN2_MOE,
@@ -158,4 +222,5 @@ pub(super) const FAMILIES: [Family; 7] = [
     QWEN3_NEXT,
     QWEN3_5,
     QWEN3_5_MOE,
+    QWEN4_EXP,
 ];

@@ -125,7 +125,7 @@ const ERNIE4_5_MOE: Family = Family {
         ..ROUTED_ARCH
     }),
     interleaved: true,
-    further_tokens: FurtherTokens::Named("mtp"),
+    further_tokens: FurtherTokens::Named(&["mtp"]),
     tied: true,
     theta: 500_000.0,
     experts: Some(Experts {
@@ -221,7 +221,7 @@ const EXAONE_MOE: Family = Family {
         ],
         ..ROUTED_ARCH
     }),
-    further_tokens: FurtherTokens::Named("mtp"),
+    further_tokens: FurtherTokens::Named(&["mtp"]),
     qk_norm: QkNorm::Head,
     windows: Windows::PatternOf(4, 4096),
     experts: Some(Experts {

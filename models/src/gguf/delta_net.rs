@@ -53,6 +53,7 @@ pub(super) fn delta_nets(
             key_dim: need("ssm.state_size")?,
             value_dim: values / value_heads,
             tiled: order == ValueHeads::Tiled,
+            sigmoid_gate: false,
         },
     }))
 }

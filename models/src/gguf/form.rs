@@ -1,8 +1,8 @@
 //! Metadata by which an architecture departs from the plain decoder.
 
 use super::delta_net::delta_nets;
-use super::streams;
 use super::value::Metadata;
+use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
@@ -119,20 +119,19 @@ pub(super) fn form(
             false => Parallel::OneNorm,
         };
     }
-    if family.has(Quirk::Temperature) {
-        form.query_scale = Some(QueryScale::LLAMA4);
-    }
-    if family.has(Quirk::QueryScale) {
-        form.query_scale = query_scale(metadata, arch)?;
-    }
     for quirk in family.quirks {
-        if let Quirk::DeltaNet(order) = *quirk {
-            form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
-            form.output_gate = true;
+        let table = shape.streams;
+        match *quirk {
+            Quirk::DeltaNet(order) => {
+                form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
+                form.output_gate = true;
+            }
+            Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
+            Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
+            Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
+            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
+            _ => {}
         }
-    }
-    if family.has(Quirk::Streams) {
-        streams::form(metadata, arch.name, shape.layers, shape.streams, &mut form)?;
     }
     Ok(form)
 }

@@ -13,6 +13,7 @@ mod header;
 mod kda;
 mod latent;
 mod mamba;
+mod ngrams;
 mod rope;
 mod sampling;
 mod split;

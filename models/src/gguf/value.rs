@@ -250,7 +250,7 @@ impl Metadata {
         self.list(key, "a list of flags", flag).map(Some)
     }
 
-    fn list<T>(
+    pub(super) fn list<T>(
         &self,
         key: &str,
         expected: &str,

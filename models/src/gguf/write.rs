@@ -336,7 +336,7 @@ fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor
         _ if stacked => matrices,
         _ => matrices.beside_experts(),
     };
-    let rotary = rotary_order(id.role, config).filter(|_| arch.interleaved);
+    let rotary = rotary_order(id, config).filter(|_| arch.interleaved);
     let gated = arch.names.fused_with(id.role) == Some(Fused::GatedQ);
     Some(GgufTensor {
         id,

@@ -6,8 +6,17 @@ use crate::config::{DeltaNetShape, DeltaNets};
 use crate::error::Error;
 
 /// The layers that have one, and its sizes; absent keys have the values of the configuration class.
-pub(super) fn delta_nets(keys: &Keys, layers: u32) -> Result<Option<DeltaNets>, Error> {
-    let kinds: [&[&str]; 2] = [&["linear_attention"], &["full_attention"]];
+/// Attention that is `indexed` may have a name of its own.
+pub(super) fn delta_nets(
+    keys: &Keys,
+    layers: u32,
+    indexed: bool,
+) -> Result<Option<DeltaNets>, Error> {
+    let others: &[&str] = match indexed {
+        true => &["full_attention", "indexed_attention"],
+        false => &["full_attention"],
+    };
+    let kinds = [&["linear_attention"][..], others];
     let with = match layers_of(keys, kinds, layers)? {
         Some(with) => with,
         None => {
@@ -33,6 +42,7 @@ pub(super) fn delta_nets(keys: &Keys, layers: u32) -> Result<Option<DeltaNets>, 
             key_dim: size("linear_key_head_dim", 128)?,
             value_dim: size("linear_value_head_dim", 128)?,
             tiled: false,
+            sigmoid_gate: keys.str("output_gate_type")? == Some("sigmoid"),
         },
     }))
 }
@@ -49,7 +59,7 @@ mod tests {
     fn layers_are_told_by_kind_or_by_an_interval() {
         let layers = |value: Value| {
             let keys = Keys::new(Path::new("config.json"), &value)?;
-            let nets = delta_nets(&keys, 5)?;
+            let nets = delta_nets(&keys, 5, false)?;
             Ok::<_, Error>(nets.map(|nets| nets.layers))
         };
         assert_eq!(layers(json!({})).unwrap(), Some(vec![0, 1, 2, 4]));

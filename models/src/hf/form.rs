@@ -8,6 +8,7 @@ use super::json::Keys;
 use super::kda::{bounded_kda, kda_layers};
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
+use super::ngrams;
 use super::short_conv::short_convs;
 use super::streams::streams;
 use super::sublayers;
@@ -22,7 +23,19 @@ pub(super) fn is_less_one(family: &str, role: Role) -> bool {
     use Role::*;
     let norm = matches!(
         role,
-        AttnNorm | AttnPostNorm | FfnNorm | FfnPostNorm | FinalNorm | QNorm | KNorm
+        AttnNorm
+            | AttnPostNorm
+            | FfnNorm
+            | FfnPostNorm
+            | FinalNorm
+            | QNorm
+            | KNorm
+            | HyperMixerNorm
+            | HyperFfnNorm
+            | HyperHeadNorm
+            | NGramKeyNorm
+            | NGramQueryNorm
+            | NGramConvNorm
     );
     norm && families::of(family).plus_one
 }
@@ -71,10 +84,11 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::Temperature => form.query_scale = temperature(keys)?,
             Quirk::Latent => latent(keys, &mut form, family.has(Quirk::Bounded))?,
             Quirk::DeltaNet(_) => {
-                form.delta_net = delta_nets(keys, sizes.layers)?;
+                form.delta_net = delta_nets(keys, sizes.layers, family.indexed().is_some())?;
                 form.output_gate = true;
             }
             Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
+            Quirk::Hyper => ngrams::form(keys, sizes, &mut form)?,
             Quirk::Kda => {
                 form.kda = kda_layers(keys, sizes.layers)?;
                 form.nope_layers = (0..sizes.layers).collect();

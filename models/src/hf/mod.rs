@@ -13,6 +13,7 @@ mod json;
 mod kda;
 mod latent;
 mod mamba;
+mod ngrams;
 mod rope;
 mod safetensors;
 mod scales;
@@ -122,7 +123,7 @@ fn open_with(
                 left_out += 1;
                 continue;
             };
-            if is_unused(&name, &config) {
+            if is_unused(&name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
                 continue;
             }
             raw.name = name.into_owned();
@@ -207,7 +208,10 @@ fn identify(
     scales: Option<Scales>,
 ) -> Result<Vec<Found>, Error> {
     let family = families::of(&config.family);
-    let Some(named) = family.names.parse(&raw.name, config.experts) else {
+    let inside = raw.name.strip_prefix(family.names.layer_prefix);
+    let table = inside.and_then(|inside| ngrams::table_part(inside, config));
+    let named = (table.map(Named::One)).or_else(|| family.names.parse(&raw.name, config.experts));
+    let Some(named) = named else {
         return Err(Error::UnexpectedTensor {
             path: file.path.clone(),
             tensor: raw.name,

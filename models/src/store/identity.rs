@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 25] = [
+const LATER: [&str; 28] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -23,6 +23,10 @@ const LATER: [&str; 25] = [
     ", shared_kv_ffn: 0",
     ", layer_scale: false",
     ", layer_inputs: None",
+    ", hyper: None",
+    ", ngrams: None",
+    // of a DeltaNet
+    ", sigmoid_gate: false",
     ", plain_qk_norm: false",
     ", chunked: false",
     // of latent attention

@@ -1,11 +1,42 @@
 //! Rows of every layout, as they are presented.
 
-use super::{Layout, READ_BYTES, RowGroups, ScaleKind, Scales, Store};
+use super::{Layout, Place, READ_BYTES, RowGroups, ScaleKind, Scales, Store};
 use crate::dequant;
 use crate::error::Error;
 
 /// Elements of a block whose scale is stored apart.
 const GROUP: usize = 32;
+
+/// The rows of a place that follow each other.
+struct Run {
+    first: usize,
+    /// The row after the last one, if others follow.
+    end: usize,
+    file: usize,
+    offset: u64,
+}
+
+impl Place {
+    /// Those among which row `row` is.
+    fn part(&self, row: usize) -> Run {
+        let next = self.rest.partition_point(|part| part.first <= row);
+        let (first, file, offset) = match next.checked_sub(1) {
+            Some(at) => (
+                self.rest[at].first,
+                self.rest[at].file,
+                self.rest[at].offset,
+            ),
+            None => (0, self.file, self.offset),
+        };
+        let end = self.rest.get(next).map_or(usize::MAX, |part| part.first);
+        Run {
+            first,
+            end,
+            file,
+            offset,
+        }
+    }
+}
 
 impl Store {
     /// Reads stored rows `[first, first + out.len()/cols)` in bounded pieces.
@@ -16,14 +47,19 @@ impl Store {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let place = &self.places[at];
-        let file = &self.files[place.file];
         let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
         let mut raw = self.raw.borrow_mut();
-        let mut row = first;
-        for piece in out.chunks_mut(rows_at_once * place.cols) {
-            let count = piece.len() / place.cols;
+        let (mut row, mut left) = (first, out);
+        while !left.is_empty() {
+            let part = place.part(row);
+            let count = (left.len() / place.cols)
+                .min(rows_at_once)
+                .min(part.end - row);
+            let (piece, others) = left.split_at_mut(count * place.cols);
+            left = others;
+            let file = &self.files[part.file];
             raw.resize(count * place.row_bytes, 0);
-            let offset = place.offset + row as u64 * place.row_bytes as u64;
+            let offset = part.offset + (row - part.first) as u64 * place.row_bytes as u64;
             file.read_at(&mut raw, offset, &|| {
                 format!("tensor {}", self.infos[at].source_name)
             })?;

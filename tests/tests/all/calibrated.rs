@@ -40,13 +40,17 @@ fn off(a: &[f32], b: &[f32]) -> f64 {
 fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     let (mut families, mut logarithms) = (0, Vec::new());
     for folder in one_per_family() {
+        let source = emberflow_models::open(&folder).unwrap();
+        if source.config().form.hyper.is_some() {
+            // refused by name
+            continue;
+        }
         let dir = tempfile::tempdir().unwrap();
         let output = calibrated(&folder, dir.path());
         families += 1;
         let container = Container::open(&output).unwrap();
         let report = container.verify(&mut |_, _| {}).unwrap();
         assert!(report.is_clean(), "{folder:?}: {report:?}");
-        let source = emberflow_models::open(&folder).unwrap();
         let own = Packed::new(&container).unwrap();
         let compared = verify::compare(&container, &own, source.as_ref(), &mut |_, _| {}).unwrap();
         assert!(compared.calibrated.unwrap().weights > 0, "{folder:?}");

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 40] = [
+const CASES: [&str; 44] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
@@ -31,6 +31,10 @@ const CASES: [&str; 40] = [
     "qwen3_next",
     "qwen3_next_plain",
     "qwen3_5_moe",
+    "qwen4_exp",
+    "qwen4_exp_fp8",
+    "qwen4_exp_plain",
+    "qwen4_exp_streams",
     "deepseek_v3",
     "deepseek_v2",
     "deepseek_v2_lite",

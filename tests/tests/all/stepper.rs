@@ -536,6 +536,8 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
         (Kind::Latent, 0),
         (Kind::Mamba, 4 * (3 * 150 + 108 * 7)),
         (Kind::Sublayers, 4 * (2 * 72 + 30 * 7)),
+        // and of the convolution over rows for the last tokens
+        (Kind::NGrams, 3 * (3 * 54 + 30 * 6) + 9 * 4 * 36),
     ] {
         let engine = engine_of(kind, 3, 0.5, false);
         // a present state, the next one, two snapshots

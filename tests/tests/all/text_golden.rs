@@ -378,6 +378,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("lfm2_moe", "chatml"),
     ("qwen3_next", "chatml"),
     ("qwen3_5", "chatml"),
+    ("qwen4_exp", "chatml"),
     ("ministral3", "chatml"),
     ("mistral_whole", "chatml"),
     ("olmo2", "chatml"),

@@ -141,7 +141,9 @@ impl PackOptions {
     /// The format for tensors of a role, unless `mix` overrides it.
     pub(crate) fn dtype(&self, role: Role) -> DType {
         match role {
-            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs => self.embedding,
+            Role::Embed | Role::Head | Role::Positions | Role::LayerInputs | Role::NGramTable => {
+                self.embedding
+            }
             Role::Q
             | Role::K
             | Role::V
@@ -171,7 +173,15 @@ impl PackOptions {
             | Role::LaurelLeft
             | Role::LaurelRight
             | Role::InputGate
-            | Role::InputProj => self.attention,
+            | Role::InputProj
+            | Role::NGramKey
+            | Role::NGramValue
+            | Role::HyperMixerDown
+            | Role::HyperMixerUp
+            | Role::HyperFfnDown
+            | Role::HyperFfnUp
+            | Role::HyperHeadDown
+            | Role::HyperHeadUp => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
             _ => DType::F32,

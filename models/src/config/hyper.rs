@@ -1,0 +1,50 @@
+//! Hyper-connections: several residual streams, all of which each part of a layer reads and changes.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadField, MAX_WIDTH, ModelConfig};
+
+/// Residual streams of which each mixer and each FFN reads one mixture, and to all of which its output
+/// is added. The embedding begins every stream, and the head reads one more mixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HyperConnections {
+    /// Streams, of `d_model` elements each.
+    pub count: u32,
+    /// How they are mixed.
+    pub mixing: Mixing,
+}
+
+/// How streams are mixed into what a part of a layer reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mixing {
+    /// The mean of the normed streams, each element times a gate from a low-rank path
+    /// (`modeling_qwen4_exp.py`). This norm stands for all norms before mixers, FFNs and the head.
+    Gated {
+        /// Width of the low-rank path.
+        rank: u32,
+    },
+}
+
+impl HyperConnections {
+    /// Elements of all streams of a row.
+    pub fn width(self, d_model: u32) -> usize {
+        self.count as usize * d_model as usize
+    }
+
+    /// What is out of range, or cannot be in such a model.
+    pub(super) fn bad(self, config: &ModelConfig) -> Option<BadField> {
+        let (form, hyper) = (&config.form, self);
+        let Mixing::Gated { rank } = hyper.mixing;
+        let widest = MAX_WIDTH / config.d_model.max(1);
+        let sized = (2..=widest.min(8)).contains(&hyper.count) && (1..=MAX_WIDTH).contains(&rank);
+        let alone = form.streams.is_none() && form.layer_inputs.is_none();
+        let plain = !form.parallel.is_parallel() && !form.post_norm && !form.layer_scale;
+        let built = alone && plain && form.residual_scale == 1.0 && !form.layer_norm;
+        if !(sized && built && !form.pre_norm) {
+            let expected = "2 to 8 streams, without other norms or factors";
+            return BadField::some("hyper-connections", &hyper, expected);
+        }
+        None
+    }
+}

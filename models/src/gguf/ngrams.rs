@@ -1,0 +1,75 @@
+//! Qwen3.8-Flash-Next: hyper-connections, and rows for the last tokens.
+
+use super::streams;
+use super::value::{Metadata, Value};
+use crate::config::{Form, HyperConnections, Mixing, NGrams};
+use crate::error::Error;
+
+/// Reads what Qwen3.8-Flash-Next departs in.
+pub(super) fn form(
+    metadata: &Metadata,
+    arch: &str,
+    table: streams::Sizes,
+    form: &mut Form,
+) -> Result<(), Error> {
+    let key = |rest: &str| format!("{arch}.{rest}");
+    let need = |rest: &str| {
+        let found = metadata.u32(&key(rest))?;
+        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
+    };
+    form.hyper = Some(HyperConnections {
+        count: need("hyper_connection.count")?,
+        mixing: Mixing::Gated {
+            rank: need("hyper_connection.low_rank")?,
+        },
+    });
+    if let Some(nets) = &mut form.delta_net {
+        // in every file
+        nets.shape.sigmoid_gate = true;
+    }
+    let layer = match metadata.u32s(&key("ple.layers"))?[..] {
+        [] => return Ok(()),
+        [layer] => layer,
+        _ => {
+            let why = "only one such layer is implemented";
+            return Err(metadata.unsupported(&key("ple.layers"), why));
+        }
+    };
+    let numbers = |rest: &str, count: u32| {
+        let list = metadata.u64s(&key(rest))?;
+        match list.len() == count as usize {
+            true => Ok(list),
+            false => Err(metadata.bad(&key(rest), &format!("a list of {count} integers"))),
+        }
+    };
+    let longest = need("ple.ngram_size")?;
+    let heads = longest
+        .saturating_sub(1)
+        .saturating_mul(need("ple.heads_per_ngram")?);
+    let firsts = numbers("ple.head_offsets", heads)?;
+    let rows = numbers("ple.head_vocab_sizes", heads)?;
+    let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    form.ngrams = Some(NGrams {
+        layer,
+        rows: table.rows,
+        width: need("embedding_length_per_layer_input")?,
+        taps: need("ple.conv_kernel")?,
+        end: need("ple.eos_token_id")?,
+        factors: numbers("ple.layer_multipliers", longest)?,
+        heads: (firsts.into_iter().zip(rows))
+            .map(|(first, rows)| [narrow(first), narrow(rows)])
+            .collect(),
+    });
+    Ok(())
+}
+
+impl Metadata {
+    /// A list of integers from 0 on; empty if the key is absent.
+    fn u64s(&self, key: &str) -> Result<Vec<u64>, Error> {
+        self.list(key, "a list of integers", |value| match value {
+            Value::Uint(number) => Some(*number),
+            Value::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        })
+    }
+}
