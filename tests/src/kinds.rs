@@ -27,6 +27,8 @@ pub enum Kind {
     TwoHeads,
     /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
     Chunked,
+    /// With attention over pools, several residual streams, and experts by token: a fixture.
+    Pooled,
     /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
     Sublayers,
     /// With several residual streams, DeltaNets, and rows for the last tokens: a fixture.
@@ -43,6 +45,7 @@ pub const KINDS: [Kind; 10] = [
     Kind::Mamba,
     Kind::TwoHeads,
     Kind::Chunked,
+    Kind::Pooled,
     Kind::Sublayers,
     Kind::NGrams,
 ];
@@ -59,6 +62,7 @@ impl Kind {
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
+            Self::Pooled => fixture("deepseek_v4"),
             Self::Sublayers => fixture("nemotron_h"),
             Self::NGrams => fixture("qwen4_exp"),
         }

@@ -38,6 +38,9 @@ pub(crate) struct Experts {
     pub(crate) epsilon: f32,
     /// Weights are factors of what an expert reads.
     pub(crate) scales_input: bool,
+    /// A list that says which layers take a token's experts from a table (`hash_moe`); without it as many
+    /// of the first ones as the key says, or so many without it.
+    pub(crate) by_token: Option<(&'static str, &'static str, u32)>,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
@@ -146,6 +149,7 @@ pub(super) const EXPERTS: Experts = Experts {
     scale: None,
     epsilon: 0.0,
     scales_input: false,
+    by_token: None,
     blocks: false,
     optional: false,
     parallel_dense: None,

@@ -14,6 +14,7 @@ mod kda;
 mod latent;
 mod mamba;
 mod ngrams;
+mod pooled;
 mod rope;
 mod sampling;
 mod split;

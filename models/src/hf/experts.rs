@@ -92,8 +92,39 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 false => 0.0,
             },
             scales_input: of.scales_input,
+            by_token: match of.by_token {
+                Some((list, key, absent)) => by_token(keys, list, key, absent, layers)?,
+                None => Vec::new(),
+            },
         },
     }))
+}
+
+/// The layers that take a token's experts from a table.
+fn by_token(
+    keys: &Keys,
+    list: &'static str,
+    key: &'static str,
+    absent: u32,
+    layers: u32,
+) -> Result<Vec<u32>, Error> {
+    let expected = format!("hash_moe or moe for each of {layers} layers");
+    let is_by_token = |value: &Value| match value.as_str() {
+        Some("hash_moe") => Some(true),
+        Some("moe") => Some(false),
+        _ => None,
+    };
+    let kinds = keys.read(list, &expected, |value| {
+        let kinds = value.as_array()?;
+        let kinds = kinds.iter().map(is_by_token).collect::<Option<Vec<_>>>()?;
+        (kinds.len() == layers as usize).then_some(kinds)
+    })?;
+    match kinds {
+        Some(kinds) => Ok(((0..).zip(kinds).filter(|(_, by_token)| *by_token))
+            .map(|(layer, _)| layer)
+            .collect()),
+        None => first(keys, key, absent, layers),
+    }
 }
 
 /// A number, or a list of the same number for each layer (Hunyuan).

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 25] = [
+const LATER: [&str; 26] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -29,6 +29,7 @@ const LATER: [&str; 25] = [
     ", sigmoid_gate: false",
     ", plain_qk_norm: false",
     ", chunked: false",
+    ", pooled: None",
     // of a query scale
     ", unrotated: false",
 ];
@@ -58,6 +59,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", parallel_dense: false",
         ", scale: 1.0",
         ", scales_input: false",
+        ", by_token: []",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

@@ -57,6 +57,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::Latent
                 | Quirk::Kda
                 | Quirk::Hyper
+                | Quirk::Pooled
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba
