@@ -36,7 +36,7 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 11] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
