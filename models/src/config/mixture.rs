@@ -224,9 +224,9 @@ impl ModelConfig {
         let routed = |&layer: &u32| self.mixture_of(layer).is_some();
         let alone = !mixture.early_router && !mixture.parallel_dense && mixture.groups.is_none();
         let weighed = mixture.scoring == Scoring::SqrtSoftplus;
-        if !by_token.is_empty()
-            && !(self.are_layers(by_token) && by_token.iter().all(routed) && alone && weighed)
-        {
+        let there = self.are_layers(by_token) && by_token.iter().all(routed);
+        let built = by_token.is_empty() || there && alone && weighed;
+        if !built {
             let expected = "layers with experts, ascending, whose router reads their input";
             return BadField::some("layers with experts by token", by_token, expected);
         }
