@@ -36,6 +36,7 @@ use self::split::Set;
 use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS};
 use crate::file::DataFile;
@@ -298,6 +299,14 @@ fn identify(
         }
         None => TensorId::global(Role::StreamIn),
     };
+    if raw.dtype == DType::I32 && id.role != Role::TokenExperts {
+        return Err(Error::WrongDtype {
+            path: file.path.clone(),
+            tensor: raw.name,
+            found: raw.dtype.name().into(),
+            supported: "integers for the experts of tokens alone".into(),
+        });
+    }
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
         role => rotary_order(role, config)
