@@ -59,6 +59,10 @@ impl Gating {
                 cpu.silu(values);
                 values.iter_mut().for_each(|v| *v /= alpha);
             }
+            Activation::ClampedSilu { limit } => {
+                values.iter_mut().for_each(|v| *v = v.min(limit));
+                cpu.silu(values);
+            }
         }
         if self.cut > 0.0 {
             for value in values {
@@ -93,6 +97,7 @@ pub fn hidden(kind: FfnKind, cpu: Cpu, gates: &mut [f32], ups: &[f32]) {
 pub(crate) fn of_up(kind: FfnKind, up: f32) -> f32 {
     match kind.activation {
         Activation::ClampedSwiglu { limit, .. } => up.clamp(-limit, limit) + 1.0,
+        Activation::ClampedSilu { limit } => up.clamp(-limit, limit),
         _ if kind.relu_on_up => up.max(0.0),
         _ => up,
     }

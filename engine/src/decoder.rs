@@ -8,7 +8,7 @@ mod narrow;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::{Compute, Cpu};
+use emberflow_kernels::Compute;
 use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::embedding::Embedding;
@@ -19,7 +19,7 @@ use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::ngrams::NGramLayer;
-use crate::norm::{Norm, rows_or_copy, soft_cap};
+use crate::norm::{add_output, add_rows, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -155,6 +155,8 @@ impl Decoder {
                 row += 1;
             }
         }
+        let tokens = spans.iter().flat_map(|span| span.tokens).copied();
+        self.scratch.routes.set_tokens(tokens);
         for span in spans.iter_mut() {
             // Also when the pass goes on: others may have come to share the pages meanwhile.
             span.sequence.prepare(span.tokens.len());
@@ -304,15 +306,22 @@ impl Decoder {
     }
 
     /// Asks an early router, which reads the layer's input, and begins to read the experts that it
-    /// chooses for a single token.
+    /// chooses for a single token; or those that follow from this token.
     fn route_early(&mut self, number: usize, pass: &Pass) -> Result<(), Error> {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
+        let place = c.ffn_place(number as u32);
+        let store = &mut self.ffn.store;
+        if let (Some(router), 1) = (&layer.router, n)
+            && let Some(chosen) = s.routes.of_token(on, router, 0)
+        {
+            let first = store.layout.banks_of(place).start;
+            return store.read_chosen(place, chosen.iter().map(|choice| first + choice.expert));
+        }
         let early = c.mixture_of(number as u32).filter(|m| m.early_router);
         let (Some(router), Some(mixture)) = (&layer.router, early) else {
             return Ok(());
         };
-        let store = &mut self.ffn.store;
         store.tracer.section(&trace::ROUTER, [number as u64, 0]);
         let x = &pass.x[..n * c.d_model as usize];
         let input = Input::new(on.cpu, x, n, &mut s.input);
@@ -320,7 +329,6 @@ impl Decoder {
         if n > 1 {
             return Ok(());
         }
-        let place = c.ffn_place(number as u32);
         let first = store.layout.banks_of(place).start;
         let units = s.routes.visited().map(|expert| first + expert);
         store.read_chosen(place, units)
@@ -443,7 +451,7 @@ impl Decoder {
         let ahead = match (&mut self.ahead, layers.get(number + 1)) {
             (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
                 let first = ffn.store.layout.banks_of(place + 1).start;
-                ahead.banks(on, c, next, &pass.x[..d], first)
+                ahead.banks(on, c, next, s.routes.first_token(), &pass.x[..d], first)
             }
             _ => &[],
         };
@@ -508,7 +516,7 @@ impl Decoder {
         let ahead = match (&mut self.ahead, next) {
             (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
                 let first = ffn.store.layout.banks_of(place + 1).start;
-                ahead.banks(on, c, next, &pass.x[..d], first)
+                ahead.banks(on, c, next, s.routes.first_token(), &pass.x[..d], first)
             }
             _ => &[],
         };
@@ -602,22 +610,4 @@ fn lap(sum: &mut Duration, last: &mut Instant) {
     let now = Instant::now();
     *sum += now - *last;
     *last = now;
-}
-
-/// `x += scale × norm(y)`; overwrites `y`.
-fn add_output(cpu: Cpu, norm: Option<&Norm>, scale: f32, y: &mut [f32], x: &mut [f32]) {
-    if let Some(norm) = norm {
-        norm.rows_inplace(cpu, y);
-    }
-    if scale != 1.0 {
-        y.iter_mut().for_each(|y| *y *= scale);
-    }
-    add_rows(x, y, y.len());
-}
-
-/// `x += y` over the first `len` elements.
-fn add_rows(x: &mut [f32], y: &[f32], len: usize) {
-    for (x, y) in x[..len].iter_mut().zip(y) {
-        *x += y;
-    }
 }

@@ -51,3 +51,29 @@ pub(crate) fn soft_cap(scores: &mut [f32], cap: f32) {
         *score = cap * libm::tanhf(*score / cap);
     }
 }
+
+/// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
+pub(crate) fn softplus(x: f32) -> f32 {
+    match x > 20.0 {
+        true => x,
+        false => libm::log1pf(emberflow_kernels::math::exp(x)),
+    }
+}
+
+/// `x += scale × norm(y)`; overwrites `y`.
+pub(crate) fn add_output(cpu: Cpu, norm: Option<&Norm>, scale: f32, y: &mut [f32], x: &mut [f32]) {
+    if let Some(norm) = norm {
+        norm.rows_inplace(cpu, y);
+    }
+    if scale != 1.0 {
+        y.iter_mut().for_each(|y| *y *= scale);
+    }
+    add_rows(x, y, y.len());
+}
+
+/// `x += y` over the first `len` elements.
+pub(crate) fn add_rows(x: &mut [f32], y: &[f32], len: usize) {
+    for (x, y) in x[..len].iter_mut().zip(y) {
+        *x += y;
+    }
+}

@@ -29,11 +29,23 @@ impl RopeTable {
     /// Computes the angles of row `t`, a token at `position` of its sequence.
     pub fn fill(&mut self, t: usize, position: usize) {
         let half = self.inv_freq.len();
-        for (i, &f) in self.inv_freq.iter().enumerate() {
-            let angle = position as f32 * f;
-            self.cos[t * half + i] = self.factor * libm::cosf(angle);
-            self.sin[t * half + i] = self.factor * libm::sinf(angle);
+        for i in 0..half {
+            (self.cos[t * half + i], self.sin[t * half + i]) = self.angle(position, i);
         }
+    }
+
+    /// Number of pairs that rotate.
+    pub fn pairs(&self) -> usize {
+        self.inv_freq.len()
+    }
+
+    /// Cosine and sine of pair `pair` at `position`.
+    pub fn angle(&self, position: usize, pair: usize) -> (f32, f32) {
+        let angle = position as f32 * self.inv_freq[pair];
+        (
+            self.factor * libm::cosf(angle),
+            self.factor * libm::sinf(angle),
+        )
     }
 
     /// Cosines and sines of row `t`, each `dims/2` long.
@@ -49,8 +61,8 @@ impl RopeTable {
 pub struct Ropes {
     all: RopeTable,
     local: Option<RopeTable>,
-    /// By layer: whether it has a sliding window.
-    windowed: Vec<bool>,
+    /// By layer: whether it has the frequencies of `local`.
+    locally: Vec<bool>,
 }
 
 impl Ropes {
@@ -60,7 +72,9 @@ impl Ropes {
         Self {
             all: RopeTable::new(&c.rope, tokens, context),
             local: local.map(|rope| RopeTable::new(rope, tokens, context)),
-            windowed: c.window.iter().map(|&window| window != 0).collect(),
+            locally: (0..c.layers)
+                .map(|layer| !std::ptr::eq(c.rope_of(layer), &c.rope))
+                .collect(),
         }
     }
 
@@ -74,8 +88,8 @@ impl Ropes {
 
     /// The table of a layer.
     pub fn of(&self, layer: usize) -> &RopeTable {
-        let windowed = self.windowed.get(layer) == Some(&true);
-        let local = self.local.as_ref().filter(|_| windowed);
+        let locally = self.locally.get(layer) == Some(&true);
+        let local = self.local.as_ref().filter(|_| locally);
         local.unwrap_or(&self.all)
     }
 }

@@ -8,7 +8,7 @@ use emberflow_models::config::{ExpertGroups, Mixture, ModelConfig, Scoring};
 use crate::ffn::{BankWork, Bias, Choice, FfnBiases, Rows};
 use crate::input::Input;
 use crate::matrix::Matrix;
-use crate::norm::Norm;
+use crate::norm::{Norm, softplus};
 
 /// The router of a layer's experts.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Router {
     pub bias: Option<Vec<f32>>,
     /// What is added to the scores where experts are chosen, `[experts]`.
     pub choice_bias: Option<Vec<f32>>,
+    /// The experts of each token, `[vocab × chosen]`, where they do not follow from the scores.
+    pub by_token: Option<Matrix>,
     /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
     pub shared: Option<Vec<f32>>,
     /// Norm of its input, where that is the residual stream and not the input of the experts.
@@ -35,6 +37,8 @@ pub(crate) struct Routes {
     chosen: usize,
     /// Weights are factors of what experts read.
     scales_input: bool,
+    /// The rows' tokens, in a model with layers whose experts follow from these.
+    tokens: Vec<u32>,
     /// Scores, then probabilities, `[rows × experts]`.
     scores: Vec<f32>,
     /// What a row's experts are chosen by, where that is not their scores.
@@ -61,6 +65,7 @@ impl Routes {
             experts,
             chosen,
             scales_input: mixture.scales_input,
+            tokens: Vec::with_capacity(token_rows(mixture, rows)),
             scores: vec![0.0; rows * experts],
             by: vec![0.0; by_len(mixture, experts)],
             choices: vec![Choice::default(); rows * chosen],
@@ -78,9 +83,31 @@ impl Routes {
         };
         let (experts, chosen) = (c.experts as usize, mixture.chosen as usize);
         let choice = size_of::<Choice>() + size_of::<u32>() + size_of::<f32>();
-        4 * (rows * (experts + 1) + by_len(mixture, experts))
+        4 * (rows * (experts + 1) + by_len(mixture, experts) + token_rows(mixture, rows))
             + rows * chosen * choice
             + (experts + 1) * (size_of::<u32>() + size_of::<BankWork<'_>>())
+    }
+
+    /// Notes the tokens of a pass, for layers whose experts follow from these.
+    pub fn set_tokens(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.tokens.clear();
+        if self.tokens.capacity() > 0 {
+            self.tokens.extend(tokens);
+        }
+    }
+
+    /// The token of the first row; 0 where none is noted.
+    pub fn first_token(&self) -> u32 {
+        self.tokens.first().copied().unwrap_or(0)
+    }
+
+    /// The experts of row `row`, ascending, if they follow from its token.
+    pub fn of_token(&mut self, on: &Compute, router: &Router, row: usize) -> Option<&[Choice]> {
+        let table = router.by_token.as_ref()?;
+        let choices = &mut self.choices[row * self.chosen..][..self.chosen];
+        from_table(on, table, self.tokens[row], &mut self.by, choices);
+        choices.sort_unstable_by_key(|choice| choice.expert);
+        Some(choices)
     }
 
     /// Chooses the experts of every row of `input`.
@@ -96,17 +123,32 @@ impl Routes {
         (router.scores).matmul(on, input, scratch, &mut self.scores);
         let rows = self.scores.chunks_exact_mut(experts);
         let choices = self.choices.chunks_exact_mut(chosen);
-        for (scores, choices) in rows.zip(choices).take(n) {
+        for (row, (scores, choices)) in rows.zip(choices).take(n).enumerate() {
             for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
                 *score += bias;
             }
             match mixture.scoring {
+                _ if router.by_token.is_some() => {
+                    let tables = router.by_token.iter();
+                    tables.for_each(|table| {
+                        from_table(on, table, self.tokens[row], &mut self.by, choices);
+                    });
+                    to_shares(scores, mixture.scoring);
+                    for choice in &mut *choices {
+                        choice.weight = scores[choice.expert as usize];
+                    }
+                    choices.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+                }
                 _ if mixture.chooses_apart() => {
                     let bias = router.choice_bias.as_deref();
                     choose_by(scores, &mut self.by, bias, mixture, choices);
                 }
                 Scoring::Softmax => {
                     softmax(scores);
+                    pick(scores, choices);
+                }
+                Scoring::SqrtSoftplus => {
+                    to_shares(scores, mixture.scoring);
                     pick(scores, choices);
                 }
                 Scoring::Sigmoid => pick(scores, choices),
@@ -255,7 +297,38 @@ fn mix(scores: &mut [f32], choices: &mut [Choice], jitter: f32) {
 
 /// Length of [`Routes::by`].
 fn by_len(mixture: &Mixture, experts: usize) -> usize {
-    experts * usize::from(mixture.chooses_apart())
+    experts * usize::from(mixture.chooses_apart() || !mixture.by_token.is_empty())
+}
+
+/// The experts that a table has for a token. `numbers` is a buffer.
+fn from_table(
+    on: &Compute,
+    table: &Matrix,
+    token: u32,
+    numbers: &mut [f32],
+    choices: &mut [Choice],
+) {
+    let numbers = &mut numbers[..choices.len()];
+    on.cpu.dequantize(table.row(token as usize), numbers);
+    for (choice, number) in choices.iter_mut().zip(numbers) {
+        choice.expert = *number as u32;
+    }
+}
+
+/// Rows whose tokens are noted.
+fn token_rows(mixture: &Mixture, rows: usize) -> usize {
+    rows * usize::from(!mixture.by_token.is_empty())
+}
+
+/// Scores as shares.
+fn to_shares(scores: &mut [f32], scoring: Scoring) {
+    match scoring {
+        Scoring::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+        Scoring::SqrtSoftplus => {
+            (scores.iter_mut()).for_each(|score| *score = softplus(*score).sqrt());
+        }
+        Scoring::Softmax | Scoring::SparseMixer => softmax(scores),
+    }
 }
 
 /// Experts chosen by their shares (softmax or sigmoids) plus `bias`, from the best groups; their
@@ -267,10 +340,7 @@ fn choose_by(
     mixture: &Mixture,
     choices: &mut [Choice],
 ) {
-    match mixture.scoring {
-        Scoring::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
-        Scoring::Softmax | Scoring::SparseMixer => softmax(scores),
-    }
+    to_shares(scores, mixture.scoring);
     by.copy_from_slice(scores);
     for (by, bias) in by.iter_mut().zip(bias.into_iter().flatten()) {
         *by += bias;

@@ -45,26 +45,32 @@ impl RouterAhead {
         }
     }
 
-    /// Banks of layer `next` that a token with residual stream `x` is likely to visit, most likely
+    /// Banks of layer `next` that `token` with residual stream `x` is likely to visit, most likely
     /// first; empty for a dense layer. The layer's first bank is `first`.
     pub fn banks(
         &mut self,
         on: &Compute,
         c: &ModelConfig,
         next: &LayerWeights,
+        token: u32,
         x: &[f32],
         first: u32,
     ) -> &[u32] {
         let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
             return &[];
         };
+        self.banks.clear();
+        self.routes.set_tokens(std::iter::once(token));
+        if let Some(chosen) = self.routes.of_token(on, router, 0) {
+            (self.banks).extend(chosen.iter().map(|choice| first + choice.expert));
+            return &self.banks;
+        }
         let norm = router.norm.as_ref().or_else(|| next.before_ffn());
         let norm = norm.filter(|_| !mixture.early_router);
         rows_or_copy(norm, on.cpu, x, &mut self.normed);
         let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
         self.routes
             .choose(on, router, mixture, input, &mut self.rows);
-        self.banks.clear();
         let chosen = self.routes.choices(1).iter();
         self.banks
             .extend(chosen.map(|choice| first + choice.expert));

@@ -3,6 +3,7 @@
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{
     DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, NGrams, Parallel,
+    PooledAttention,
 };
 
 use crate::lanes::ProductRoom;
@@ -191,9 +192,12 @@ fn mixed(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
     let conv = c.form.short_conv.as_ref().map_or(0, |_| d);
     let latent = latent(c).map_or(0, |of| of.heads * of.rank.max(of.plain()).max(of.value));
+    let pooled = pooled(c).map_or(0, |of| of.groups as usize * of.group_rank as usize);
     q.max(conv)
         .max(latent)
         .max(narrow_sizes::room(c)[0])
+        .max(pooled)
+        .max(given_to_pools(c))
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
         .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::channels))
@@ -203,7 +207,9 @@ fn mixed(c: &ModelConfig) -> usize {
 fn beside(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
     let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank + of.gates));
+    let pooled = pooled(c).map_or(0, |of| of.query_rank as usize);
     kv.max(latent)
+        .max(pooled)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
         .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))
 }
@@ -211,11 +217,12 @@ fn beside(c: &ModelConfig) -> usize {
 /// Width of [`Scratch::gate`].
 fn output_gates(c: &ModelConfig) -> usize {
     let [_, q, ..] = widths(c);
-    let of_attention = q * usize::from(c.form.output_gate);
+    let of_attention = q * usize::from(c.form.output_gate || c.form.pooled.is_some());
     let latent = latent(c).map_or(0, |of| of.heads * of.query.max(of.rank));
     of_attention
         .max(latent)
         .max(narrow_sizes::room(c)[1])
+        .max(given_to_pools(c))
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
         .max(kda(c).map_or(0, KdaShape::values))
         .max(mamba(c).map_or(0, MambaShape::values))
@@ -229,6 +236,11 @@ fn widest_input(c: &ModelConfig) -> usize {
         let whole = of.query_rank.max(of.heads * of.value);
         parts.into_iter().fold(whole, usize::max)
     });
+    let pooled = pooled(c).map_or(0, |of| {
+        let [groups, rank] = [of.groups, of.group_rank].map(|n| n as usize);
+        let parts = groups * Activations::padded(q / groups.max(1));
+        parts.max(groups * rank).max(of.query_rank as usize)
+    });
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
     let kda = kda(c).map_or(0, KdaShape::values);
@@ -241,20 +253,34 @@ fn widest_input(c: &ModelConfig) -> usize {
         .max(mamba)
         .max(hyper)
         .max(experts)
+        .max(pooled)
 }
 
 /// Columns of the widest matrix of hyper-connections.
 fn hyper(c: &ModelConfig) -> usize {
     c.form.hyper.map_or(0, |of| {
-        let Mixing::Gated { rank } = of.mixing;
+        let rank = match of.mixing {
+            Mixing::Gated { rank } => rank as usize,
+            Mixing::Sinkhorn { .. } => 0,
+        };
         let ngrams = c.form.ngrams.as_ref();
         let embedding = ngrams.map_or(0, NGrams::embedding);
-        of.width(c.d_model).max(rank as usize).max(embedding)
+        of.width(c.d_model).max(rank).max(embedding)
     })
 }
 
 fn latent(c: &ModelConfig) -> Option<LatentSizes> {
     c.form.latent.map(|shape| LatentSizes::new(c, shape))
+}
+
+fn pooled(c: &ModelConfig) -> Option<&PooledAttention> {
+    c.form.pooled.as_ref()
+}
+
+/// Elements that a position gives to the pools of a layer, at most.
+fn given_to_pools(c: &ModelConfig) -> usize {
+    let series = |of: &PooledAttention| 1 + usize::from(of.overlapping > 0);
+    pooled(c).map_or(0, |of| series(of) * c.head_dim as usize)
 }
 
 fn delta_net(c: &ModelConfig) -> Option<DeltaNetShape> {

@@ -3,7 +3,8 @@
 use std::thread::{Builder, ScopedJoinHandle};
 use std::time::Duration;
 
-use emberflow_models::config::{ModelConfig, Parallel};
+use emberflow_kernels::Cpu;
+use emberflow_models::config::{Mixture, ModelConfig, Parallel};
 use emberflow_models::names::Role;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::container::Container;
@@ -331,7 +332,11 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
             false => None,
             true => Some(from.vector(Role::RouterBias, layer, experts)?),
         },
-        choice_bias: match mixture.choice_bias {
+        by_token: match mixture.is_by_token(layer) {
+            false => None,
+            true => Some(token_experts(from, c, mixture, layer)?),
+        },
+        choice_bias: match mixture.choice_bias && !mixture.is_by_token(layer) {
             false => None,
             true => Some(from.vector(Role::ChoiceBias, layer, experts)?),
         },
@@ -349,6 +354,31 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
             false => None,
         },
     }))
+}
+
+/// The experts of each token, all of which there are.
+fn token_experts(
+    from: &Loader<'_>,
+    c: &ModelConfig,
+    mixture: &Mixture,
+    layer: u32,
+) -> Result<Matrix, Error> {
+    let (vocab, chosen) = (c.vocab as usize, mixture.chosen as usize);
+    let table = from.matrix(Role::TokenExperts, layer, vocab, chosen)?;
+    let mut row = vec![0.0; chosen];
+    for token in 0..vocab {
+        Cpu::detect().dequantize(table.row(token), &mut row);
+        row.sort_unstable_by(f32::total_cmp);
+        let sound = |x: &f32| *x >= 0.0 && *x < c.experts as f32 && x.fract() == 0.0;
+        if !row.iter().all(sound) || row.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Tensor {
+                path: from.container.path().to_path_buf(),
+                name: name_of(Role::TokenExperts, layer),
+                reason: format!("names {row:?} for token {token}, which are not {chosen} experts"),
+            });
+        }
+    }
+    Ok(table)
 }
 
 /// The norm of a router's input, with the factor `1 / √d_model` in its weights.

@@ -13,6 +13,7 @@ mod latent;
 mod mamba;
 mod mixture;
 mod ngrams;
+mod pooled;
 mod reach;
 mod rope;
 mod streams;
@@ -26,6 +27,7 @@ pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub use ngrams::NGrams;
+pub use pooled::{PooledAttention, PooledShape};
 pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
@@ -64,6 +66,11 @@ pub enum Activation {
         limit: f32,
         /// Steepness of the sigmoid.
         alpha: f32,
+    },
+    /// `g · sigmoid(g)` with `g = min(x, limit)`, and Up clamped to ±`limit` (DeepSeek-V4).
+    ClampedSilu {
+        /// Largest gate, and largest magnitude of Up.
+        limit: f32,
     },
 }
 
@@ -238,10 +245,12 @@ impl ModelConfig {
         self.form.nope_layers.binary_search(&layer).is_err()
     }
 
-    /// The rotary embedding of layer `layer`.
+    /// The rotary embedding of layer `layer`: that of [`Form::local_rope`] with a window and without pools.
     pub fn rope_of(&self, layer: u32) -> &Rope {
-        let local = self.form.local_rope.as_ref();
-        local.filter(|_| self.windowed(layer)).unwrap_or(&self.rope)
+        let pooled = self.form.pooled.as_ref();
+        let locally = self.windowed(layer) && pooled.is_none_or(|of| of.of(layer).pool == 0);
+        let local = self.form.local_rope.as_ref().filter(|_| locally);
+        local.unwrap_or(&self.rope)
     }
 
     /// What mixes the tokens of layer `layer`.
@@ -256,6 +265,9 @@ impl ModelConfig {
         let kda = self.form.kda.as_ref();
         if let Some(of) = kda.filter(|of| of.layers.binary_search(&layer).is_ok()) {
             return MixerKind::Kda(of.shape);
+        }
+        if let Some(pooled) = &self.form.pooled {
+            return MixerKind::Pooled(pooled.of(layer));
         }
         let convs = self.form.short_conv.as_ref();
         let nets = self.form.delta_net.as_ref();
@@ -272,7 +284,7 @@ impl ModelConfig {
     /// Whether layer `layer` has attention, and not a mixer of recurrent state.
     pub(crate) fn has_keys(&self, layer: u32) -> bool {
         match self.mixer_of(layer) {
-            MixerKind::Attention | MixerKind::Latent(_) => true,
+            MixerKind::Attention | MixerKind::Latent(_) | MixerKind::Pooled(_) => true,
             MixerKind::ShortConv { .. }
             | MixerKind::DeltaNet(_)
             | MixerKind::Kda(_)
@@ -391,6 +403,11 @@ impl ModelConfig {
             let found = [limit, alpha];
             return BadField::some("swiglu limit and alpha", &found, "finite, above 0");
         }
+        if let Activation::ClampedSilu { limit } = self.ffn_kind.activation
+            && !(limit.is_finite() && limit > 0.0)
+        {
+            return BadField::some("swiglu limit", &limit, "finite, above 0");
+        }
         match self.clip_qkv {
             Some(clip) if !(clip.is_finite() && clip > 0.0) => {
                 BadField::some("clip_qkv", &clip, "a finite number above 0")
@@ -454,9 +471,9 @@ impl ModelConfig {
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
-        let bad =
-            (bad.or_else(|| self.bad_delta_net())).or_else(|| form.ngrams.as_ref()?.bad(self));
-        if let Some(bad) = bad {
+        let bad = (bad.or_else(|| form.pooled.as_ref()?.bad(self)))
+            .or_else(|| form.ngrams.as_ref()?.bad(self));
+        if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {

@@ -94,6 +94,14 @@ pub(crate) fn mxfp4(block: &[u8; MXFP4_BYTES], out: &mut [f32; 32]) {
     }
 }
 
+/// `2^(code − 127)`, the scale of a block.
+pub(crate) fn e8m0(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(1 << 22),
+        code => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
 /// Blocks as safetensors hold them: byte j of 16 holds weights 2j (low nibble) and 2j + 1, and
 /// exponents are elsewhere.
 pub(crate) fn mxfp4_pairs(raw: &[u8], exponents: &[u8], out: &mut [f32]) {

@@ -25,6 +25,11 @@ pub(crate) enum DType {
     Mxfp4,
     /// MXFP4 in the order of safetensors, with exponents stored apart.
     Mxfp4Pairs,
+    /// Powers of two, the scales of blocks.
+    E8M0,
+    /// Integers.
+    I64,
+    I32,
     /// Eight-bit floats, whose scales are stored apart.
     F8E4M3,
 }
@@ -50,6 +55,9 @@ impl DType {
             Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 | Self::Mxfp4Pairs => "MXFP4",
             Self::F8E4M3 => "F8_E4M3",
+            Self::E8M0 => "F8_E8M0",
+            Self::I64 => "I64",
+            Self::I32 => "I32",
         }
     }
 
@@ -59,6 +67,9 @@ impl DType {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
             Self::F8E4M3 => (1, 1),
+            Self::E8M0 => (1, 1),
+            Self::I64 => (1, 8),
+            Self::I32 => (1, 4),
             Self::Q4_0 => (32, dequant::Q4_0_BYTES),
             Self::Q4_1 => (32, dequant::Q4_1_BYTES),
             Self::Q5_0 => (32, dequant::Q5_0_BYTES),
@@ -112,6 +123,9 @@ impl DType {
             Self::Iq4Xs => dequant::blocks(raw, out, dequant::iq4_xs),
             Self::Mxfp4 => dequant::blocks(raw, out, dequant::mxfp4),
             Self::F8E4M3 => decode_scalars(raw, out, |[byte]| dequant::e4m3(byte)),
+            Self::E8M0 => decode_scalars(raw, out, |[byte]| dequant::e8m0(byte)),
+            Self::I64 => decode_scalars(raw, out, |b| i64::from_le_bytes(b) as f32),
+            Self::I32 => decode_scalars(raw, out, |b| i32::from_le_bytes(b) as f32),
             // without its exponents
             Self::Mxfp4Pairs => out.fill(f32::NAN),
         }

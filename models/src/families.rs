@@ -6,6 +6,7 @@
 
 mod cohere;
 mod deepseek;
+mod deepseek4;
 mod experts;
 mod gemma;
 mod gemma_names;
@@ -33,13 +34,14 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 14] = [
+const GROUPS: [&[Family]; 15] = [
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
     &mixtures::FAMILIES,
     &routed::FAMILIES,
     &deepseek::FAMILIES,
+    &deepseek4::FAMILIES,
     &kimi::FAMILIES,
     &hunyuan::FAMILIES,
     &granite::FAMILIES,
@@ -378,6 +380,8 @@ pub(crate) enum Quirk {
     DeltaNet(ValueHeads),
     /// Every layer with attention has latent attention (DeepSeek-V2).
     Latent,
+    /// Every layer has attention over a window and over pools, and SiLU is clamped (DeepSeek-V4).
+    Pooled,
     /// Some layers have Kimi Delta Attention in place of attention, and none has rotary positions (Kimi
     /// Linear).
     Kda,

@@ -3,13 +3,13 @@
 //! A checkpoint's own names exist only in the readers' tables; everything after them uses
 //! [`TensorId`].
 
+mod mixers;
+
 pub use crate::tensor_id::{Role, TensorId, UnknownName};
 
-use crate::config::{
-    Bank, HyperConnections, KdaShape, LatentShape, MixerKind, Mixing, Mixture, ModelConfig, NGrams,
-    Parallel, Streams,
-};
+use crate::config::{Bank, MixerKind, Mixture, ModelConfig, NGrams, Parallel, Streams};
 use crate::tensor_id::split_index;
+use mixers::{hyper_roles, of_kda, of_latent, of_pooled};
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
 pub(crate) struct NameTable {
@@ -126,6 +126,13 @@ pub(crate) enum Named {
     Stacked(Stack, u32),
     /// Several of a layer.
     Fused(Fused, u32),
+}
+
+impl Named {
+    /// Whether it is one tensor of this role.
+    pub(crate) fn is(self, role: Role) -> bool {
+        matches!(self, Self::One(id) if id.role == role)
+    }
 }
 
 impl NameTable {
@@ -277,8 +284,9 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         of_ffn(config, layer, &mut list);
     }
     if let Some(hyper) = form.hyper {
-        let [.., [head @ .., _]] = hyper_roles(hyper, config.d_model);
-        list.extend(head.map(|(role, rows, cols)| global(role, rows, cols)));
+        let all = hyper_roles(hyper, config.d_model);
+        let head = all[2].iter();
+        list.extend(head.map(|&(role, rows, cols)| global(role, rows, cols)));
     }
     if form.has_final_norm() {
         list.push(global(Role::FinalNorm, 1, d));
@@ -347,32 +355,6 @@ fn of_ngrams(config: &ModelConfig, ngrams: &NGrams, list: &mut Vec<Required>) {
     push_all(list, ngrams.layer, &all);
 }
 
-/// The tensors of hyper-connections before mixers, FFNs and the head; the last has no share.
-fn hyper_roles(hyper: HyperConnections, d_model: u32) -> [[(Role, usize, usize); 4]; 3] {
-    use Role::*;
-    let Mixing::Gated { rank } = hyper.mixing;
-    let (rank, count, width) = (rank as usize, hyper.count as usize, hyper.width(d_model));
-    let all = [
-        [
-            HyperMixerNorm,
-            HyperMixerDown,
-            HyperMixerUp,
-            HyperMixerInject,
-        ],
-        [HyperFfnNorm, HyperFfnDown, HyperFfnUp, HyperFfnInject],
-        [HyperHeadNorm, HyperHeadDown, HyperHeadUp, HyperHeadUp],
-    ];
-    let of = |[norm, down, up, inject]: [Role; 4]| {
-        [
-            (norm, 1, width),
-            (down, rank, width),
-            (up, width, rank),
-            (inject, count, width),
-        ]
-    };
-    all.map(of)
-}
-
 /// Those of a layer.
 fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec<Required>) {
     let Streams { count, laurel, .. } = streams;
@@ -407,7 +389,8 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     match config.mixer_of(layer) {
         MixerKind::None => {}
         MixerKind::Attention => of_attention(config, layer, list),
-        MixerKind::Latent(latent) => of_latent(config, latent, layer, list),
+        MixerKind::Latent(latent) => push_all(list, layer, &of_latent(config, latent)),
+        MixerKind::Pooled(pooled) => push_all(list, layer, &of_pooled(config, pooled)),
         MixerKind::ShortConv { taps } => push_all(
             list,
             layer,
@@ -432,7 +415,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             ];
             push_all(list, layer, &all);
         }
-        MixerKind::Kda(kda) => of_kda(kda, d, layer, list),
+        MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
         MixerKind::Mamba(mamba) => {
             let all = [
                 (Role::MambaIn, mamba.inputs(), d),
@@ -452,39 +435,6 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
 }
 
-/// The tensors of Kimi Delta Attention over `d` elements.
-fn of_kda(kda: KdaShape, d: usize, layer: u32, list: &mut Vec<Required>) {
-    let [heads, dim, taps] = [kda.heads, kda.dim, kda.taps].map(|n| n as usize);
-    let values = kda.values();
-    let [decays, gates] = match kda.direct {
-        true => [
-            vec![(Role::DeltaDecays, values, d)],
-            vec![(Role::QGate, values, d)],
-        ],
-        false => [
-            vec![
-                (Role::DeltaDecayIn, dim, d),
-                (Role::DeltaDecay, values, dim),
-            ],
-            vec![(Role::DeltaGateIn, dim, d), (Role::DeltaGate, values, dim)],
-        ],
-    };
-    let first = [
-        (Role::Q, values, d),
-        (Role::K, values, d),
-        (Role::V, values, d),
-        (Role::DeltaConvQ, values, taps),
-        (Role::DeltaConvK, values, taps),
-        (Role::DeltaConvV, values, taps),
-        (Role::DeltaBeta, heads, d),
-    ];
-    let of_decays = [(Role::DeltaStep, 1, values), (Role::DeltaRate, 1, heads)];
-    let last = [(Role::DeltaNorm, 1, dim), (Role::O, d, values)];
-    for part in [&first[..], &decays, &of_decays, &gates, &last] {
-        push_all(list, layer, part);
-    }
-}
-
 /// Tensors of a layer, each with its rows and columns.
 fn push_all(list: &mut Vec<Required>, layer: u32, all: &[(Role, usize, usize)]) {
     list.extend(all.iter().map(|&(role, rows, cols)| Required {
@@ -492,36 +442,6 @@ fn push_all(list: &mut Vec<Required>, layer: u32, all: &[(Role, usize, usize)]) 
         rows,
         cols,
     }));
-}
-
-/// The tensors of a layer's latent attention.
-fn of_latent(config: &ModelConfig, latent: LatentShape, layer: u32, list: &mut Vec<Required>) {
-    let [d, heads, query, rotated, rank, value] = [
-        config.d_model,
-        config.heads,
-        config.head_dim,
-        config.rope.dims,
-        latent.rank,
-        latent.value_dim,
-    ]
-    .map(|n| n as usize);
-    let input = latent.query_rank.map_or(d, |rank| rank as usize);
-    if latent.query_rank.is_some() {
-        let all = [(Role::LatentQ, input, d), (Role::LatentQNorm, 1, input)];
-        push_all(list, layer, &all);
-    }
-    if latent.gated {
-        push_all(list, layer, &[(Role::QGate, heads, d)]);
-    }
-    let all = [
-        (Role::Q, heads * query, input),
-        (Role::LatentKv, rank + rotated, d),
-        (Role::LatentKvNorm, 1, rank),
-        (Role::LatentKeys, heads * rank, query - rotated),
-        (Role::LatentValues, heads * value, rank),
-        (Role::O, d, heads * value),
-    ];
-    push_all(list, layer, &all);
 }
 
 /// The tensors of a layer's attention.
@@ -609,7 +529,10 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         if mixture.router_bias {
             push(at(Role::RouterBias), 1, config.experts as usize);
         }
-        if mixture.choice_bias {
+        if mixture.is_by_token(layer) {
+            let (rows, cols) = (config.vocab as usize, mixture.chosen as usize);
+            push(at(Role::TokenExperts), rows, cols);
+        } else if mixture.choice_bias {
             push(at(Role::ChoiceBias), 1, config.experts as usize);
         }
         if mixture.shared > 0 && !mixture.shared_is_plain {

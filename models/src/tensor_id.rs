@@ -89,6 +89,26 @@ pub enum Role {
     HyperHeadDown,
     /// As [`Role::HyperMixerUp`], before the head.
     HyperHeadUp,
+    /// Hyper-connections before a mixer (mHC): to the weights of the streams in what it reads, their
+    /// shares of what it gives, and the matrix that mixes them,
+    /// `[(2 + streams)·streams × streams·d_model]`.
+    HyperMixerMix,
+    /// What is added to these, `[1 × (2 + streams)·streams]`.
+    HyperMixerBase,
+    /// Factors of the three parts before, `[1 × 3]`.
+    HyperMixerScale,
+    /// As [`Role::HyperMixerMix`], before an FFN.
+    HyperFfnMix,
+    /// As [`Role::HyperMixerBase`], before an FFN.
+    HyperFfnBase,
+    /// As [`Role::HyperMixerScale`], before an FFN.
+    HyperFfnScale,
+    /// To the weights of the streams in what the head reads, `[streams × streams·d_model]`.
+    HyperHeadMix,
+    /// What is added to these, `[1 × streams]`.
+    HyperHeadBase,
+    /// Their factor before, `[1 × 1]`.
+    HyperHeadScale,
     /// Weight of the norm before attention, `[1 × d_model]`.
     AttnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -151,6 +171,17 @@ pub enum Role {
     LatentKeys,
     /// Matrix of each head from latent vectors to values, `[heads·value_dim × rank]`.
     LatentValues,
+    /// Projection of each group of heads of pooled attention to what [`Role::O`] reads,
+    /// `[groups·group_rank × heads·head_dim / groups]`.
+    PooledOut,
+    /// Projection to the vectors of pools, `[series·head_dim × d_model]`.
+    PoolKv,
+    /// To the gates of these, the same.
+    PoolGate,
+    /// What is added to the gates, by the position in the pool, `[pool × series·head_dim]`.
+    PoolBias,
+    /// RMSNorm weight of a pool's vector, `[1 × head_dim]`.
+    PoolNorm,
     /// Projection of a DeltaNet to queries, keys and values, `[channels × d_model]`.
     DeltaIn,
     /// To the gates of its output, `[values × d_model]`.
@@ -212,6 +243,8 @@ pub enum Role {
     RouterBias,
     /// What is added to these scores where experts are chosen, `[1 × experts]`.
     ChoiceBias,
+    /// The experts of each token, as numbers, `[vocab × chosen]`.
+    TokenExperts,
     /// Gate of a mixture's shared expert, `[1 × d_model]`.
     SharedGate,
     /// Weight of the norm of the router's input, `[1 × d_model]`.
@@ -256,7 +289,7 @@ enum Place {
 }
 
 /// Every role with its spelling; the only place that knows them.
-const ROLES: [(Role, Place, &str); 113] = [
+const ROLES: [(Role, Place, &str); 128] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -297,6 +330,15 @@ const ROLES: [(Role, Place, &str); 113] = [
     (Role::HyperHeadNorm, Place::Global, "hyper_head_norm"),
     (Role::HyperHeadDown, Place::Global, "hyper_head_down"),
     (Role::HyperHeadUp, Place::Global, "hyper_head_up"),
+    (Role::HyperMixerMix, Place::Layer, "hyper.mixer_mix"),
+    (Role::HyperMixerBase, Place::Layer, "hyper.mixer_base"),
+    (Role::HyperMixerScale, Place::Layer, "hyper.mixer_scale"),
+    (Role::HyperFfnMix, Place::Layer, "hyper.ffn_mix"),
+    (Role::HyperFfnBase, Place::Layer, "hyper.ffn_base"),
+    (Role::HyperFfnScale, Place::Layer, "hyper.ffn_scale"),
+    (Role::HyperHeadMix, Place::Global, "hyper_head_mix"),
+    (Role::HyperHeadBase, Place::Global, "hyper_head_base"),
+    (Role::HyperHeadScale, Place::Global, "hyper_head_scale"),
     (Role::AttnNorm, Place::Layer, "attn.norm"),
     (Role::AttnNormBias, Place::Layer, "attn.norm_bias"),
     (Role::AttnPostNorm, Place::Layer, "attn.post_norm"),
@@ -326,6 +368,11 @@ const ROLES: [(Role, Place, &str); 113] = [
     (Role::LatentKvNorm, Place::Layer, "latent.kv_norm"),
     (Role::LatentKeys, Place::Layer, "latent.keys"),
     (Role::LatentValues, Place::Layer, "latent.values"),
+    (Role::PooledOut, Place::Layer, "pooled.out"),
+    (Role::PoolKv, Place::Layer, "pooled.kv"),
+    (Role::PoolGate, Place::Layer, "pooled.gate"),
+    (Role::PoolBias, Place::Layer, "pooled.bias"),
+    (Role::PoolNorm, Place::Layer, "pooled.norm"),
     (Role::DeltaIn, Place::Layer, "delta.in"),
     (Role::DeltaGate, Place::Layer, "delta.gate"),
     (Role::DeltaBeta, Place::Layer, "delta.beta"),
@@ -355,6 +402,7 @@ const ROLES: [(Role, Place, &str); 113] = [
     (Role::Router, Place::Layer, "ffn.router"),
     (Role::RouterBias, Place::Layer, "ffn.router_bias"),
     (Role::ChoiceBias, Place::Layer, "ffn.choice_bias"),
+    (Role::TokenExperts, Place::Layer, "ffn.token_experts"),
     (Role::SharedGate, Place::Layer, "ffn.shared_gate"),
     (Role::RouterScale, Place::Layer, "ffn.router_scale"),
     (Role::ExpertScale, Place::Layer, "ffn.expert_scale"),
@@ -418,7 +466,8 @@ impl Role {
             | DeltaConvV | MambaIn | MambaConv | MambaOut | ExpertsIn | ExpertsOut | SharedIn
             | SharedUp | SharedOut | NGramTable | NGramKey | NGramValue | NGramConv
             | HyperMixerDown | HyperMixerUp | HyperMixerInject | HyperFfnDown | HyperFfnUp
-            | HyperFfnInject | HyperHeadDown | HyperHeadUp => false,
+            | HyperFfnInject | HyperHeadDown | HyperHeadUp | PooledOut | PoolKv | PoolGate
+            | PoolBias | TokenExperts | HyperMixerMix | HyperFfnMix | HyperHeadMix => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
@@ -427,7 +476,8 @@ impl Role {
             | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm | RouterScale
             | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale
             | NGramKeyNorm | NGramQueryNorm | NGramConvNorm | HyperMixerNorm | HyperFfnNorm
-            | HyperHeadNorm => true,
+            | HyperHeadNorm | PoolNorm | HyperMixerBase | HyperMixerScale | HyperFfnBase
+            | HyperFfnScale | HyperHeadBase | HyperHeadScale => true,
         }
     }
 }

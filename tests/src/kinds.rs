@@ -29,6 +29,8 @@ pub enum Kind {
     TwoHeads,
     /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
     Chunked,
+    /// With attention over pools, several residual streams, and experts by token: a fixture.
+    Pooled,
     /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
     Sublayers,
     /// With several residual streams, DeltaNets, and rows for the last tokens: a fixture.
@@ -36,7 +38,7 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 11] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
@@ -46,6 +48,7 @@ pub const KINDS: [Kind; 10] = [
     Kind::Mamba,
     Kind::TwoHeads,
     Kind::Chunked,
+    Kind::Pooled,
     Kind::Sublayers,
     Kind::NGrams,
 ];
@@ -63,6 +66,7 @@ impl Kind {
             Self::Mamba => fixture("granitehybrid_dense"),
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
+            Self::Pooled => fixture("deepseek_v4"),
             Self::Sublayers => fixture("nemotron_h"),
             Self::NGrams => fixture("qwen4_exp"),
         }

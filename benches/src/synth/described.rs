@@ -168,6 +168,8 @@ pub fn activation(kind: FfnKind) -> &'static str {
         Activation::GeluTanh => "gelu-tanh",
         Activation::Gelu => "gelu",
         Activation::Relu | Activation::FatRelu { .. } => "relu",
-        Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
+        Activation::Silu | Activation::ClampedSilu { .. } | Activation::ClampedSwiglu { .. } => {
+            "silu"
+        }
     }
 }

@@ -370,6 +370,10 @@ fn activation(kind: Activation, g: f64) -> f64 {
             let g = g.min(limit.into());
             g / (1.0 + (-g * f64::from(alpha)).exp())
         }
+        Activation::ClampedSilu { limit } => {
+            let g = g.min(limit.into());
+            g / (1.0 + (-g).exp())
+        }
         // The difference of the two GELU forms does not matter here.
         Activation::Gelu | Activation::GeluTanh => g * super::normal::cdf(g),
     }

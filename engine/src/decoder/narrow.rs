@@ -39,7 +39,8 @@ impl Decoder {
         let ahead = match (&mut self.ahead, next) {
             (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
                 let first = ffn.store.layout.banks_of(place + 1).start;
-                ahead.banks(on, c, &layers[next], &pass.x[..d], first)
+                let token = s.routes.first_token();
+                ahead.banks(on, c, &layers[next], token, &pass.x[..d], first)
             }
             _ => &[],
         };

@@ -168,9 +168,10 @@ impl OpenCl {
             Activation::FatRelu { .. } => "FATRELU",
             Activation::Relu2 => "RELU2",
             Activation::Silu => "SILU",
-            Activation::GeluTanh | Activation::Gelu | Activation::ClampedSwiglu { .. } => {
-                "GELU_TANH"
-            }
+            Activation::GeluTanh
+            | Activation::Gelu
+            | Activation::ClampedSwiglu { .. }
+            | Activation::ClampedSilu { .. } => "GELU_TANH",
         };
         let mut options = format!(
             "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={} -D AT_ONCE={}",

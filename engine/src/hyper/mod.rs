@@ -1,14 +1,16 @@
 //! Hyper-connections: several residual streams, all of which each mixer and each FFN reads and changes.
 //!
 //! ```text
-//! x = mixture of the streams        y = mixer(x) or ffn(x)        streamⱼ ← streamⱼ + shareⱼ · y
+//! x = mixture of the streams        y = mixer(x) or ffn(x)        streamⱼ ← Σᵢ Mᵢⱼ·streamᵢ + shareⱼ·y
 //! ```
 //!
-//! The embedding begins every stream; the head reads one more mixture. [`gated`] has the mixtures. The
+//! The embedding begins every stream; the head reads one more mixture. [`gated`] and [`sinkhorn`] have the
+//! mixtures; in the former `M` is the identity. The
 //! streams of a row lie in [`Pass::beside`], one after the other, so that a pass can yield between two
 //! layers; [`Pass::x`] holds the mixture that a part of a layer reads. A row depends on no other row.
 
 mod gated;
+mod sinkhorn;
 mod sizes;
 
 use emberflow_kernels::Compute;
@@ -21,17 +23,80 @@ use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::thread_buffer::renew;
 use gated::{GatedBuffers, GatedMix};
+use sinkhorn::{SinkhornBuffers, SinkhornMix};
 pub(crate) use sizes::Reader;
 use sizes::StreamSizes;
+
+/// The weights of one mixture.
+#[derive(Debug)]
+enum Mix {
+    Gated(GatedMix),
+    Sinkhorn(SinkhornMix),
+}
+
+/// Buffers of mixtures, which are of one kind.
+#[derive(Debug)]
+enum MixBuffers {
+    Gated(GatedBuffers),
+    Sinkhorn(SinkhornBuffers),
+}
+
+impl Mix {
+    fn load(
+        from: &Loader<'_>,
+        z: StreamSizes,
+        mixing: Mixing,
+        reader: Reader,
+    ) -> Result<Self, Error> {
+        Ok(match mixing {
+            Mixing::Gated { rank } => Self::Gated(GatedMix::load(from, z, rank as usize, reader)?),
+            Mixing::Sinkhorn { iterations, eps } => {
+                Self::Sinkhorn(SinkhornMix::load(from, z, iterations, eps, reader)?)
+            }
+        })
+    }
+
+    /// Bytes of the matrices.
+    fn len(&self) -> u64 {
+        match self {
+            Self::Gated(mix) => mix.len(),
+            Self::Sinkhorn(mix) => mix.len(),
+        }
+    }
+}
+
+impl MixBuffers {
+    fn new(z: StreamSizes, mixing: Mixing, rows: usize) -> Self {
+        match mixing {
+            Mixing::Gated { rank } => Self::Gated(GatedBuffers::new(z, rank as usize, rows)),
+            Mixing::Sinkhorn { .. } => Self::Sinkhorn(SinkhornBuffers::new(z, rows)),
+        }
+    }
+
+    /// Floats of [`MixBuffers::new`].
+    fn floats(z: StreamSizes, mixing: Mixing, rows: usize) -> usize {
+        match mixing {
+            Mixing::Gated { rank } => GatedBuffers::floats(z, rank as usize, rows),
+            Mixing::Sinkhorn { .. } => SinkhornBuffers::floats(z, rows),
+        }
+    }
+
+    fn set_rows(&mut self, rows: usize) {
+        match self {
+            Self::Gated(buffers) => buffers.set_rows(rows),
+            Self::Sinkhorn(buffers) => buffers.set_rows(rows),
+        }
+    }
+}
 
 /// The hyper-connections of a model: weights and buffers.
 #[derive(Debug)]
 pub(crate) struct Hyper {
     sizes: StreamSizes,
     /// By layer: of its mixer, of its FFN.
-    layers: Vec<[GatedMix; 2]>,
-    head: GatedMix,
-    buffers: GatedBuffers,
+    layers: Vec<[Mix; 2]>,
+    head: Mix,
+    buffers: MixBuffers,
     /// Each stream's share of what the reader gives, `[rows × streams]`.
     shares: Vec<f32>,
 }
@@ -47,16 +112,16 @@ impl Hyper {
         let Some(hyper) = c.form.hyper else {
             return Ok(None);
         };
-        let Mixing::Gated { rank } = hyper.mixing;
+        let mixing = hyper.mixing;
         let (from, sizes) = (&Loader { container }, StreamSizes::of(c, hyper));
-        let mix = |reader| GatedMix::load(from, sizes, rank as usize, reader);
+        let mix = |reader| Mix::load(from, sizes, mixing, reader);
         let layer = |layer| Ok([mix(Reader::Mixer(layer))?, mix(Reader::Ffn(layer))?]);
         let layers = (0..c.layers as usize).map(layer);
         Ok(Some(Self {
             sizes,
             layers: layers.collect::<Result<_, Error>>()?,
             head: mix(Reader::Head)?,
-            buffers: GatedBuffers::new(sizes, rank as usize, rows),
+            buffers: MixBuffers::new(sizes, mixing, rows),
             shares: vec![0.0; rows * sizes.count],
         }))
     }
@@ -64,9 +129,8 @@ impl Hyper {
     /// Bytes of the buffers of [`Hyper::load`].
     pub fn bytes_for(c: &ModelConfig, rows: usize) -> u64 {
         let Some(hyper) = c.form.hyper else { return 0 };
-        let Mixing::Gated { rank } = hyper.mixing;
         let sizes = StreamSizes::of(c, hyper);
-        let mixed = GatedBuffers::floats(sizes, rank as usize, rows);
+        let mixed = MixBuffers::floats(sizes, hyper.mixing, rows);
         4 * (mixed + rows * sizes.count) as u64
     }
 
@@ -78,7 +142,7 @@ impl Hyper {
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
-        let layers = self.layers.iter().flatten().map(GatedMix::len);
+        let layers = self.layers.iter().flatten().map(Mix::len);
         layers.sum::<u64>() + self.head.len()
     }
 
@@ -102,13 +166,26 @@ impl Hyper {
             Reader::Ffn(layer) => &self.layers[layer][1],
             Reader::Head => &self.head,
         };
-        mix.run(on, pass, &mut self.buffers, &mut self.shares, s);
+        let shares = &mut self.shares;
+        match (mix, &mut self.buffers) {
+            (Mix::Gated(mix), MixBuffers::Gated(of)) => mix.run(on, pass, of, shares, s),
+            (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(of)) => mix.run(on, pass, of, shares, s),
+            _ => unreachable!("mixtures and buffers of a model are of one kind"),
+        }
     }
 
     /// Adds what the last reader gave, `out [rows × d_model]`, to the streams.
     pub fn add(&self, on: &Compute, out: &[f32], pass: &mut Pass) {
-        let (d, count) = (self.sizes.d, self.sizes.count);
-        let streams = &mut pass.beside[..pass.rows * self.sizes.width()];
+        let (d, count, width) = (self.sizes.d, self.sizes.count, self.sizes.width());
+        let streams = &mut pass.beside[..pass.rows * width];
+        if let MixBuffers::Sinkhorn(buffers) = &self.buffers {
+            (on.workers).for_each_chunk_mut(streams, width, &|_, row, streams| {
+                let shares = &self.shares[row * count..][..count];
+                let matrix = &buffers.matrices[row * count * count..][..count * count];
+                sinkhorn::add(shares, matrix, &out[row * d..][..d], streams);
+            });
+            return;
+        }
         on.workers
             .for_each_chunk_mut(streams, d, &|_, stream, values| {
                 let (share, row) = (self.shares[stream], stream / count);

@@ -227,22 +227,28 @@ impl Attention {
         let [hd, heads, kv_heads] =
             [self.heads.head_dim, c.heads, self.heads.kv_heads].map(|n| n as usize);
         let width = heads * hd;
-        let pass = |kv, row: usize, first, tokens| Pass {
-            cpu: on.cpu,
-            kv,
-            queries: &s.q[row * width..],
-            head_dim: hd,
-            value_dim: hd,
-            kv_heads,
-            group: heads / kv_heads,
-            first,
-            tokens,
-            reach: c.reach(at.number as u32),
-            sinks: self.sinks.as_deref(),
-            cap: c.form.attention_cap,
-        };
         let attended = &mut s.attended[..rows * width];
-        blockwise::run(on, spans, self.place, attended, &mut s.partials, pass);
+        blockwise::run(
+            on,
+            spans,
+            attended,
+            &mut s.partials,
+            |sequence, row, tokens| Pass {
+                cpu: on.cpu,
+                kv: sequence.pages.layer(self.place),
+                queries: &s.q[row * width..],
+                head_dim: hd,
+                value_dim: hd,
+                kv_heads,
+                group: heads / kv_heads,
+                first: sequence.len(),
+                tokens,
+                pools: None,
+                reach: c.reach(at.number as u32),
+                sinks: self.sinks.as_deref(),
+                cap: c.form.attention_cap,
+            },
+        );
     }
 }
 

@@ -14,7 +14,7 @@ use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch};
 use emberflow_models::config::Reach;
 
 use crate::norm::soft_cap;
-use crate::state::{BLOCK, LayerKv, Span};
+use crate::state::{BLOCK, LayerKv, Sequence, Span};
 use crate::thread_buffer::with_thread_buffer;
 
 /// Queries that share one read of a block.
@@ -42,6 +42,9 @@ pub(super) struct Pass<'a> {
     pub tokens: usize,
     /// Positions that a query sees.
     pub reach: Reach,
+    /// Pools whose vectors it sees beside these, all that are complete at its position: positions of a
+    /// pool, and the vectors, which are like those of positions.
+    pub pools: Option<(usize, LayerKv<'a>)>,
     /// By query head, a logit beside those of the positions.
     pub sinks: Option<&'a [f32]>,
     /// Scores `s` become `cap · tanh(s / cap)`.
@@ -112,30 +115,23 @@ struct Buffers<'a> {
     products: &'a mut [f32],
 }
 
-/// Fills `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values at
-/// `place` of their pages. `pass(kv, row, first, tokens)` computes the `tokens` rows from `row` on, the
-/// first of which is at position `first` of its sequence. `partials` holds the results per block of a
+/// Fills `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values of their
+/// sequences. `pass(sequence, row, tokens)` computes the `tokens` rows from `row` on, the
+/// first of which is at position `sequence.len()`. `partials` holds the results per block of a
 /// single token.
 pub(super) fn run<'a, F>(
     on: &Compute,
     spans: &'a [Span<'_>],
-    place: usize,
     out: &mut [f32],
     partials: &mut [f32],
     pass: F,
 ) where
-    F: Fn(LayerKv<'a>, usize, usize, usize) -> Pass<'a> + Sync,
+    F: Fn(&'a Sequence, usize, usize) -> Pass<'a> + Sync,
 {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     let of = |row: usize, index: usize| {
         let span = &spans[index];
-        let sequence = &*span.sequence;
-        pass(
-            sequence.pages.layer(place),
-            row,
-            sequence.len(),
-            span.tokens.len(),
-        )
+        pass(&*span.sequence, row, span.tokens.len())
     };
     let kv_heads = of(0, 0).kv_heads;
     // enough (row, KV head) pairs to keep all threads busy
@@ -173,7 +169,7 @@ impl Pass<'_> {
         let heads = self.kv_heads * self.group;
         let (query, row) = (heads * self.head_dim, heads * self.value_dim);
         let enough = PIECES * workers.threads();
-        let long = self.first + self.tokens > BLOCK;
+        let long = self.first + self.tokens > BLOCK && self.pools.is_none();
         if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
             // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
@@ -207,6 +203,12 @@ impl Pass<'_> {
         self.reach.first(position)..position + 1
     }
 
+    /// The same of pools, as if they were positions.
+    fn seen_pools(&self, token: usize) -> Range<usize> {
+        let size = self.pools.map_or(0, |(size, _)| size);
+        0..(self.first + token + 1).checked_div(size).unwrap_or(0)
+    }
+
     /// Runs `f` with this thread's buffers and `rest` more floats.
     fn with_buffers(&self, rest: usize, f: impl FnOnce(Buffers<'_>, &mut [f32])) {
         let (scores, mixes) = (BATCH * BLOCK, BATCH * self.kv.width());
@@ -233,25 +235,54 @@ impl Pass<'_> {
         let count = tokens * group;
         self.with_buffers(2 * count, |mut buffers, state| {
             let (max, sum) = state.split_at_mut(count);
+            let batch = || (0..count).map(|i| (first + i / group, head * group + i % group));
+            let mut take = |begins: bool, (t, h): (usize, usize), next: Sums, mix: &[f32]| {
+                let (row, column) = (t - first, h % group);
+                let out = &mut tile.row_mut(row)[column * hd..][..hd];
+                let i = row * group + column;
+                let mut sums = Sums {
+                    max: max[i],
+                    sum: sum[i],
+                };
+                if begins {
+                    sums = next;
+                    out.copy_from_slice(&mix[..hd]);
+                } else {
+                    sums.merge(self.cpu, next, &mix[..hd], out);
+                }
+                (max[i], sum[i]) = (sums.max, sums.sum);
+            };
             let last = self.seen(first + tokens - 1).end - 1;
             for block in self.seen(first).start / BLOCK..=last / BLOCK {
-                let batch = (0..count).map(|i| (first + i / group, head * group + i % group));
-                self.block(head, block, batch, &mut buffers, |(t, h), next, mix| {
-                    let (row, column) = (t - first, h % group);
-                    let out = &mut tile.row_mut(row)[column * hd..][..hd];
-                    let i = row * group + column;
-                    let mut sums = Sums {
-                        max: max[i],
-                        sum: sum[i],
-                    };
-                    if block == self.seen(t).start / BLOCK {
-                        sums = next;
-                        out.copy_from_slice(&mix[..hd]);
-                    } else {
-                        sums.merge(self.cpu, next, &mix[..hd], out);
-                    }
-                    (max[i], sum[i]) = (sums.max, sums.sum);
-                });
+                let begins = |t| block == self.seen(t).start / BLOCK;
+                let seen = |t| self.seen(t);
+                self.block(
+                    head,
+                    block,
+                    batch(),
+                    seen,
+                    &mut buffers,
+                    |query, next, mix| {
+                        take(begins(query.0), query, next, mix);
+                    },
+                );
+            }
+            if let Some((_, kv)) = self.pools {
+                let pools = Self { kv, ..*self };
+                let all = self.seen_pools(first + tokens - 1).end;
+                for block in 0..all.div_ceil(BLOCK) {
+                    let seen = |t| self.seen_pools(t);
+                    pools.block(
+                        head,
+                        block,
+                        batch(),
+                        seen,
+                        &mut buffers,
+                        |query, next, mix| {
+                            take(false, query, next, mix);
+                        },
+                    );
+                }
             }
             for i in 0..count {
                 let sums = Sums {
@@ -276,11 +307,19 @@ impl Pass<'_> {
             let (head, block) = (item / blocks, first + item % blocks);
             self.with_buffers(0, |mut buffers, _| {
                 let batch = (0..group).map(|i| (0, head * group + i));
-                self.block(head, block, batch, &mut buffers, |(_, h), sums, mix| {
-                    let partial = &mut partials[h % group * size..][..size];
-                    (partial[0], partial[1]) = (sums.max, sums.sum);
-                    partial[2..].copy_from_slice(mix);
-                });
+                let seen = |t| self.seen(t);
+                self.block(
+                    head,
+                    block,
+                    batch,
+                    seen,
+                    &mut buffers,
+                    |(_, h), sums, mix| {
+                        let partial = &mut partials[h % group * size..][..size];
+                        (partial[0], partial[1]) = (sums.max, sums.sum);
+                        partial[2..].copy_from_slice(mix);
+                    },
+                );
             });
         });
         let partials = &*partials;
@@ -303,18 +342,19 @@ impl Pass<'_> {
     }
 
     /// Calls `done(query, sums, mix)` for each of the `queries` ((token, query head), in token
-    /// order) that sees positions of `block`.
+    /// order) that sees positions of `block`, of those that `seen` says.
     fn block(
         &self,
         head: usize,
         block: usize,
         queries: impl Iterator<Item = (usize, usize)>,
+        seen: impl Fn(usize) -> Range<usize>,
         buffers: &mut Buffers<'_>,
         mut done: impl FnMut((usize, usize), Sums, &[f32]),
     ) {
         let here = block * BLOCK..(block + 1) * BLOCK;
         let mut queries = queries.filter_map(|(t, h)| {
-            let seen = self.seen(t);
+            let seen = seen(t);
             let seen = seen.start.max(here.start)..seen.end.min(here.end);
             (!seen.is_empty()).then_some((t, h, seen))
         });

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::norm::softplus;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
 
@@ -275,13 +276,5 @@ impl Units {
                 cpu.rmsnorm_inplace(head, unit, 1e-6 / unit.len() as f32);
             }
         }
-    }
-}
-
-/// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
-pub(super) fn softplus(x: f32) -> f32 {
-    match x > 20.0 {
-        true => x,
-        false => libm::log1pf(math::exp(x)),
     }
 }

@@ -22,11 +22,12 @@ use emberflow_models::names::Role;
 
 use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
-use super::delta_net::{HeadRule, Units, softplus};
+use super::delta_net::{HeadRule, Units};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::norm::softplus;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
 

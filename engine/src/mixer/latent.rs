@@ -197,22 +197,28 @@ impl LatentAttention {
         let of = self.sizes;
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let (query, width) = (of.heads * of.stored(), of.heads * of.rank);
-        let pass = |kv, row: usize, first, tokens| Pass {
-            cpu: on.cpu,
-            kv,
-            queries: &s.q[row * query..],
-            head_dim: of.stored(),
-            value_dim: of.rank,
-            kv_heads: 1,
-            group: of.heads,
-            first,
-            tokens,
-            reach: at.config.reach(at.number as u32),
-            sinks: None,
-            cap: None,
-        };
         let attended = &mut s.attended[..rows * width];
-        blockwise::run(on, spans, self.place, attended, &mut s.partials, pass);
+        blockwise::run(
+            on,
+            spans,
+            attended,
+            &mut s.partials,
+            |sequence, row, tokens| Pass {
+                cpu: on.cpu,
+                kv: sequence.pages.layer(self.place),
+                queries: &s.q[row * query..],
+                head_dim: of.stored(),
+                value_dim: of.rank,
+                kv_heads: 1,
+                group: of.heads,
+                first: sequence.len(),
+                tokens,
+                pools: None,
+                reach: at.config.reach(at.number as u32),
+                sinks: None,
+                cap: None,
+            },
+        );
     }
 
     /// `s.attended`: values, `[rows × heads·value_dim]`, of the sums of latent vectors in it.

@@ -18,11 +18,11 @@ use emberflow_models::names::Role;
 
 use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
-use super::delta_net::softplus;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::norm::softplus;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
 

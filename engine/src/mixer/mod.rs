@@ -13,6 +13,7 @@ mod kda;
 mod latent;
 mod layer_pass;
 mod mamba;
+mod pooled;
 mod short_conv;
 
 use emberflow_kernels::{Compute, DType};
@@ -23,7 +24,7 @@ use crate::error::Error;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::scratch::Scratch;
-use crate::state::{HeadLayers, KvShape, Span, StateShape};
+use crate::state::{HeadLayers, KvShape, PoolShape, Span, StateShape};
 
 use attention::Attention;
 pub(crate) use conv::{Convolution, by_tap};
@@ -32,10 +33,11 @@ use kda::Kda;
 use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
+use pooled::PooledAttention;
 use short_conv::ShortConv;
 
 /// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 16] = [
+pub(crate) const PROJECTIONS: [Role; 19] = [
     Role::Q,
     Role::QGate,
     Role::K,
@@ -50,6 +52,9 @@ pub(crate) const PROJECTIONS: [Role; 16] = [
     Role::DeltaOut,
     Role::LatentQ,
     Role::LatentKv,
+    Role::PooledOut,
+    Role::PoolKv,
+    Role::PoolGate,
     Role::MambaIn,
     Role::MambaOut,
 ];
@@ -59,6 +64,7 @@ pub(crate) const PROJECTIONS: [Role; 16] = [
 pub(crate) enum Mixer {
     Attention(Attention),
     Latent(LatentAttention),
+    Pooled(PooledAttention),
     ShortConv(ShortConv),
     DeltaNet(DeltaNet),
     Kda(Box<Kda>),
@@ -82,6 +88,10 @@ impl Mixer {
             MixerKind::None => Self::None,
             MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
             MixerKind::Latent(shape) => Self::Latent(LatentAttention::load(from, c, layer, shape)?),
+            MixerKind::Pooled(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::Pooled(PooledAttention::load(from, c, layer, shape, at)?)
+            }
             MixerKind::ShortConv { taps } => {
                 let at = recurrent_floats(c, layer);
                 Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, at)?)
@@ -107,6 +117,7 @@ impl Mixer {
         match self {
             Self::Attention(attention) => attention.run(on, at, spans, s),
             Self::Latent(attention) => attention.run(on, at, spans, s),
+            Self::Pooled(attention) => attention.run(on, at, spans, s),
             Self::ShortConv(conv) => conv.run(on, spans, s),
             Self::DeltaNet(net) => net.run(on, at, spans, s),
             Self::Kda(kda) => kda.run(on, at, spans, s),
@@ -139,6 +150,16 @@ impl Mixer {
                 let query = of.query_latent.as_ref().unwrap_or(&of.q);
                 [Some(query), Some(&of.latent), of.gates.as_ref(), None, None]
             }
+            Self::Pooled(of) => {
+                let pools = of.pools.as_ref();
+                [
+                    Some(&of.query_latent),
+                    Some(&of.kv),
+                    pools.map(|pools| &pools.kv),
+                    pools.map(|pools| &pools.gate),
+                    None,
+                ]
+            }
             Self::ShortConv(of) => [Some(&of.input), None, None, None, None],
             Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None, None],
             Self::Kda(of) => {
@@ -162,6 +183,7 @@ impl Mixer {
                 let deeper = of.query_latent.is_some().then_some(&of.q);
                 [deeper, Some(&of.keys), Some(&of.values)]
             }
+            Self::Pooled(of) => [Some(&of.q), Some(&of.low), None],
             Self::Kda(of) if of.gate.first.is_some() => [Some(&of.gate.last), None, None],
             _ => [None; 3],
         };
@@ -173,6 +195,7 @@ impl Mixer {
         match self {
             Self::Attention(of) => Some(&of.o),
             Self::Latent(of) => Some(&of.output),
+            Self::Pooled(of) => Some(&of.output),
             Self::ShortConv(of) => Some(&of.output),
             Self::DeltaNet(of) => Some(&of.output),
             Self::Kda(of) => Some(&of.output),
@@ -190,18 +213,35 @@ impl Mixer {
                 of.v.as_mut(),
                 of.gate.as_mut(),
                 Some(&mut of.o),
+                None,
             ],
             Self::Latent(of) => [
                 Some(&mut of.q),
                 of.query_latent.as_mut(),
                 Some(&mut of.latent),
                 of.gates.as_mut(),
+                None,
                 Some(&mut of.output),
             ],
-            Self::ShortConv(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
+            Self::Pooled(of) => {
+                let (pool, gate) = match &mut of.pools {
+                    Some(pools) => (Some(&mut pools.kv), Some(&mut pools.gate)),
+                    None => (None, None),
+                };
+                [
+                    Some(&mut of.q),
+                    Some(&mut of.query_latent),
+                    Some(&mut of.kv),
+                    pool,
+                    gate,
+                    Some(&mut of.output),
+                ]
+            }
+            Self::ShortConv(of) => of_input(&mut of.input, &mut of.output),
             Self::DeltaNet(of) => [
                 Some(&mut of.input),
                 Some(&mut of.gate),
+                None,
                 None,
                 None,
                 Some(&mut of.output),
@@ -209,13 +249,18 @@ impl Mixer {
             Self::Kda(of) => {
                 let Kda { input, output, .. } = &mut **of;
                 let [q, k, v] = input;
-                [Some(q), Some(k), Some(v), None, Some(output)]
+                [Some(q), Some(k), Some(v), None, None, Some(output)]
             }
-            Self::Mamba(of) => [Some(&mut of.input), None, None, None, Some(&mut of.output)],
-            Self::None => [const { None }; 5],
+            Self::Mamba(of) => of_input(&mut of.input, &mut of.output),
+            Self::None => [const { None }; 6],
         };
         all.into_iter().flatten()
     }
+}
+
+/// The matrices of a mixer with one of its input and one of its output.
+fn of_input<'a>(input: &'a mut Matrix, output: &'a mut Matrix) -> [Option<&'a mut Matrix>; 6] {
+    [Some(input), Some(output), None, None, None, None]
 }
 
 /// Rows and columns of the matrices of layer `layer`'s mixer, of one with keys and values of its own:
@@ -251,6 +296,17 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
                 [of.heads * of.value, of.rank],
             ]
         }
+        MixerKind::Pooled(shape) => {
+            let [rank, groups, low] =
+                [shape.query_rank, shape.groups, shape.group_rank].map(|n| n as usize);
+            [
+                [rank + (1 + 2 * shape.series()) * hd, d],
+                [d, groups * low],
+                [heads * hd, rank],
+                [groups * low, heads * hd / groups],
+                NONE,
+            ]
+        }
         MixerKind::ShortConv { .. } => [[3 * d, d], [d, d], NONE, NONE, NONE],
         MixerKind::DeltaNet(shape) => {
             let (channels, values) = (shape.channels(), shape.values());
@@ -275,11 +331,34 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
 pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> StateShape {
     StateShape {
         pages: KvShape {
-            latent: c.form.latent.is_some(),
+            latent: c.form.stores_one_vector(),
             ..KvShape::new(dtype, head_layers(c), context)
         },
+        pools: pool_shapes(c, dtype, context),
         recurrent: recurrent_floats(c, c.layers) + ngram_floats(c),
     }
+}
+
+/// Vectors of pools, by the sizes of these.
+fn pool_shapes(c: &ModelConfig, dtype: DType, context: usize) -> [PoolShape; 2] {
+    let sizes = c.form.pooled.as_ref().map(|pooled| pooled.sizes());
+    sizes.unwrap_or_default().map(|(size, layers)| {
+        let size = size as usize;
+        let of = HeadLayers {
+            layers,
+            kv_heads: 1,
+            head_dim: c.head_dim as usize,
+        };
+        let kinds = [of, HeadLayers::default()];
+        let pools = context.checked_div(size).unwrap_or(0);
+        PoolShape {
+            size,
+            pages: KvShape {
+                latent: true,
+                ..KvShape::new(dtype, kinds, pools)
+            },
+        }
+    })
 }
 
 /// The layers with keys and values, in the order of [`ModelConfig::kv_place`]. Latent attention stores
@@ -290,7 +369,7 @@ fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
         kv_heads: kv_heads as usize,
         head_dim,
     };
-    let kv_heads = if c.form.latent.is_some() {
+    let kv_heads = if c.form.stores_one_vector() {
         1
     } else {
         c.kv_heads
@@ -306,7 +385,7 @@ fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     let floats = |of: HeadLayers| {
         let group = c.heads as usize / of.kv_heads.max(1);
-        blockwise::thread_floats(of.head_dim, group, rows, c.form.latent.is_some())
+        blockwise::thread_floats(of.head_dim, group, rows, c.form.stores_one_vector())
     };
     let all = head_layers(c).map(floats);
     all[0].max(all[1])
@@ -324,6 +403,7 @@ pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
 pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {
         MixerKind::Attention | MixerKind::Latent(_) | MixerKind::None => 0,
+        MixerKind::Pooled(shape) => pooled::state_floats(shape, c.head_dim as usize),
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
         MixerKind::Kda(shape) => kda::state_floats(shape),

@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use emberflow_models::config::ModelConfig;
 
+use super::entries::{Entries, EntryPool};
 use super::pages::{KvPages, KvPool};
 use super::pool::Pool;
 use super::recurrent::{BLOCKS, Recurrent, RecurrentPart};
@@ -17,6 +19,8 @@ pub(crate) struct StatePool {
     pages: Arc<KvPool>,
     /// Blocks of recurrent state, where the model has some.
     blocks: Option<Arc<Pool>>,
+    /// Vectors of pools of positions, by their size.
+    entries: [Option<EntryPool>; 2],
     shape: StateShape,
 }
 
@@ -28,8 +32,13 @@ impl StatePool {
             0 => None,
             floats => Some(Arc::new(Pool::new(4 * floats, BLOCKS * sequences)?)),
         };
+        let [small, large] = shape.pools;
         Ok(Self {
             pages: KvPool::new(shape.pages, pages)?,
+            entries: [
+                EntryPool::new(small, positions, sequences)?,
+                EntryPool::new(large, positions, sequences)?,
+            ],
             blocks,
             shape,
         })
@@ -47,8 +56,11 @@ impl StatePool {
     pub fn sequence(&self, positions: usize) -> Result<Sequence, Error> {
         let blocks = self.blocks.as_ref();
         let recurrent = blocks.map(|blocks| Recurrent::new(blocks, positions));
+        let entries = self.entries.iter().flatten();
         Ok(Sequence {
             pages: self.pages.sequence(positions)?,
+            entries: (entries.map(|entries| entries.sequence(positions)))
+                .collect::<Result<_, Error>>()?,
             recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens: Vec::with_capacity(positions),
         })
@@ -70,6 +82,8 @@ fn full(positions: usize, free: usize, all: usize) -> Error {
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) pages: KvPages,
+    /// Vectors of pools of positions, by their size.
+    pub(crate) entries: ArrayVec<Entries, 2>,
     recurrent: Option<Recurrent>,
     tokens: Vec<u32>,
 }
@@ -141,8 +155,11 @@ impl Sequence {
         let recurrent = self.recurrent.as_ref().map(|r| r.fork(len, positions));
         let mut tokens = Vec::with_capacity(positions);
         tokens.extend_from_slice(&self.tokens[..len]);
+        let entries = self.entries.iter();
         Ok(Self {
             pages: self.pages.fork(len, positions)?,
+            entries: (entries.map(|entries| entries.fork(len, positions)))
+                .collect::<Result<_, Error>>()?,
             recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens,
         })
@@ -153,6 +170,9 @@ impl Sequence {
     pub(crate) fn adopt(&mut self, other: &Self, len: usize) {
         self.clear();
         self.pages.adopt(&other.pages, len);
+        for (entries, other) in self.entries.iter_mut().zip(&other.entries) {
+            entries.adopt(other, len);
+        }
         if let (Some(recurrent), Some(other)) = (&mut self.recurrent, &other.recurrent) {
             recurrent.adopt(other, len);
         }
@@ -171,6 +191,9 @@ impl Sequence {
         let reached = self.recurrent.as_mut().map_or(len, |r| r.truncate(len));
         self.tokens.truncate(reached);
         self.pages.truncate(reached);
+        for entries in &mut self.entries {
+            entries.truncate(reached);
+        }
         reached
     }
 
@@ -197,6 +220,9 @@ impl Sequence {
     /// Readies the state for a pass of `count` tokens. To do it twice changes nothing.
     pub(crate) fn prepare(&mut self, count: usize) {
         self.pages.prepare(self.tokens.len(), count);
+        for entries in &mut self.entries {
+            entries.prepare(self.tokens.len(), count);
+        }
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.prepare(count);
         }
@@ -215,6 +241,9 @@ impl Sequence {
     pub(crate) fn pretend(&mut self, token: u32, count: usize) {
         self.clear();
         self.pages.pretend(count);
+        for entries in &mut self.entries {
+            entries.pretend(count);
+        }
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.mark(0);
             recurrent.prepare(count);

@@ -31,15 +31,34 @@ const SHARE: usize = 8;
 pub(crate) struct StateShape {
     /// Keys and values of its positions.
     pub pages: KvShape,
+    /// Vectors of pools of positions, by the size of these.
+    pub pools: [PoolShape; 2],
     /// Floats of its recurrent state, whatever its length.
     pub recurrent: usize,
+}
+
+/// Vectors of pools of positions, in pages of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PoolShape {
+    /// Positions of a pool; 0 for none.
+    pub size: usize,
+    pub pages: KvShape,
+}
+
+impl PoolShape {
+    /// Pools that are complete at `positions` positions.
+    pub fn pools(self, positions: usize) -> usize {
+        positions.checked_div(self.size).unwrap_or(0)
+    }
 }
 
 impl StateShape {
     /// Bytes of a sequence of `positions` positions, its snapshots included; saturates.
     pub fn bytes_for(self, positions: usize) -> u64 {
         let blocks = (4 * BLOCKS as u64).saturating_mul(self.recurrent as u64);
-        self.pages.bytes_for(positions).saturating_add(blocks)
+        let pools = |shape: PoolShape| shape.pages.bytes_for(shape.pools(positions));
+        let pages = self.pages.bytes_for(positions).saturating_add(blocks);
+        pages.saturating_add(self.pools.into_iter().map(pools).sum())
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
-    MambaShape, Mixing, NGrams, Rope, Streams,
+    MambaShape, Mixing, NGrams, PooledAttention, PooledShape, Rope, Streams,
 };
 
 /// How attention and FFN follow each other in a layer.
@@ -70,7 +70,7 @@ pub struct Form {
     pub attention_cap: Option<f32>,
     /// So do logits, after their factor.
     pub logit_cap: Option<f32>,
-    /// Rotary embedding of the layers that have a window, where it is another one.
+    /// Rotary embedding of the layers that have a window and no pools, where it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_rope: Option<Rope>,
     /// Values are divided by their root mean square, head by head.
@@ -97,6 +97,9 @@ pub struct Form {
     /// Every layer with attention has latent attention (DeepSeek-V2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentShape>,
+    /// Every layer has attention over a window and over pools (DeepSeek-V4).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooled: Option<PooledAttention>,
     /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rotated_qk_norm: bool,
@@ -180,6 +183,8 @@ pub enum MixerKind {
     Attention,
     /// Attention over latent vectors.
     Latent(LatentShape),
+    /// Attention over a window and over pools.
+    Pooled(PooledShape),
     /// A gated causal convolution over `taps` tokens.
     ShortConv {
         /// Tokens, its own included.
@@ -292,6 +297,7 @@ impl Default for Form {
             delta_net: None,
             kda: None,
             latent: None,
+            pooled: None,
             rotated_qk_norm: false,
             plain_qk_norm: false,
             chunked: false,
@@ -311,6 +317,11 @@ impl Default for Form {
 }
 
 impl Form {
+    /// Whether a position's key is its value, one vector for all heads.
+    pub fn stores_one_vector(&self) -> bool {
+        self.latent.is_some() || self.pooled.is_some()
+    }
+
     /// Whether nothing differs from the common form.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()

@@ -153,7 +153,7 @@ impl ModelConfig {
             return BadField::some("head_dim without a window", &global.head_dim, expected);
         }
         let others =
-            (self.form.latent.is_some()) || (0..self.layers).any(|layer| !self.has_keys(layer));
+            self.form.stores_one_vector() || (0..self.layers).any(|layer| !self.has_keys(layer));
         if others || self.qk_norm_whole || self.form.sinks || self.form.output_gate {
             let expected = "absent, with other mixers, sinks, output gates or norms over all heads";
             return BadField::some("heads without a window", &global, expected);

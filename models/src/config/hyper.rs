@@ -6,7 +6,7 @@ use super::{BadField, MAX_WIDTH, ModelConfig};
 
 /// Residual streams of which each mixer and each FFN reads one mixture, and to all of which its output
 /// is added. The embedding begins every stream, and the head reads one more mixture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HyperConnections {
     /// Streams, of `d_model` elements each.
     pub count: u32,
@@ -15,7 +15,7 @@ pub struct HyperConnections {
 }
 
 /// How streams are mixed into what a part of a layer reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mixing {
     /// The mean of the normed streams, each element times a gate from a low-rank path
@@ -24,6 +24,30 @@ pub enum Mixing {
         /// Width of the low-rank path.
         rank: u32,
     },
+    /// A weighted sum of the streams; each stream becomes a sum of all by a matrix whose rows and columns
+    /// sum to 1 (mHC, `modeling_deepseek_v4.py`).
+    Sinkhorn {
+        /// Steps that divide rows and columns by their sums.
+        iterations: u32,
+        /// What is added to weights and to sums.
+        eps: f32,
+    },
+}
+
+/// Most steps of [`Mixing::Sinkhorn`].
+const MAX_ITERATIONS: u32 = 1000;
+
+impl Mixing {
+    /// Whether its numbers can be, and whether there are norms before mixers and FFNs as it demands.
+    fn is_sound(self, pre_norm: bool) -> bool {
+        match self {
+            Self::Gated { rank } => (1..=MAX_WIDTH).contains(&rank) && !pre_norm,
+            Self::Sinkhorn { iterations, eps } => {
+                let number = eps.is_finite() && eps > 0.0 && eps < 1.0;
+                (1..=MAX_ITERATIONS).contains(&iterations) && number && pre_norm
+            }
+        }
+    }
 }
 
 impl HyperConnections {
@@ -35,13 +59,12 @@ impl HyperConnections {
     /// What is out of range, or cannot be in such a model.
     pub(super) fn bad(self, config: &ModelConfig) -> Option<BadField> {
         let (form, hyper) = (&config.form, self);
-        let Mixing::Gated { rank } = hyper.mixing;
         let widest = MAX_WIDTH / config.d_model.max(1);
-        let sized = (2..=widest.min(8)).contains(&hyper.count) && (1..=MAX_WIDTH).contains(&rank);
+        let sized = (2..=widest.min(8)).contains(&hyper.count);
         let alone = form.streams.is_none() && form.layer_inputs.is_none();
         let plain = !form.parallel.is_parallel() && !form.post_norm && !form.layer_scale;
         let built = alone && plain && form.residual_scale == 1.0 && !form.layer_norm;
-        if !(sized && built && !form.pre_norm) {
+        if !(sized && built && hyper.mixing.is_sound(form.pre_norm)) {
             let expected = "2 to 8 streams, without other norms or factors";
             return BadField::some("hyper-connections", &hyper, expected);
         }

@@ -61,6 +61,10 @@ pub struct Mixture {
     /// Weights are factors of what an expert reads, not of what it gives (Llama 4).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scales_input: bool,
+    /// Layers whose experts are those that a table has for the token, ascending; the router weighs them
+    /// (DeepSeek-V4).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_token: Vec<u32>,
 }
 
 /// Groups of consecutive experts.
@@ -96,6 +100,7 @@ impl Default for Mixture {
             scale: 1.0,
             jitter: 0.0,
             scales_input: false,
+            by_token: Vec::new(),
         }
     }
 }
@@ -112,6 +117,11 @@ impl Mixture {
             0 => self.shared,
             _ => 0,
         }
+    }
+
+    /// Whether the experts of layer `layer` follow from the token.
+    pub fn is_by_token(&self, layer: u32) -> bool {
+        self.by_token.binary_search(&layer).is_ok()
     }
 }
 
@@ -140,6 +150,8 @@ pub enum Scoring {
     Softmax,
     /// The sigmoid of each score.
     Sigmoid,
+    /// `sqrt(ln(1 + exp(score)))` of each (DeepSeek-V4).
+    SqrtSoftplus,
     /// sparsemixer (PhiMoE): of two experts, one after the other, its share among those whose scores
     /// are hardly lower ([`Mixture::jitter`]).
     SparseMixer,
@@ -232,6 +244,16 @@ impl ModelConfig {
             if value > MAX_WIDTH {
                 return BadField::some(key, &value, format!("at most {MAX_WIDTH}"));
             }
+        }
+        let by_token = &mixture.by_token;
+        let routed = |&layer: &u32| self.mixture_of(layer).is_some();
+        let alone = !mixture.early_router && !mixture.parallel_dense && mixture.groups.is_none();
+        let weighed = mixture.scoring == Scoring::SqrtSoftplus;
+        let there = self.are_layers(by_token) && by_token.iter().all(routed);
+        let built = by_token.is_empty() || there && alone && weighed;
+        if !built {
+            let expected = "layers with experts, ascending, whose router reads their input";
+            return BadField::some("layers with experts by token", by_token, expected);
         }
         let dense = &mixture.dense_layers;
         if !self.are_layers(dense) {

@@ -40,6 +40,9 @@ pub(crate) struct Experts {
     pub(crate) scales_input: bool,
     /// Key of the width of what experts read and give, where that may be another than `d_model`.
     pub(crate) width: Option<&'static str>,
+    /// A list that says which layers take a token's experts from a table (`hash_moe`); without it as many
+    /// of the first ones as the key says, or so many without it.
+    pub(crate) by_token: Option<(&'static str, &'static str, u32)>,
     /// Stored as MXFP4 blocks or as weights.
     pub(crate) blocks: bool,
     /// With 0 experts, the shared one is the dense FFN of every layer.
@@ -149,6 +152,7 @@ pub(super) const EXPERTS: Experts = Experts {
     epsilon: 0.0,
     scales_input: false,
     width: None,
+    by_token: None,
     blocks: false,
     optional: false,
     parallel_dense: None,

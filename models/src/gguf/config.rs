@@ -9,11 +9,12 @@ use super::gemma4;
 use super::kda::kda_layers;
 use super::latent::{self, latent};
 use super::mamba::mamba_layers;
+use super::pooled;
 use super::rope::ropes;
 use super::streams;
 use super::sublayers;
 use super::value::Metadata;
-use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, ShortConvs};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, ShortConvs};
 use crate::error::Error;
 use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
 use crate::store::indexed_context;
@@ -82,13 +83,25 @@ pub(super) struct Facts {
 
 impl Facts {
     /// The context. A file with learned positions declares the rows of their table, or fewer.
-    fn max_context(&self, metadata: &Metadata, family: &Family, arch: &Arch) -> Result<u32, Error> {
+    fn max_context(
+        &self,
+        metadata: &Metadata,
+        family: &Family,
+        arch: &Arch,
+        form: &Form,
+    ) -> Result<u32, Error> {
         let need = |rest: &str| {
             let key = format!("{}.{rest}", arch.name);
             let value = metadata.uniform_u32(&key)?;
             value.ok_or_else(|| metadata.missing(&key, "an integer"))
         };
         let declared = need("context_length")?;
+        if let Some(of) = &form.pooled {
+            let (key, chosen) = pooled::chosen(metadata, arch)?;
+            let most = of.most_positions(chosen);
+            let context = most.map(|most| indexed_context(metadata.path(), &key, declared, most));
+            return Ok(context.unwrap_or(declared));
+        }
         if let Some([_, chosen]) = family.indexed() {
             let most = need(chosen)?;
             return Ok(indexed_context(metadata.path(), chosen, declared, most));
@@ -150,11 +163,8 @@ pub(super) fn model_config(
     let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
     let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, window.size > 0)?;
     let mut form = form::form(metadata, family, arch, shape)?;
-    if family.has(Quirk::Latent) {
-        let mixed = family.has(Quirk::Kda);
-        latent(metadata, arch, &mut rope, head_dim, &mut form, mixed)?;
-    }
     form.local_rope = local_rope;
+    of_mixers(metadata, family, arch, shape, &mut rope, &mut form)?;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
     let (kv_heads, ffn) = by_layer(metadata, family, arch, facts, &window, &mut form)?;
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
@@ -181,7 +191,7 @@ pub(super) fn model_config(
         o_bias: facts.has_o_bias,
         qk_norm: facts.qk_norm(family),
         tied_head: !facts.has_head,
-        max_context: facts.max_context(metadata, family, arch)?,
+        max_context: facts.max_context(metadata, family, arch, &form)?,
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
@@ -193,6 +203,28 @@ pub(super) fn model_config(
         clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
         form,
     })
+}
+
+/// Latent attention, or attention over pools, where every layer has it.
+fn of_mixers(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    shape: Shape,
+    rope: &mut Rope,
+    form: &mut Form,
+) -> Result<(), Error> {
+    if family.has(Quirk::Latent) {
+        let mixed = family.has(Quirk::Kda);
+        latent(metadata, arch, rope, shape.head_dim, form, mixed)?;
+    }
+    if family.has(Quirk::Pooled) {
+        pooled::form(metadata, arch, shape.layers, form)?;
+        let [with_pools, without] = pooled::ropes(metadata, arch, rope.clone())?;
+        *rope = with_pools;
+        form.local_rope = Some(without);
+    }
+    Ok(())
 }
 
 /// The heads of keys and values, and the FFN's neurons where layers differ in them.
@@ -341,6 +373,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
         let key = format!("{prefix}{rest}");
         let passes = match rest {
             _ if arch.reads.contains(&rest) => true,
+            _ if family.has(Quirk::Pooled) && pooled::KEYS.contains(&rest) => true,
             _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
@@ -371,6 +404,7 @@ fn ffn_kind(
     let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
+        None if family.has(Quirk::Pooled) => pooled::activation(metadata, arch)?,
         None => arch.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::pooled::by_token;
 use super::value::Metadata;
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
@@ -11,6 +12,9 @@ use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
 pub(super) const SOFTMAX: u32 = 1;
 /// See [`SOFTMAX`].
 pub(super) const SIGMOID: u32 = 2;
+
+/// The same of the roots of softplus.
+const SQRT_SOFTPLUS: u32 = 4;
 
 /// Every how many layers one has experts.
 pub(super) const EXPERT_STEP: &str = "interleave_moe_layer_step";
@@ -48,7 +52,11 @@ pub(super) fn read(
         ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
     };
     let dense = dense(metadata, arch, of, layers, routers)?;
-    Ok(Some((count, mixture(metadata, arch, of, dense)?)))
+    let mut mixture = mixture(metadata, arch, of, dense)?;
+    if of.by_token.is_some() {
+        mixture.by_token = by_token(metadata, arch, layers)?;
+    }
+    Ok(Some((count, mixture)))
 }
 
 /// How they are mixed, in a model of these layers without experts.
@@ -179,6 +187,13 @@ fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Er
     let given = metadata.u32(&key)?.filter(|function| *function != 0);
     match (given, of.scoring) {
         (None | Some(SIGMOID), ScoringBy::Always(Scoring::Sigmoid)) => Ok(Scoring::Sigmoid),
+        (Some(SQRT_SOFTPLUS), ScoringBy::Always(Scoring::SqrtSoftplus)) => {
+            Ok(Scoring::SqrtSoftplus)
+        }
+        (_, ScoringBy::Always(Scoring::SqrtSoftplus)) => {
+            let why = "implemented for this architecture: 4, roots of softplus";
+            Err(metadata.unsupported(&key, why))
+        }
         (_, ScoringBy::Always(Scoring::Sigmoid)) => {
             Err(metadata.unsupported(&key, "implemented for this architecture: 2, sigmoid"))
         }

@@ -177,6 +177,7 @@ fn dtype(id: u32) -> Result<DType, String> {
         14 => DType::Q6K,
         20 => DType::Iq4Nl,
         23 => DType::Iq4Xs,
+        26 => DType::I32,
         30 => DType::Bf16,
         39 => DType::Mxfp4,
         _ => {

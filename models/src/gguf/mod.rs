@@ -14,6 +14,7 @@ mod kda;
 mod latent;
 mod mamba;
 mod ngrams;
+mod pooled;
 mod rope;
 mod sampling;
 mod split;
@@ -35,6 +36,7 @@ use self::split::Set;
 use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{self, Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS, Quirk};
 use crate::file::DataFile;
@@ -297,6 +299,14 @@ fn identify(
         }
         None => TensorId::global(Role::StreamIn),
     };
+    if raw.dtype == DType::I32 && id.role != Role::TokenExperts {
+        return Err(Error::WrongDtype {
+            path: file.path.clone(),
+            tensor: raw.name,
+            found: raw.dtype.name().into(),
+            supported: "integers for the experts of tokens alone".into(),
+        });
+    }
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
         Role::DeltaRate if families::of(&config.family).has(Quirk::Bounded) => Layout::Negative,

@@ -13,6 +13,7 @@ use super::form;
 use super::gemma4;
 use super::json::Keys;
 use super::latent;
+use super::pooled;
 use super::rope::ropes;
 use super::scales;
 use super::short_conv::adjusted_ffn;
@@ -21,11 +22,14 @@ use super::text_part::text_part;
 use super::values::Sizes;
 use super::windows::windows;
 use crate::config::{
-    Activation, FfnKind, Form, MAX_COUNT, ModelConfig, SWIGLU_ALPHA, SWIGLU_LIMIT,
+    Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, SWIGLU_ALPHA, SWIGLU_LIMIT,
 };
 use crate::error::Error;
 use crate::families::{self, Bias, Family, QkNorm, Quirk};
 use crate::store::indexed_context;
+
+/// The limit of every published DeepSeek-V4.
+const CLAMPED_SILU_LIMIT: f32 = 10.0;
 
 /// Epsilon of PyTorch's LayerNorm.
 const LAYER_NORM_EPS: f32 = 1e-5;
@@ -54,11 +58,11 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     };
     let [qkv_bias, o_bias] = biases(&keys, family)?;
     let mut form = form::form(&keys, family, sizes)?;
-    let window = windows(&keys, family.windows, layers, &form)?;
+    let window = layer_windows(&keys, family, layers, &form)?;
     if family.has(Quirk::GlobalHeads) {
         gemma4::form(&keys, &window, &mut form)?;
     }
-    let (rope, local_rope) = ropes(&keys, family, rotated(&keys, family, head_dim, &form)?)?;
+    let (rope, local_rope) = both_ropes(&keys, family, head_dim, &form)?;
     form.local_rope = local_rope;
     if form.latent.is_some() {
         latent::expect_rotated(&keys, &rope)?;
@@ -90,7 +94,7 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         o_bias,
         qk_norm: qk_norm(&keys, family)?,
         tied_head: tied_head(&keys, family)?,
-        max_context: max_context(path, &keys, family)?,
+        max_context: max_context(path, &keys, family, &form)?,
         bos: keys.u32("bos_token_id")?,
         add_bos: false,
         eos: keys.tokens("eos_token_id")?,
@@ -100,6 +104,33 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
         clip_qkv: keys.f32("clip_qkv")?,
         form,
     })
+}
+
+/// One window for each layer.
+fn layer_windows(
+    keys: &Keys,
+    family: &Family,
+    layers: u32,
+    form: &Form,
+) -> Result<Vec<u32>, Error> {
+    match form.pooled {
+        Some(_) => Ok(vec![pooled::window(keys)?; layers as usize]),
+        None => windows(keys, family.windows, layers, form),
+    }
+}
+
+/// The rotary parameters, and those of layers that have others.
+fn both_ropes(
+    keys: &Keys,
+    family: &Family,
+    head_dim: u32,
+    form: &Form,
+) -> Result<(Rope, Option<Rope>), Error> {
+    if form.pooled.is_some() {
+        let [rope, local] = pooled::ropes(keys, family, head_dim)?;
+        return Ok((rope, Some(local)));
+    }
+    ropes(keys, family, rotated(keys, family, head_dim, form)?)
 }
 
 /// The elements of a head that may rotate, in layers without a window and in those with one; none with
@@ -125,10 +156,15 @@ fn family_of(path: &Path, name: &str) -> Result<&'static Family, Error> {
 }
 
 /// The context that the model was trained for, or that is implemented.
-fn max_context(path: &Path, keys: &Keys, family: &Family) -> Result<u32, Error> {
+fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result<u32, Error> {
     // of every class
     const USUAL: u32 = 2048;
     let trained = keys.need_u32("max_position_embeddings")?;
+    if let Some(pooled) = &form.pooled {
+        let most = pooled::most_positions(keys, pooled)?;
+        let most = most.map(|most| indexed_context(path, "index_topk", trained, most));
+        return Ok(most.unwrap_or(trained));
+    }
     let Some([key, _]) = family.indexed() else {
         return Ok(trained);
     };
@@ -269,6 +305,9 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         "silu" if family.clamped => Activation::ClampedSwiglu {
             limit: keys.f32("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT),
             alpha: keys.f32("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA),
+        },
+        "silu" if family.has(Quirk::Pooled) => Activation::ClampedSilu {
+            limit: keys.f32("swiglu_limit")?.unwrap_or(CLAMPED_SILU_LIMIT),
         },
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,

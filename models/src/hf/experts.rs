@@ -96,6 +96,10 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 Some(key) => width(keys, key)?,
                 None => 0,
             },
+            by_token: match of.by_token {
+                Some((list, key, absent)) => by_token(keys, list, key, absent, layers)?,
+                None => Vec::new(),
+            },
         },
     }))
 }
@@ -105,6 +109,33 @@ fn width(keys: &Keys, key: &'static str) -> Result<u32, Error> {
     match keys.u32(key)? {
         Some(0) => Err(keys.bad(key, "1 or more, or null")),
         width => Ok(width.unwrap_or(0)),
+    }
+}
+
+/// The layers that take a token's experts from a table.
+fn by_token(
+    keys: &Keys,
+    list: &'static str,
+    key: &'static str,
+    absent: u32,
+    layers: u32,
+) -> Result<Vec<u32>, Error> {
+    let expected = format!("hash_moe or moe for each of {layers} layers");
+    let is_by_token = |value: &Value| match value.as_str() {
+        Some("hash_moe") => Some(true),
+        Some("moe") => Some(false),
+        _ => None,
+    };
+    let kinds = keys.read(list, &expected, |value| {
+        let kinds = value.as_array()?;
+        let kinds = kinds.iter().map(is_by_token).collect::<Option<Vec<_>>>()?;
+        (kinds.len() == layers as usize).then_some(kinds)
+    })?;
+    match kinds {
+        Some(kinds) => Ok(((0..).zip(kinds).filter(|(_, by_token)| *by_token))
+            .map(|(layer, _)| layer)
+            .collect()),
+        None => first(keys, key, absent, layers),
     }
 }
 

@@ -9,6 +9,7 @@ use super::kda::{bounded_kda, kda_layers};
 use super::latent::latent;
 use super::mamba::{is_rotated, mamba_layers};
 use super::ngrams;
+use super::pooled::{hyper_connections, pooled};
 use super::short_conv::short_convs;
 use super::streams::streams;
 use super::sublayers;
@@ -83,6 +84,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,
             Quirk::Latent => latent(keys, &mut form, family.has(Quirk::Bounded))?,
+            Quirk::Pooled => {
+                form.pooled = Some(pooled(keys, sizes.layers)?);
+                form.hyper = Some(hyper_connections(keys)?);
+            }
             Quirk::DeltaNet(_) => {
                 form.delta_net = delta_nets(keys, sizes.layers, family.indexed().is_some())?;
                 form.output_gate = true;
@@ -212,6 +217,12 @@ pub(super) fn fixed_kv_heads(
     let heads = sizes.heads;
     if family.has(Quirk::OneKvHeadEach) {
         return Ok(Some(heads));
+    }
+    if family.has(Quirk::Pooled) {
+        return match keys.u32(family.kv_heads)? {
+            Some(given) if given != 1 => Err(keys.bad(family.kv_heads, "1")),
+            _ => Ok(Some(1)),
+        };
     }
     if family.has(Quirk::Latent) {
         return match keys.u32(family.kv_heads)? {

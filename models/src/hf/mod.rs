@@ -14,6 +14,7 @@ mod kda;
 mod latent;
 mod mamba;
 mod ngrams;
+mod pooled;
 mod rope;
 mod safetensors;
 mod scales;
@@ -201,7 +202,7 @@ pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<Mod
 
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
-    raw: safetensors::Raw,
+    mut raw: safetensors::Raw,
     file: &DataFile,
     index: usize,
     config: &ModelConfig,
@@ -222,6 +223,15 @@ fn identify(
         "F32" => DType::F32,
         "F16" => DType::F16,
         "BF16" => DType::Bf16,
+        "I64" if named.is(Role::TokenExperts) => DType::I64,
+        "I32" if named.is(Role::TokenExperts) => DType::I32,
+        "I8" if scales.is_some() => {
+            // pairs of elements
+            if let Some(cols) = raw.shape.last_mut() {
+                *cols *= 2;
+            }
+            DType::Mxfp4Pairs
+        }
         "U8" if scales.is_some() => DType::Mxfp4Pairs,
         "F8_E4M3" if scales.is_some() => DType::F8E4M3,
         _ => {
@@ -295,6 +305,10 @@ fn is_unused(name: &str, config: &ModelConfig) -> bool {
     let Some(Named::One(id)) = family.names.parse(name, config.experts) else {
         return false;
     };
+    let mixture = config.mixture.as_ref();
+    if id.role == ChoiceBias && mixture.is_some_and(|mixture| mixture.is_by_token(id.layer)) {
+        return true;
+    }
     matches!(id.role, K | V | KBias | VBias | KNorm)
         && id.layer < config.layers
         && config.kv_layer(id.layer) != id.layer

@@ -173,7 +173,12 @@ fn alpha<'a>(
     Ok(found)
 }
 
-fn rope_scaling(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, Error> {
+/// The scaling that an object of rotary parameters names.
+pub(super) fn rope_scaling(
+    top: &Keys,
+    object: &Keys,
+    family: &Family,
+) -> Result<RopeScaling, Error> {
     if let Some((key, _)) = object.map().iter().find(|(_, value)| value.is_object()) {
         return Err(object.unsupported(key, "rotary parameters per layer type are not implemented"));
     }

@@ -20,6 +20,12 @@ use crate::store::{ScaleKind, Scales, shape_text};
 const FOUR_BITS: [&str; 2] = ["_blocks", "_scales"];
 /// What the name of scales has after that of a tensor of eight-bit floats.
 const EIGHT_BITS: &str = "_scale_inv";
+/// Or what it ends with, in place of what that tensor's name ends with (DeepSeek-V4).
+const POWERS: &str = ".scale";
+const WEIGHT: &str = ".weight";
+
+/// Elements of a row that have one scale, of four-bit floats.
+const GROUP: usize = 32;
 
 /// The tensors of scales, by name, with the index of their file.
 pub(super) struct ScaleTensors {
@@ -42,6 +48,7 @@ impl ScaleTensors {
         let is_one = |raw: &Raw| {
             four && raw.name.ends_with(FOUR_BITS[1]) && raw.dtype == "U8"
                 || block.is_some() && raw.name.ends_with(EIGHT_BITS)
+                || block.is_some() && raw.name.ends_with(POWERS) && raw.dtype == "F8_E8M0"
         };
         for (file, (_, header)) in shards.iter_mut().enumerate() {
             for raw in header.extract_if(.., |raw| is_one(raw)) {
@@ -56,6 +63,9 @@ impl ScaleTensors {
     /// # Errors
     /// They are missing, or not one for each block.
     pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
+        if let (Some(_), "I8", [rows, half]) = (self.block, &raw.dtype[..], &raw.shape[..]) {
+            return self.of_pairs(raw, file, [*rows, 2 * half]);
+        }
         let four = (raw.name.strip_suffix(FOUR_BITS[0])).filter(|_| raw.dtype == "U8");
         let eight = self.block.filter(|_| raw.dtype == "F8_E4M3");
         if eight.is_some() && raw.shape.len() != 2 {
@@ -74,7 +84,7 @@ impl ScaleTensors {
             (None, Some(block)) => {
                 let sizes = raw.shape.iter().zip(block);
                 let blocks = sizes.map(|(size, block)| size.div_ceil(block));
-                (format!("{}{EIGHT_BITS}", raw.name), blocks.collect())
+                (self.name_of(&raw.name), blocks.collect())
             }
             (None, None) => return Ok(None),
         };
@@ -97,9 +107,10 @@ impl ScaleTensors {
         }
         let kind = match (eight, scales.dtype.as_str()) {
             (None, _) => ScaleKind::Exponents,
-            (Some(block), "F32" | "BF16") => ScaleKind::Grid {
+            (Some(block), "F32" | "BF16" | "F8_E8M0") => ScaleKind::Grid {
                 dtype: match scales.dtype.as_str() {
                     "F32" => DType::F32,
+                    "F8_E8M0" => DType::E8M0,
                     _ => DType::Bf16,
                 },
                 block,
@@ -111,7 +122,7 @@ impl ScaleTensors {
                     path,
                     tensor: name,
                     found: scales.dtype,
-                    supported: "F32, BF16".into(),
+                    supported: "F32, BF16, F8_E8M0".into(),
                 });
             }
         };
@@ -119,6 +130,47 @@ impl ScaleTensors {
             file: at,
             offset: scales.offset,
             kind,
+        }))
+    }
+
+    /// The name of the scales of eight-bit floats.
+    fn name_of(&self, tensor: &str) -> String {
+        let powers = tensor
+            .strip_suffix(WEIGHT)
+            .map(|name| format!("{name}{POWERS}"));
+        let there = powers.filter(|name| self.found.contains_key(name));
+        there.unwrap_or_else(|| format!("{tensor}{EIGHT_BITS}"))
+    }
+
+    /// Takes those of pairs of four-bit floats, a power of two for each [`GROUP`] of a row.
+    fn of_pairs(
+        &mut self,
+        raw: &Raw,
+        file: &DataFile,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Option<Scales>, Error> {
+        let name = self.name_of(&raw.name);
+        let expected = shape_text(&[rows, cols / GROUP]);
+        let path = file.path.clone();
+        let Some((at, scales)) = self.found.remove(&name) else {
+            return Err(Error::MissingTensor {
+                path,
+                tensor: name,
+                expected,
+            });
+        };
+        if scales.shape != [rows, cols / GROUP] || scales.dtype != "F8_E8M0" {
+            return Err(Error::WrongShape {
+                path,
+                tensor: name,
+                found: format!("{} {}", scales.dtype, shape_text(&scales.shape)),
+                expected: format!("F8_E8M0 {expected}"),
+            });
+        }
+        Ok(Some(Scales {
+            file: at,
+            offset: scales.offset,
+            kind: ScaleKind::Exponents,
         }))
     }
 

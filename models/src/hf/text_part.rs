@@ -91,6 +91,9 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
     {
         return Some(Cow::Owned(format!("backbone.{rest}")));
     }
+    if of.has(Quirk::Pooled) {
+        return Some(Cow::Borrowed(name.strip_prefix("model.").unwrap_or(name)));
+    }
     if of.whole.is_none() {
         return Some(Cow::Borrowed(name));
     }

@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that came later than others, as they are where they are not set.
-const LATER: [&str; 28] = [
+const LATER: [&str; 29] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -34,6 +34,7 @@ const LATER: [&str; 28] = [
     // of Kimi Delta Attention
     ", direct: false",
     ", bound: None",
+    ", pooled: None",
     // of a query scale
     ", unrotated: false",
 ];
@@ -64,6 +65,7 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", scale: 1.0",
         ", scales_input: false",
         ", width: 0",
+        ", by_token: []",
         ", head_bias: false",
     ];
     let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);

@@ -407,7 +407,9 @@ fn every_family_is_served_or_refused_by_name() {
         let c = held.text().config();
         let expected = match c.ffn_kind.activation {
             _ if c.form.has_gate_top() => Some("top-k"),
-            Activation::Gelu | Activation::ClampedSwiglu { .. } => Some("activation"),
+            Activation::Gelu
+            | Activation::ClampedSwiglu { .. }
+            | Activation::ClampedSilu { .. } => Some("activation"),
             _ => None,
         };
         let options = Options {

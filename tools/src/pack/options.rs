@@ -155,6 +155,9 @@ impl PackOptions {
             | Role::LatentKv
             | Role::LatentKeys
             | Role::LatentValues
+            | Role::PooledOut
+            | Role::PoolKv
+            | Role::PoolGate
             | Role::DeltaIn
             | Role::DeltaGate
             | Role::DeltaGateIn

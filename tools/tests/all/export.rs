@@ -32,7 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 36] = [
+const NO_FOLDER: [&str; 39] = [
     "bailing_hybrid",
     "bailing_hybrid_unbounded",
     "deepseek_v2",
@@ -40,6 +40,9 @@ const NO_FOLDER: [&str; 36] = [
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v3_fp8",
+    "deepseek_v4",
+    "deepseek_v4_release",
+    "deepseek_v4_window",
     "ernie4_5_moe",
     "gemma4_moe",
     "glm4_moe_lite",

@@ -128,6 +128,7 @@ impl Case {
                 tokens,
                 reach: self.reach,
                 sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                pools: None,
                 cap: None,
             };
             let out = &mut out[first * row..][..tokens * row];

@@ -86,7 +86,9 @@ fn model_keys(
         Activation::Silu => Some("silu"),
         Activation::Gelu => Some("gelu"),
         Activation::GeluTanh => Some("gelu_pytorch_tanh"),
-        Activation::FatRelu { .. } | Activation::ClampedSwiglu { .. } => {
+        Activation::FatRelu { .. }
+        | Activation::ClampedSwiglu { .. }
+        | Activation::ClampedSilu { .. } => {
             let reason = "the activation has no gguf form yet";
             return Err(Error::export(path, reason.into()));
         }
@@ -141,7 +143,7 @@ fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, Gg
     if mixture.early_router || mixture.scoring == Scoring::Sigmoid {
         let function = match mixture.scoring {
             Scoring::Sigmoid => SIGMOID,
-            Scoring::Softmax | Scoring::SparseMixer => SOFTMAX,
+            Scoring::Softmax | Scoring::SparseMixer | Scoring::SqrtSoftplus => SOFTMAX,
         };
         own("expert_gating_func", U32(function));
     }

@@ -58,6 +58,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::Kda
                 | Quirk::Bounded
                 | Quirk::Hyper
+                | Quirk::Pooled
                 | Quirk::NtkAlpha
                 | Quirk::Indexed(..)
                 | Quirk::Mamba

@@ -41,7 +41,9 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
             Activation::Relu => "relu",
             Activation::FatRelu { .. } => "fatrelu",
             Activation::Relu2 => "relu2",
-            Activation::Silu | Activation::ClampedSwiglu { .. } => "silu",
+            Activation::Silu
+            | Activation::ClampedSwiglu { .. }
+            | Activation::ClampedSilu { .. } => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
         },

@@ -81,6 +81,7 @@ impl Gathered {
         let mixed = match c.mixer_of(0) {
             MixerKind::Attention => c.heads as usize * c.heads_of(0).head_dim as usize,
             MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
+            MixerKind::Pooled(shape) => (shape.groups * shape.group_rank) as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
             MixerKind::Kda(kda) => kda.values(),

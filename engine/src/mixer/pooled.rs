@@ -1,0 +1,413 @@
+//! Attention over a window and over pools (DeepSeek-V4, `modeling_deepseek_v4.py`): one vector for each
+//! position is key and value of all heads, and pools of positions have vectors of their own.
+//!
+//! ```text
+//! q by head = rmsnorm(Q·rmsnorm(Qa·x)), its end rotated        v = rmsnorm(Kv·x), its end rotated: stored
+//! y by head = Σ softmax(q·v, sink) v over the window and the complete pools, its end rotated back
+//! out = O·[Out_g·(y of the heads of group g)]
+//! ```
+//!
+//! A pool of `size` positions has one vector, element by element a mean of what its positions give:
+//! `p = rmsnorm(Σ softmax(g + bias) ∘ c)`, rotated as the first position of the pool, with `c = PoolKv·x`
+//! and `g = PoolGate·x`. Where pools overlap, a position gives two vectors: the second one to its own pool,
+//! the first one to the next. The sums run from position to position with the largest gate so far (online
+//! softmax), so that a text keeps three numbers for each element of an unfinished pool, and its bits do
+//! not depend on chunks.
+
+use std::ops::Range;
+
+use emberflow_kernels::{Compute, math};
+use emberflow_models::config::{ModelConfig, PooledShape};
+use emberflow_models::names::Role;
+
+use super::LayerPass;
+use super::blockwise::{self, Pass};
+use crate::error::Error;
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use crate::rope::RopeTable;
+use crate::scratch::Scratch;
+use crate::state::{RecurrentPart, Span};
+
+/// Numbers that are kept for an element of an unfinished pool: the largest gate, and sums of weights and of
+/// weighted elements.
+const KEPT: usize = 3;
+
+/// The weights of one layer's attention.
+#[derive(Debug)]
+pub(crate) struct PooledAttention {
+    shape: PooledShape,
+    heads: usize,
+    head_dim: usize,
+    eps: f32,
+    /// Projection to the queries' latent vector, `[query_rank × d_model]`.
+    pub query_latent: Matrix,
+    /// RMSNorm of this vector.
+    query_norm: Vec<f32>,
+    /// Projection to the queries, `[heads·head_dim × query_rank]`.
+    pub q: Matrix,
+    /// Projection to the vector of a position, `[head_dim × d_model]`.
+    pub kv: Matrix,
+    /// RMSNorm of this vector.
+    norm: Vec<f32>,
+    /// Norm of queries without weights: ones.
+    plain: Vec<f32>,
+    sinks: Vec<f32>,
+    /// Projection of each group, `[groups·group_rank × heads·head_dim / groups]`.
+    pub low: Matrix,
+    /// Output projection, `[d_model × groups·group_rank]`.
+    pub output: Matrix,
+    /// Pools, in a layer that has some.
+    pub pools: Option<Pools>,
+    /// Place of what it stores in a page.
+    place: usize,
+}
+
+/// The weights of the pools of a layer.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    /// Positions of a pool.
+    size: usize,
+    head_dim: usize,
+    overlap: bool,
+    /// Projections of positions to vectors and gates, `[series·head_dim × d_model]`.
+    pub kv: Matrix,
+    pub gate: Matrix,
+    /// Added to gates by position in the pool, `[size × series·head_dim]`.
+    bias: Vec<f32>,
+    /// RMSNorm of a pool's vector.
+    norm: Vec<f32>,
+    /// Where its vectors are among the sequence's, and in their pages.
+    place: (usize, usize),
+    /// Its part of the recurrent state.
+    part: Range<usize>,
+}
+
+/// Floats of recurrent state of such a layer over vectors of `head_dim` elements.
+pub(super) fn state_floats(shape: PooledShape, head_dim: usize) -> usize {
+    shape.series() * KEPT * head_dim
+}
+
+impl Pools {
+    fn load(
+        from: &Loader<'_>,
+        c: &ModelConfig,
+        l: u32,
+        shape: PooledShape,
+        state: usize,
+    ) -> Result<Option<Self>, Error> {
+        let Some(place) = c.form.pooled.as_ref().and_then(|pooled| pooled.place(l)) else {
+            return Ok(None);
+        };
+        let [d, head_dim, size] = [c.d_model, c.head_dim, shape.pool].map(|n| n as usize);
+        let width = shape.series() * head_dim;
+        Ok(Some(Self {
+            size,
+            head_dim,
+            overlap: shape.overlaps,
+            kv: from.matrix(Role::PoolKv, l, width, d)?,
+            gate: from.matrix(Role::PoolGate, l, width, d)?,
+            bias: from.rows(Role::PoolBias, l, size, width)?,
+            norm: from.vector(Role::PoolNorm, l, head_dim)?,
+            place,
+            part: state..state + state_floats(shape, head_dim),
+        }))
+    }
+
+    /// Adds a position's vectors `kv` with `gates` to the sums in `state`. At the end of a pool its
+    /// vector replaces the beginning of `kv`.
+    fn add(&self, position: usize, kv: &mut [f32], gates: &[f32], state: &mut [f32]) {
+        let (hd, at) = (self.head_dim, position % self.size);
+        let (own, next) = state.split_at_mut(KEPT * hd);
+        if at == 0 {
+            match self.overlap {
+                true => own.copy_from_slice(next),
+                false => own.fill(0.0),
+            }
+            next.fill(0.0);
+        }
+        let bias = &self.bias[at * kv.len()..][..kv.len()];
+        let last = kv.len() - hd;
+        add_to(own, &kv[last..], &gates[last..], &bias[last..]);
+        if self.overlap {
+            add_to(next, &kv[..hd], &gates[..hd], &bias[..hd]);
+        }
+        if at + 1 == self.size {
+            let (sums, mixes) = own[hd..].split_at(hd);
+            for (value, (sum, mix)) in kv.iter_mut().zip(sums.iter().zip(mixes)) {
+                *value = mix / sum;
+            }
+        }
+    }
+}
+
+/// Adds elements with their gates to sums, `[largest gate, sum of weights, weighted sum]` element by
+/// element. A sum of 0 is one of nothing.
+fn add_to(sums: &mut [f32], values: &[f32], gates: &[f32], bias: &[f32]) {
+    let width = values.len();
+    let (largest, rest) = sums.split_at_mut(width);
+    let (weights, mixes) = rest.split_at_mut(width);
+    for i in 0..width {
+        let gate = gates[i] + bias[i];
+        if weights[i] == 0.0 {
+            (largest[i], weights[i], mixes[i]) = (gate, 1.0, values[i]);
+        } else if gate > largest[i] {
+            let scale = math::exp(largest[i] - gate);
+            weights[i] = weights[i].mul_add(scale, 1.0);
+            mixes[i] = mixes[i].mul_add(scale, values[i]);
+            largest[i] = gate;
+        } else {
+            let weight = math::exp(gate - largest[i]);
+            weights[i] += weight;
+            mixes[i] = values[i].mul_add(weight, mixes[i]);
+        }
+    }
+}
+
+/// Rotates the last pairs of neighbours of `x` by `angle(pair)`, its cosine and sine.
+fn rotate_pairs(x: &mut [f32], pairs: usize, angle: impl Fn(usize) -> (f32, f32)) {
+    let first = x.len() - 2 * pairs;
+    for (pair, values) in x[first..].chunks_exact_mut(2).enumerate() {
+        let (cos, sin) = angle(pair);
+        let (a, b) = (values[0], values[1]);
+        values[0] = (-b).mul_add(sin, a * cos);
+        values[1] = a.mul_add(sin, b * cos);
+    }
+}
+
+/// The same with the angles of row `row`; backwards if `sign` is −1.
+fn rotate_row(x: &mut [f32], rope: &RopeTable, row: usize, sign: f32) {
+    let (cos, sin) = rope.at(row);
+    rotate_pairs(x, rope.pairs(), |pair| (cos[pair], sign * sin[pair]));
+}
+
+impl PooledAttention {
+    /// Reads the weights of layer `l`, whose recurrent state begins at float `state`.
+    pub fn load(
+        from: &Loader<'_>,
+        c: &ModelConfig,
+        l: u32,
+        shape: PooledShape,
+        state: usize,
+    ) -> Result<Self, Error> {
+        let [d, head_dim, heads] = [c.d_model, c.head_dim, c.heads].map(|n| n as usize);
+        let [rank, groups, low] =
+            [shape.query_rank, shape.groups, shape.group_rank].map(|n| n as usize);
+        Ok(Self {
+            shape,
+            heads,
+            head_dim,
+            eps: c.rms_eps,
+            query_latent: from.matrix(Role::LatentQ, l, rank, d)?,
+            query_norm: from.vector(Role::LatentQNorm, l, rank)?,
+            q: from.matrix(Role::Q, l, heads * head_dim, rank)?,
+            kv: from.matrix(Role::LatentKv, l, head_dim, d)?,
+            norm: from.vector(Role::LatentKvNorm, l, head_dim)?,
+            plain: vec![1.0; head_dim],
+            sinks: from.vector(Role::Sinks, l, heads)?,
+            low: from.matrix(Role::PooledOut, l, groups * low, heads * head_dim / groups)?,
+            output: from.matrix(Role::O, l, d, groups * low)?,
+            pools: Pools::load(from, c, l, shape, state)?,
+            place: c.kv_place(l) as usize,
+        })
+    }
+
+    /// See [`super::Mixer::run`]. Appends the rows' vectors and those of pools that they complete.
+    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        self.project(on, rows, s);
+        if let Some(pools) = &self.pools {
+            self.fill(on, pools, at.rope, spans, s);
+        }
+        let input = &s.v[..rows * self.query_norm.len()];
+        let input = Input::new(on.cpu, input, rows, &mut s.input);
+        self.q.matmul(on, input, &mut s.rows, &mut s.q);
+        self.rotate_and_store(on, at, spans, s);
+        self.attend(on, at, spans, s);
+        self.give(on, at.rope, rows, s);
+    }
+
+    /// `s.v`: latent vectors of queries; `s.k`: vectors of positions; `s.gate` and `s.attended`: what
+    /// positions give to pools, and its gates.
+    fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+        let d = self.output.rows();
+        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let [query, kv] = [(&self.query_latent, &mut s.v[..]), (&self.kv, &mut s.k[..])];
+        match &self.pools {
+            None => Matrix::matmul_all(on, &mut [query, kv], input, &mut s.rows),
+            Some(pools) => {
+                let vectors = (&pools.kv, &mut s.gate[..]);
+                let gates = (&pools.gate, &mut s.attended[..]);
+                Matrix::matmul_all(on, &mut [query, kv, vectors, gates], input, &mut s.rows);
+            }
+        }
+        let rank = self.query_norm.len();
+        for row in s.v[..rows * rank].chunks_exact_mut(rank) {
+            on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
+        }
+    }
+
+    /// Adds what the rows give to pools, and stores the vectors of those that are complete.
+    fn fill(
+        &self,
+        on: &Compute,
+        pools: &Pools,
+        rope: &RopeTable,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let (width, hd) = (self.shape.series() * self.head_dim, self.head_dim);
+        let mut row = 0;
+        for span in spans.iter_mut() {
+            let (first, count) = (span.sequence.len(), span.tokens.len());
+            let given = &mut s.gate[row * width..][..count * width];
+            let gates = &s.attended[row * width..][..count * width];
+            let RecurrentPart {
+                before,
+                after,
+                mut marked,
+            } = span.sequence.recurrent(pools.part.clone());
+            after.copy_from_slice(before);
+            let rows = given.chunks_exact_mut(width).zip(gates.chunks_exact(width));
+            for (number, (given, gates)) in rows.enumerate() {
+                pools.add(first + number, given, gates, after);
+                if let Some((rows, to)) = &mut marked
+                    && *rows == number + 1
+                {
+                    to.copy_from_slice(after);
+                }
+            }
+            let (size, (place, layer)) = (pools.size, pools.place);
+            for pool in first / size..(first + count) / size {
+                let number = (pool + 1) * size - 1 - first;
+                let vector = &mut given[number * width..][..hd];
+                on.cpu.rmsnorm_inplace(vector, &pools.norm, self.eps);
+                rotate_pairs(vector, rope.pairs(), |pair| rope.angle(pool * size, pair));
+                let entries = &mut span.sequence.entries[place];
+                (entries.writer(pool)).store_value(on.cpu, layer, 0, vector);
+            }
+            row += count;
+        }
+    }
+
+    /// Norms, scales and rotates queries, and stores the rows' vectors.
+    fn rotate_and_store(
+        &self,
+        on: &Compute,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
+        let usual = 1.0 / libm::sqrtf(hd as f32);
+        let scale = at.config.form.attention_scale.unwrap_or(usual);
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        on.workers
+            .for_each_chunk_mut(&mut s.q[..rows * width], width, &|_, row, queries| {
+                for query in queries.chunks_exact_mut(hd) {
+                    on.cpu.rmsnorm_inplace(query, &self.plain, self.eps);
+                    rotate_row(query, at.rope, row, 1.0);
+                    query.iter_mut().for_each(|q| *q *= scale);
+                }
+            });
+        let mut vectors = s.k.chunks_exact_mut(hd).enumerate();
+        for span in spans.iter_mut() {
+            let first = span.sequence.len();
+            for position in first..first + span.tokens.len() {
+                let Some((row, vector)) = vectors.next() else {
+                    return;
+                };
+                on.cpu.rmsnorm_inplace(vector, &self.norm, self.eps);
+                rotate_row(vector, at.rope, row, 1.0);
+                let mut page = span.sequence.pages.writer(position);
+                page.store_value(on.cpu, self.place, 0, vector);
+            }
+        }
+    }
+
+    /// `s.attended`: sums of vectors, `[rows × heads·head_dim]`.
+    fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
+        let pools = self.pools.as_ref().map(|pools| (pools.size, pools.place));
+        let attended = &mut s.attended[..rows * width];
+        blockwise::run(
+            on,
+            spans,
+            attended,
+            &mut s.partials,
+            |sequence, row, tokens| Pass {
+                cpu: on.cpu,
+                kv: sequence.pages.layer(self.place),
+                queries: &s.q[row * width..],
+                head_dim: hd,
+                value_dim: hd,
+                kv_heads: 1,
+                group: self.heads,
+                first: sequence.len(),
+                tokens,
+                reach: at.config.reach(at.number as u32),
+                pools: pools
+                    .map(|(size, (place, layer))| (size, sequence.entries[place].layer(layer))),
+                sinks: Some(&self.sinks),
+                cap: None,
+            },
+        );
+    }
+
+    /// Rotates the sums back and projects them, group by group and then together, to `s.out`.
+    fn give(&self, on: &Compute, rope: &RopeTable, rows: usize, s: &mut Scratch) {
+        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
+        let groups = self.shape.groups as usize;
+        let each = width / groups;
+        for (row, sums) in s.attended.chunks_exact_mut(width).take(rows).enumerate() {
+            for sum in sums.chunks_exact_mut(hd) {
+                rotate_row(sum, rope, row, -1.0);
+            }
+            // all rows of group 0, then those of group 1
+            for (group, part) in sums.chunks_exact(each).enumerate() {
+                s.gate[(group * rows + row) * each..][..each].copy_from_slice(part);
+            }
+        }
+        let parts = &s.gate[..rows * width];
+        let input = Input::new(on.cpu, parts, groups * rows, &mut s.input);
+        (self.low).matmul_blocks(on, groups, input, &mut s.rows, &mut s.attended);
+        let low = &s.attended[..rows * self.low.rows()];
+        let input = Input::new(on.cpu, low, rows, &mut s.input);
+        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_a_softmax() {
+        let mut sums = [0.0; 3];
+        let all = [(2.0, 0.5), (-1.0, 3.0), (4.0, -2.0f32)];
+        for (value, gate) in all {
+            add_to(&mut sums, &[value], &[gate - 1.0], &[1.0]);
+        }
+        let weight: f32 = all.iter().map(|(_, gate)| gate.exp()).sum();
+        let mixed: f32 = all.iter().map(|(value, gate)| value * gate.exp()).sum();
+        assert!(
+            (sums[2] / sums[1] - mixed / weight).abs() < 1e-5,
+            "{sums:?}"
+        );
+    }
+
+    #[test]
+    fn rotation_and_back_is_nothing() {
+        let angle = |pair: usize| (0.5f32 + pair as f32).sin_cos();
+        let mut x = [1.0, 2.0, 3.0, 4.0, 5.0];
+        rotate_pairs(&mut x, 2, |pair| (angle(pair).1, angle(pair).0));
+        assert_eq!(x[0], 1.0);
+        assert!((x[1] - 2.0).abs() > 0.1);
+        rotate_pairs(&mut x, 2, |pair| (angle(pair).1, -angle(pair).0));
+        for (found, expected) in x.iter().zip([1.0, 2.0, 3.0, 4.0, 5.0]) {
+            assert!((found - expected).abs() < 1e-5);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Vectors of pools of positions, of one size of pools: the pages of a sequence that hold them.
+
+use std::sync::Arc;
+
+use super::layer::{LayerKv, PageWriter};
+use super::pages::{KvPages, KvPool};
+use super::shape::PoolShape;
+use crate::error::Error;
+
+/// The memory of all sequences for pools of a size.
+#[derive(Debug)]
+pub(super) struct EntryPool {
+    shape: PoolShape,
+    pages: Arc<KvPool>,
+}
+
+impl EntryPool {
+    /// Memory for `sequences` sequences of `positions` positions; `None` without pools.
+    pub fn new(
+        shape: PoolShape,
+        positions: usize,
+        sequences: usize,
+    ) -> Result<Option<Self>, Error> {
+        if shape.size == 0 {
+            return Ok(None);
+        }
+        let pages = shape.pages.pages(shape.pools(positions)) * sequences;
+        let pages = KvPool::new(shape.pages, pages)?;
+        Ok(Some(Self { shape, pages }))
+    }
+
+    /// Those of an empty sequence of up to `positions` positions.
+    ///
+    /// # Errors
+    /// [`Error::KvFull`] if other sequences reserve too much.
+    pub fn sequence(&self, positions: usize) -> Result<Entries, Error> {
+        Ok(Entries {
+            shape: self.shape,
+            pages: self.pages.sequence(self.shape.pools(positions))?,
+        })
+    }
+}
+
+/// The vectors of a sequence's complete pools.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    shape: PoolShape,
+    pages: KvPages,
+}
+
+impl Entries {
+    /// Readies them for `count` positions from `first` on.
+    pub fn prepare(&mut self, first: usize, count: usize) {
+        let before = self.shape.pools(first);
+        let new = self.shape.pools(first + count) - before;
+        if new > 0 {
+            self.pages.prepare(before, new);
+        }
+    }
+
+    /// A writer for pool `pool`, after [`Entries::prepare`].
+    pub fn writer(&mut self, pool: usize) -> PageWriter<'_> {
+        self.pages.writer(pool)
+    }
+
+    /// One layer, for reading.
+    pub fn layer(&self, layer: usize) -> LayerKv<'_> {
+        self.pages.layer(layer)
+    }
+
+    /// Those of a sequence of up to `positions` positions that goes on from position `len`.
+    ///
+    /// # Errors
+    /// As [`EntryPool::sequence`].
+    pub fn fork(&self, len: usize, positions: usize) -> Result<Self, Error> {
+        let [len, most] = [len, positions].map(|positions| self.shape.pools(positions));
+        Ok(Self {
+            shape: self.shape,
+            pages: self.pages.fork(len, most)?,
+        })
+    }
+
+    /// Replaces the contents by those of `other` up to position `len`.
+    pub fn adopt(&mut self, other: &Self, len: usize) {
+        self.pages.adopt(&other.pages, self.shape.pools(len));
+    }
+
+    /// Drops what is behind position `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.pages.truncate(self.shape.pools(len));
+    }
+
+    /// Fills those of `len` positions with a small constant, for benchmarks.
+    pub fn pretend(&mut self, len: usize) {
+        self.pages.pretend(self.shape.pools(len));
+    }
+}

@@ -1,0 +1,195 @@
+//! DeepSeek-V4.
+
+use super::experts::{Experts, Renormalise, SIGMOID, ScoringBy};
+use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names};
+use crate::config::Scoring;
+use crate::names::{ExpertNames, NameTable, Role, Stack};
+
+/// `modeling_deepseek_v4.py`: attention over a window and over pools, hyper-connections, the first layers'
+/// experts by token.
+const DEEPSEEK_V4: Family = Family {
+    name: "deepseek_v4",
+    names: &NAMES,
+    gguf: Some(Arch {
+        name: "deepseek4",
+        names: &GGUF_NAMES,
+        windows: Windows::Every,
+        ..PLAIN_ARCH
+    }),
+    rotated: Some(0.125),
+    sinks: true,
+    act_default: Some("silu"),
+    one_act: true,
+    head_dim_default: false,
+    // weights that predict further tokens, and indexers, which choose everything in contexts that are run
+    further_tokens: FurtherTokens::Named(&["mtp.", ".indexer", ".nextn."]),
+    experts: Some(Experts {
+        renormalise: Renormalise::Always,
+        scoring: ScoringBy::Always(Scoring::SqrtSoftplus),
+        grouped: false,
+        scale: Some(("routed_scaling_factor", 1.5)),
+        dense: super::Dense::Never,
+        by_token: Some(("mlp_layer_types", "num_hash_layers", 3)),
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::Words("scoring_func", &["sqrtsoftplus"]),
+        Check::NotNull("scoring_func"),
+        Check::Words("topk_method", &["noaux_tc"]),
+        Check::Flag("norm_topk_prob", true),
+        Check::Flag("mlp_bias", false),
+        Check::One("n_shared_experts"),
+        Check::Word("expert_dtype", "fp4"),
+    ],
+    reads: &[
+        "q_lora_rank",
+        "scoring_func",
+        "topk_method",
+        "swiglu_limit",
+        "mlp_bias",
+    ],
+    quirks: &[Quirk::Pooled],
+    ..PLAIN
+};
+
+/// Names of releases, as transformers writes them, and as it holds them; without `model.` before them.
+const NAMES: NameTable = NameTable {
+    layer_prefix: "layers.",
+    globals: &[
+        (Role::Embed, "embed.weight"),
+        (Role::Embed, "embed_tokens.weight"),
+        (Role::Head, "head.weight"),
+        (Role::Head, "lm_head.weight"),
+        (Role::FinalNorm, "norm.weight"),
+        (Role::HyperHeadMix, "hc_head_fn"),
+        (Role::HyperHeadBase, "hc_head_base"),
+        (Role::HyperHeadScale, "hc_head_scale"),
+        (Role::HyperHeadMix, "hc_head.hc_fn"),
+        (Role::HyperHeadBase, "hc_head.hc_base"),
+        (Role::HyperHeadScale, "hc_head.hc_scale"),
+    ],
+    numbered: &[],
+    layers: &[
+        &[
+            (Role::AttnNorm, "attn_norm.weight"),
+            (Role::FfnNorm, "ffn_norm.weight"),
+            (Role::HyperMixerMix, "hc_attn_fn"),
+            (Role::HyperMixerBase, "hc_attn_base"),
+            (Role::HyperMixerScale, "hc_attn_scale"),
+            (Role::HyperFfnMix, "hc_ffn_fn"),
+            (Role::HyperFfnBase, "hc_ffn_base"),
+            (Role::HyperFfnScale, "hc_ffn_scale"),
+            (Role::Sinks, "attn.attn_sink"),
+            (Role::LatentQ, "attn.wq_a.weight"),
+            (Role::LatentQNorm, "attn.q_norm.weight"),
+            (Role::Q, "attn.wq_b.weight"),
+            (Role::LatentKv, "attn.wkv.weight"),
+            (Role::LatentKvNorm, "attn.kv_norm.weight"),
+            (Role::LatentKvNorm, "attn.norm.weight"),
+            (Role::PooledOut, "attn.wo_a.weight"),
+            (Role::O, "attn.wo_b.weight"),
+            (Role::PoolKv, "attn.compressor.wkv.weight"),
+            (Role::PoolGate, "attn.compressor.wgate.weight"),
+            (Role::PoolBias, "attn.compressor.ape"),
+            (Role::PoolNorm, "attn.compressor.norm.weight"),
+            (Role::Router, "ffn.gate.weight"),
+            (Role::ChoiceBias, "ffn.gate.bias"),
+            (Role::TokenExperts, "ffn.gate.tid2eid"),
+        ],
+        &[
+            (Role::AttnNorm, "input_layernorm.weight"),
+            (Role::FfnNorm, "post_attention_layernorm.weight"),
+            (Role::HyperMixerMix, "attn_hc.fn"),
+            (Role::HyperMixerBase, "attn_hc.base"),
+            (Role::HyperMixerScale, "attn_hc.scale"),
+            (Role::HyperFfnMix, "ffn_hc.fn"),
+            (Role::HyperFfnBase, "ffn_hc.base"),
+            (Role::HyperFfnScale, "ffn_hc.scale"),
+            (Role::Sinks, "self_attn.sinks"),
+            (Role::LatentQ, "self_attn.q_a_proj.weight"),
+            (Role::LatentQNorm, "self_attn.q_a_norm.weight"),
+            (Role::Q, "self_attn.q_b_proj.weight"),
+            (Role::LatentKv, "self_attn.kv_proj.weight"),
+            (Role::LatentKvNorm, "self_attn.kv_norm.weight"),
+            (Role::PooledOut, "self_attn.o_a_proj.weight"),
+            (Role::O, "self_attn.o_b_proj.weight"),
+            (Role::PoolKv, "self_attn.compressor.kv_proj.weight"),
+            (Role::PoolGate, "self_attn.compressor.gate_proj.weight"),
+            (Role::PoolBias, "self_attn.compressor.position_bias"),
+            (Role::PoolNorm, "self_attn.compressor.kv_norm.weight"),
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
+            (Role::TokenExperts, "mlp.gate.tid2eid"),
+        ],
+    ],
+    experts: ExpertNames {
+        one: (
+            "ffn.experts.",
+            &[
+                (Role::Gate, "w1.weight"),
+                (Role::Up, "w3.weight"),
+                (Role::Down, "w2.weight"),
+            ],
+        ),
+        shared: &[
+            (Role::Gate, "ffn.shared_experts.w1.weight"),
+            (Role::Up, "ffn.shared_experts.w3.weight"),
+            (Role::Down, "ffn.shared_experts.w2.weight"),
+            (Role::Gate, "mlp.shared_experts.gate_proj.weight"),
+            (Role::Up, "mlp.shared_experts.up_proj.weight"),
+            (Role::Down, "mlp.shared_experts.down_proj.weight"),
+        ],
+        stacked: &[
+            (Stack::GateUp, "mlp.experts.gate_up_proj"),
+            (Stack::One(Role::Down), "mlp.experts.down_proj"),
+        ],
+    },
+    fused: &[],
+};
+
+/// Those of llama.cpp.
+const GGUF_NAMES: NameTable = NameTable {
+    layer_prefix: "blk.",
+    globals: &[
+        (Role::Embed, "token_embd.weight"),
+        (Role::Head, "output.weight"),
+        (Role::FinalNorm, "output_norm.weight"),
+        (Role::HyperHeadMix, "output_hc_fn.weight"),
+        (Role::HyperHeadBase, "output_hc_base.weight"),
+        (Role::HyperHeadScale, "output_hc_scale.weight"),
+    ],
+    numbered: &[],
+    layers: &[&[
+        (Role::AttnNorm, "attn_norm.weight"),
+        (Role::FfnNorm, "ffn_norm.weight"),
+        (Role::HyperMixerMix, "hc_attn_fn.weight"),
+        (Role::HyperMixerBase, "hc_attn_base.weight"),
+        (Role::HyperMixerScale, "hc_attn_scale.weight"),
+        (Role::HyperFfnMix, "hc_ffn_fn.weight"),
+        (Role::HyperFfnBase, "hc_ffn_base.weight"),
+        (Role::HyperFfnScale, "hc_ffn_scale.weight"),
+        (Role::Sinks, "attn_sinks.weight"),
+        (Role::LatentQ, "attn_q_a.weight"),
+        (Role::LatentQNorm, "attn_q_a_norm.weight"),
+        (Role::Q, "attn_q_b.weight"),
+        (Role::LatentKv, "attn_kv.weight"),
+        (Role::LatentKvNorm, "attn_kv_a_norm.weight"),
+        (Role::PooledOut, "attn_output_a.weight"),
+        (Role::O, "attn_output_b.weight"),
+        (Role::PoolKv, "attn_compressor_kv.weight"),
+        (Role::PoolGate, "attn_compressor_gate.weight"),
+        (Role::PoolBias, "attn_compressor_ape.weight"),
+        (Role::PoolNorm, "attn_compressor_norm.weight"),
+        (Role::Router, "ffn_gate_inp.weight"),
+        (Role::ChoiceBias, "exp_probs_b.bias"),
+        (Role::TokenExperts, "ffn_gate_tid2eid.weight"),
+    ]],
+    experts: ExpertNames {
+        shared: gguf_names::PLAIN.experts.shared,
+        stacked: gguf_names::PLAIN.experts.stacked,
+        ..gguf_names::NO_EXPERTS
+    },
+    fused: &[],
+};
+
+pub(super) const FAMILIES: [Family; 1] = [DEEPSEEK_V4];
