@@ -38,7 +38,7 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 11] = [
+pub const KINDS: [Kind; 12] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
