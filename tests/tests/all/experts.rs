@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 44] = [
+const CASES: [&str; 47] = [
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",
