@@ -3,6 +3,8 @@
 import csv
 import os
 import platform
+import random
+import string
 from html import escape
 
 COLOURS = ["#d9480f", "#1971c2", "#2f9e44", "#9c36b5", "#868e96", "#f59f00", "#0c8599", "#5c940d"]
@@ -19,6 +21,11 @@ def machine():
                 break
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{name}, {os.cpu_count()} cores, Linux {platform.release()}, {memory:.1f} GiB of memory"
+
+
+def letters(count):
+    """A text of `count` characters, always the same, each a token of what `emberflow-lab synth` writes."""
+    return "".join(random.Random(1).choices(string.digits + string.ascii_uppercase, k=count))
 
 
 def write_csv(path, columns, rows):

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 
-from common import bars, machine, write_csv
+from common import bars, letters, machine, write_csv
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -90,7 +90,8 @@ def main() -> None:
         "w", suffix=".txt"
     ) as short:
         # one character is one token for the random checkpoints of `emberflow synth`
-        long.write("a" * max(options.prefill - 1, 1))
+        # and a text of one character would visit the same experts again and again
+        long.write(letters(max(options.prefill - 1, 1)))
         long.flush()
         short.write("abc")
         short.flush()

@@ -25,7 +25,7 @@ import subprocess
 import sys
 from html import escape
 
-from common import COLOURS, machine, write_csv
+from common import COLOURS, letters, machine, write_csv
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CGROUP = "/sys/fs/cgroup/memory/emberflow-offload"
@@ -64,7 +64,7 @@ def capped(command, limit, options):
 
 
 def emberflow(options, share, policy, limit):
-    command = [options.emberflow, "run", options.ember, "-p", "a" * (options.prompt - 1) or "abc"]
+    command = [options.emberflow, "run", options.ember, "-p", letters(options.prompt - 1) or "abc"]
     command += ["--ignore-eos", "--json", "--context", str(max(options.prompt, options.tokens) + 64)]
     command += ["-n", str(1 if options.prompt else options.tokens + 1), "--threads", str(options.threads)]
     command += ["--ffn-resident", str(share), "--policy", policy, "--sparsity", options.sparsity]

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use emberflow_kernels::{Compute, math};
+use emberflow_kernels::Compute;
 use emberflow_models::config::{ModelConfig, NGrams};
 use emberflow_models::names::Role;
 
@@ -23,6 +23,7 @@ use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::mixer::{Convolution, by_tap, ngram_floats, recurrent_floats};
+use crate::norm::sigmoid;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
@@ -254,5 +255,5 @@ fn gate_of(score: f32) -> f32 {
         0.0 => 0.0,
         score => root.copysign(score),
     };
-    1.0 / (1.0 + math::exp(-signed))
+    sigmoid(signed)
 }

@@ -52,6 +52,11 @@ pub(crate) fn soft_cap(scores: &mut [f32], cap: f32) {
     }
 }
 
+/// `1 / (1 + e^−x)`.
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + emberflow_kernels::math::exp(-x))
+}
+
 /// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
 pub(crate) fn softplus(x: f32) -> f32 {
     match x > 20.0 {

@@ -8,7 +8,7 @@ use emberflow_models::config::{ExpertGroups, Mixture, ModelConfig, Scoring};
 use crate::ffn::{BankWork, Bias, Choice, FfnBiases, Rows};
 use crate::input::Input;
 use crate::matrix::Matrix;
-use crate::norm::{Norm, softplus};
+use crate::norm::{Norm, sigmoid, softplus};
 
 /// The router of a layer's experts.
 #[derive(Debug)]
@@ -127,32 +127,32 @@ impl Routes {
             for (score, bias) in scores.iter_mut().zip(router.bias.iter().flatten()) {
                 *score += bias;
             }
-            match mixture.scoring {
-                _ if router.by_token.is_some() => {
-                    let tables = router.by_token.iter();
-                    tables.for_each(|table| {
-                        from_table(on, table, self.tokens[row], &mut self.by, choices);
-                    });
-                    to_shares(scores, mixture.scoring);
+            match (mixture.scoring, &router.by_token) {
+                (scoring, Some(table)) => {
+                    from_table(on, table, self.tokens[row], &mut self.by, choices);
+                    to_shares(scores, scoring);
                     for choice in &mut *choices {
                         choice.weight = scores[choice.expert as usize];
                     }
-                    choices.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+                    // `from_table` lists them by number, which decides between equal weights
+                    choices.sort_unstable_by(|a, b| {
+                        (b.weight.total_cmp(&a.weight)).then(a.expert.cmp(&b.expert))
+                    });
                 }
                 _ if mixture.chooses_apart() => {
                     let bias = router.choice_bias.as_deref();
                     choose_by(scores, &mut self.by, bias, mixture, choices);
                 }
-                Scoring::Softmax => {
+                (Scoring::Softmax, _) => {
                     softmax(scores);
                     pick(scores, choices);
                 }
-                Scoring::SqrtSoftplus => {
+                (Scoring::SqrtSoftplus, _) => {
                     to_shares(scores, mixture.scoring);
                     pick(scores, choices);
                 }
-                Scoring::Sigmoid => pick(scores, choices),
-                Scoring::SparseMixer => mix(scores, choices, mixture.jitter),
+                (Scoring::Sigmoid, _) => pick(scores, choices),
+                (Scoring::SparseMixer, _) => mix(scores, choices, mixture.jitter),
             }
             weigh(choices, mixture);
             if let Some(factors) = &router.factors {
@@ -242,10 +242,6 @@ impl Routes {
         }
         units
     }
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + math::exp(-x))
 }
 
 /// Softmax in place.

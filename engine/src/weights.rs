@@ -365,9 +365,9 @@ fn token_experts(
 ) -> Result<Matrix, Error> {
     let (vocab, chosen) = (c.vocab as usize, mixture.chosen as usize);
     let table = from.matrix(Role::TokenExperts, layer, vocab, chosen)?;
-    let mut row = vec![0.0; chosen];
+    let (cpu, mut row) = (Cpu::detect(), vec![0.0; chosen]);
     for token in 0..vocab {
-        Cpu::detect().dequantize(table.row(token), &mut row);
+        cpu.dequantize(table.row(token), &mut row);
         row.sort_unstable_by(f32::total_cmp);
         let sound = |x: &f32| *x >= 0.0 && *x < c.experts as f32 && x.fract() == 0.0;
         if !row.iter().all(sound) || row.windows(2).any(|pair| pair[0] == pair[1]) {

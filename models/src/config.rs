@@ -21,7 +21,7 @@ mod sublayers;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
-pub use hyper::{HyperConnections, Mixing};
+pub use hyper::{HyperConnections, MAX_STREAMS, Mixing};
 pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};

@@ -10,6 +10,7 @@
 //! matrix by their sums `+ ε`, then rows and columns by turns.
 
 use emberflow_kernels::{Compute, math};
+use emberflow_models::config::MAX_STREAMS;
 use emberflow_models::names::Role;
 
 use super::sizes::{Reader, StreamSizes};
@@ -17,6 +18,7 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::norm::sigmoid;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::thread_buffer::renew;
@@ -198,16 +200,11 @@ impl SinkhornMix {
     }
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + math::exp(-x))
-}
-
 /// `streamⱼ ← shareⱼ·out + Σᵢ matrixᵢⱼ·streamᵢ` for a row's streams of `out.len()` elements.
 pub(super) fn add(shares: &[f32], matrix: &[f32], out: &[f32], streams: &mut [f32]) {
-    const MOST: usize = 8;
     let (d, n) = (out.len(), shares.len());
     for (at, y) in out.iter().enumerate() {
-        let mut before = [0.0; MOST];
+        let mut before = [0.0; MAX_STREAMS as usize];
         for (i, value) in before[..n].iter_mut().enumerate() {
             *value = streams[i * d + at];
         }

@@ -1,10 +1,10 @@
 //! A causal convolution of each channel over a few tokens:
 //!
 //! ```text
-//! y[t] = bias + Σⱼ w[j] ∘ x[t − taps + 1 + j]
+//! y[t] = bias + Σⱼ w[j] ∘ x[t − every · (taps − 1 − j)]
 //! ```
 //!
-//! or over every n-th of them. Its state is `x` of the last `taps − 1` tokens (times n), the oldest first; zeros before the first token.
+//! Its state is `x` of the last `every · (taps − 1)` tokens, the oldest first; zeros before the first token.
 
 /// The convolution of one sequence's rows.
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ pub(crate) struct Convolution<'a> {
     pub every: usize,
     /// One number for each channel; `None` stands for zeros.
     pub bias: Option<&'a [f32]>,
-    /// State before the first row, `[(taps − 1) × channels]`.
+    /// State before the first row, `[every · (taps − 1) × channels]`.
     pub before: &'a [f32],
     /// Each row begins with its channels.
     pub rows: &'a [f32],

@@ -15,7 +15,7 @@
 //! chunks; there it takes `(2·rank + rotated) / (head_dim + value_dim)` times the products of scores and
 //! sums, and saves those of `k_h` and `v_h`.
 
-use emberflow_kernels::{Compute, math};
+use emberflow_kernels::Compute;
 use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::norm::sigmoid;
 use crate::scratch::Scratch;
 use crate::state::Span;
 
@@ -240,7 +241,7 @@ impl LatentAttention {
         let gates = &s.v[rows * of.query_rank..][..rows * of.gates];
         let heads = s.attended.chunks_exact_mut(of.value);
         for (head, gate) in heads.zip(gates) {
-            let share = 1.0 / (1.0 + math::exp(-gate));
+            let share = sigmoid(*gate);
             head.iter_mut().for_each(|value| *value *= share);
         }
     }

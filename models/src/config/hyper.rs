@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_WIDTH, ModelConfig};
 
+/// Residual streams at most.
+pub const MAX_STREAMS: u32 = 8;
+
 /// Residual streams of which each mixer and each FFN reads one mixture, and to all of which its output
 /// is added. The embedding begins every stream, and the head reads one more mixture.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -60,7 +63,7 @@ impl HyperConnections {
     pub(super) fn bad(self, config: &ModelConfig) -> Option<BadField> {
         let (form, hyper) = (&config.form, self);
         let widest = MAX_WIDTH / config.d_model.max(1);
-        let sized = (2..=widest.min(8)).contains(&hyper.count);
+        let sized = (2..=widest.min(MAX_STREAMS)).contains(&hyper.count);
         let alone = form.streams.is_none() && form.layer_inputs.is_none();
         let plain = !form.parallel.is_parallel() && !form.post_norm && !form.layer_scale;
         let built = alone && plain && form.residual_scale == 1.0 && !form.layer_norm;

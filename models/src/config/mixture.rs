@@ -26,7 +26,7 @@ pub struct Mixture {
     /// Width of what the chosen experts read and give, where matrices project the layer's input to it and
     /// their sum from it (LatentMoE, Nemotron 3 Super); 0 without these. A shared expert is then no bank:
     /// its matrices are held in memory.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero_width")]
     pub width: u32,
     /// Layers that have a dense FFN instead, ascending.
     pub dense_layers: Vec<u32>,
@@ -125,7 +125,7 @@ impl Mixture {
     }
 }
 
-fn is_none(width: &u32) -> bool {
+fn is_zero_width(width: &u32) -> bool {
     *width == 0
 }
 

@@ -30,8 +30,9 @@ pub(super) const KEYS: [&str; 19] = [
     "expert_shared_count",
     "embedding_length_out",
     "nextn_predict_layers",
-    "expert_group_count",
+    GROUPS,
 ];
+const GROUPS: &str = "expert_group_count";
 const RATIOS: &str = "attention.compress_ratios";
 const CHOSEN: &str = "attention.indexer.top_k";
 const LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
@@ -66,6 +67,10 @@ pub(super) fn form(
     form: &mut Form,
 ) -> Result<(), Error> {
     let of = Reader { metadata, arch };
+    let groups = of.key(GROUPS);
+    if (metadata.u32(&groups)?).is_some_and(|groups| groups > 1) {
+        return Err(metadata.unsupported(&groups, "experts in groups are not implemented here"));
+    }
     let mut pools = metadata.u32s(&of.key(RATIOS))?;
     if pools.len() < layers as usize {
         let expected = format!("a number for each of {layers} layers");

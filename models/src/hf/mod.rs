@@ -228,7 +228,7 @@ fn identify(
         "I8" if scales.is_some() => {
             // pairs of elements
             if let Some(cols) = raw.shape.last_mut() {
-                *cols *= 2;
+                *cols = cols.saturating_mul(2);
             }
             DType::Mxfp4Pairs
         }

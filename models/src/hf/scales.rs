@@ -64,7 +64,7 @@ impl ScaleTensors {
     /// They are missing, or not one for each block.
     pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
         if let (Some(_), "I8", [rows, half]) = (self.block, &raw.dtype[..], &raw.shape[..]) {
-            return self.of_pairs(raw, file, [*rows, 2 * half]);
+            return self.of_pairs(raw, file, [*rows, half.saturating_mul(2)]);
         }
         let four = (raw.name.strip_suffix(FOUR_BITS[0])).filter(|_| raw.dtype == "U8");
         let eight = self.block.filter(|_| raw.dtype == "F8_E4M3");
@@ -159,7 +159,10 @@ impl ScaleTensors {
                 expected,
             });
         };
-        if scales.shape != [rows, cols / GROUP] || scales.dtype != "F8_E8M0" {
+        if !cols.is_multiple_of(GROUP)
+            || scales.shape != [rows, cols / GROUP]
+            || scales.dtype != "F8_E8M0"
+        {
             return Err(Error::WrongShape {
                 path,
                 tensor: name,

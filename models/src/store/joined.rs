@@ -24,7 +24,7 @@ impl Store {
                 |tensor: &Found| (tensor.dtype, tensor.shape.len(), tensor.scales.is_none());
             let alike = of_one(&next) == (first.dtype, 2, true) && first.scales.is_none();
             let file = &self.files[next.file];
-            if !(alike && next.shape[1..] == first.shape[1..]) {
+            if !(alike && first.shape.len() == 2 && next.shape[1] == first.shape[1]) {
                 return Err(Error::WrongShape {
                     path: file.path.clone(),
                     tensor: next.name,
