@@ -21,6 +21,7 @@ pub mod gguf_vocab;
 mod hf;
 pub mod names;
 mod open;
+mod role;
 mod rules;
 mod special;
 mod stacked;

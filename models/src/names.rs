@@ -5,7 +5,8 @@
 
 mod mixers;
 
-pub use crate::tensor_id::{Role, TensorId, UnknownName};
+pub use crate::role::Role;
+pub use crate::tensor_id::{TensorId, UnknownName};
 
 use crate::config::{Bank, MixerKind, Mixture, ModelConfig, NGrams, Parallel, Streams};
 use crate::tensor_id::split_index;

@@ -245,14 +245,9 @@ impl ModelConfig {
                 return BadField::some(key, &value, format!("at most {MAX_WIDTH}"));
             }
         }
-        let by_token = &mixture.by_token;
-        let routed = |&layer: &u32| self.mixture_of(layer).is_some();
-        let alone = !mixture.early_router && !mixture.parallel_dense && mixture.groups.is_none();
-        let weighed = mixture.scoring == Scoring::SqrtSoftplus;
-        let there = self.are_layers(by_token) && by_token.iter().all(routed);
-        let built = by_token.is_empty() || there && alone && weighed;
-        if !built {
+        if !tables_are_sound(self, mixture) {
             let expected = "layers with experts, ascending, whose router reads their input";
+            let by_token = &mixture.by_token;
             return BadField::some("layers with experts by token", by_token, expected);
         }
         let dense = &mixture.dense_layers;
@@ -266,4 +261,14 @@ impl ModelConfig {
         }
         None
     }
+}
+
+/// Whether the layers that take a token's experts from a table can.
+fn tables_are_sound(config: &ModelConfig, mixture: &Mixture) -> bool {
+    let by_token = &mixture.by_token;
+    let routed = |&layer: &u32| config.mixture_of(layer).is_some();
+    let alone = !mixture.early_router && !mixture.parallel_dense && mixture.groups.is_none();
+    let weighed = mixture.scoring == Scoring::SqrtSoftplus;
+    let there = config.are_layers(by_token) && by_token.iter().all(routed);
+    by_token.is_empty() || there && alone && weighed
 }

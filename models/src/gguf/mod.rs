@@ -283,6 +283,26 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
     })
 }
 
+/// The shape of a tensor without dimensions that mean nothing, and with heads below each other.
+fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
+    match shape[..] {
+        // outer dimensions of 1 mean nothing to ggml
+        [1, n] if role.is_vector() => vec![n],
+        // a matrix for each head
+        [heads, rows, cols] if matches!(role, Role::LatentKeys | Role::LatentValues) => {
+            vec![heads.saturating_mul(rows), cols]
+        }
+        // a kernel, or a number, for each channel
+        [1, channels, 1, taps] if role.is_conv() => vec![channels, taps],
+        [1, 1, heads, 1] | [heads, 1] if role == Role::DeltaRate => vec![heads],
+        [outer, inner] => match mamba::vector_len(role, [outer, inner], config) {
+            Some(len) => vec![len],
+            None => shape,
+        },
+        _ => shape,
+    }
+}
+
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     raw: Raw,
@@ -314,26 +334,10 @@ fn identify(
             .filter(|_| arch.interleaved)
             .unwrap_or(Layout::AsIs),
     };
-    let shape = match raw.shape[..] {
-        // outer dimensions of 1 mean nothing to ggml
-        [1, n] if id.role.is_vector() => vec![n],
-        // a matrix for each head
-        [heads, rows, cols] if matches!(id.role, Role::LatentKeys | Role::LatentValues) => {
-            vec![heads.saturating_mul(rows), cols]
-        }
-        // a kernel, or a number, for each channel
-        [1, channels, 1, taps] if id.role.is_conv() => vec![channels, taps],
-        [1, 1, heads, 1] | [heads, 1] if id.role == Role::DeltaRate => vec![heads],
-        [outer, inner] => match mamba::vector_len(id.role, [outer, inner], config) {
-            Some(len) => vec![len],
-            None => raw.shape,
-        },
-        _ => raw.shape,
-    };
     let whole = Found {
         id,
         name: raw.name,
-        shape,
+        shape: shape_of(id.role, raw.shape, config),
         dtype: raw.dtype,
         layout,
         file: raw.file,

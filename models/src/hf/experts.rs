@@ -92,20 +92,15 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
                 false => 0.0,
             },
             scales_input: of.scales_input,
-            width: match of.width {
-                Some(key) => width(keys, key)?,
-                None => 0,
-            },
-            by_token: match of.by_token {
-                Some((list, key, absent)) => by_token(keys, list, key, absent, layers)?,
-                None => Vec::new(),
-            },
+            width: width(keys, of.width)?,
+            by_token: by_token(keys, of, layers)?,
         },
     }))
 }
 
 /// The width of what experts read and give; 0 without the key.
-fn width(keys: &Keys, key: &'static str) -> Result<u32, Error> {
+fn width(keys: &Keys, key: Option<&'static str>) -> Result<u32, Error> {
+    let Some(key) = key else { return Ok(0) };
     match keys.u32(key)? {
         Some(0) => Err(keys.bad(key, "1 or more, or null")),
         width => Ok(width.unwrap_or(0)),
@@ -113,13 +108,10 @@ fn width(keys: &Keys, key: &'static str) -> Result<u32, Error> {
 }
 
 /// The layers that take a token's experts from a table.
-fn by_token(
-    keys: &Keys,
-    list: &'static str,
-    key: &'static str,
-    absent: u32,
-    layers: u32,
-) -> Result<Vec<u32>, Error> {
+fn by_token(keys: &Keys, of: &Experts, layers: u32) -> Result<Vec<u32>, Error> {
+    let Some((list, key, absent)) = of.by_token else {
+        return Ok(Vec::new());
+    };
     let expected = format!("hash_moe or moe for each of {layers} layers");
     let is_by_token = |value: &Value| match value.as_str() {
         Some("hash_moe") => Some(true),

@@ -248,18 +248,10 @@ fn identify(
         Named::One(id) => id,
         Named::Stacked(_, layer) | Named::Fused(_, layer) => TensorId::layer(Role::Gate, layer),
     };
-    let shape = match (id.role, &raw.shape[..]) {
-        // a vector, stored as a matrix of one row
-        (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
-        (Role::DeltaRate, &[1, 1, heads, 1]) => vec![heads],
-        // one kernel for each channel
-        (role, &[channels, 1, taps]) if role.is_conv() => vec![channels, taps],
-        _ => raw.shape,
-    };
     let whole = Found {
         id,
         name: raw.name,
-        shape,
+        shape: shape_of(id.role, raw.shape),
         dtype,
         layout: layout_of(id, config),
         file: index,
@@ -270,6 +262,18 @@ fn identify(
         Named::One(_) => Ok(vec![whole]),
         Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
         Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
+    }
+}
+
+/// The shape of a tensor without dimensions that mean nothing.
+fn shape_of(role: Role, shape: Vec<usize>) -> Vec<usize> {
+    match (role, &shape[..]) {
+        // a vector, stored as a matrix of one row
+        (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
+        (Role::DeltaRate, &[1, 1, heads, 1]) => vec![heads],
+        // one kernel for each channel
+        (role, &[channels, 1, taps]) if role.is_conv() => vec![channels, taps],
+        _ => shape,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The tensors of mixers, and of what connects them to several residual streams.
 
 use crate::config::{HyperConnections, KdaShape, LatentShape, Mixing, ModelConfig, PooledShape};
-use crate::tensor_id::Role;
+use crate::role::Role;
 
 /// A tensor of a layer, with its rows and columns.
 pub(super) type Sized = (Role, usize, usize);
