@@ -11,7 +11,7 @@ pub(crate) fn matrices_apart(c: &ModelConfig, layer: u32) -> [[usize; 2]; 4] {
 }
 
 /// Elements of a row of the buffers that a layer needs: of `q` and `attended`, and of `gate` of
-/// [`Scratch`](crate::scratch::Scratch); then columns of its widest matrix. Zeros without such experts.
+/// `Scratch`; then columns of its widest matrix. Zeros without such experts.
 pub(crate) fn room(c: &ModelConfig) -> [usize; 3] {
     let [input, _, before, down] = sizes(c);
     [input[0], before[0], input[0].max(down[1])]

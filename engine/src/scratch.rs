@@ -66,8 +66,8 @@ pub(crate) struct Scratch {
     /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
     /// d_model]`, or the output of a parallel dense FFN; otherwise empty.
     pub parallel: Vec<f32>,
-    /// What experts of another width read; queries, `[rows × heads·head_dim]`, or the projected input of another mixer; then the answers of a
-    /// DeltaNet, head by head.
+    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer, then the answers of
+    /// a DeltaNet, head by head; in the FFN, the projected input of experts of another width.
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
