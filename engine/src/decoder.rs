@@ -22,7 +22,7 @@ use crate::ngrams::NGramLayer;
 use crate::norm::{add_output, add_rows, rows_or_copy, soft_cap};
 use crate::pass::Pass;
 use crate::rope::Ropes;
-use crate::router_ahead::RouterAhead;
+use crate::router_ahead::{RouterAhead, likely_banks};
 use crate::scratch::Scratch;
 use crate::state::Span;
 use crate::streams::{self, ResidualStreams};
@@ -448,13 +448,8 @@ impl Decoder {
         let dense_input = s.normed[..observed].to_vec();
         norms.dense_post.rows_inplace(on.cpu, dense_out);
         norms.experts.rows(on.cpu, residual, &mut s.normed);
-        let ahead = match (&mut self.ahead, layers.get(number + 1)) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
-                let first = ffn.store.layout.banks_of(place + 1).start;
-                ahead.banks(on, c, next, s.routes.first_token(), &pass.x[..d], first)
-            }
-            _ => &[],
-        };
+        let row = (n == 1).then(|| (s.routes.first_token(), &pass.x[..d]));
+        let ahead = likely_banks(&mut self.ahead, &ffn.store, on, c, layers, number, row);
         let input = Input::new(on.cpu, &s.normed[..n * d], n, &mut s.input);
         let at = LayerInput {
             ahead,
@@ -513,13 +508,8 @@ impl Decoder {
             }
             _ => None,
         };
-        let ahead = match (&mut self.ahead, next) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
-                let first = ffn.store.layout.banks_of(place + 1).start;
-                ahead.banks(on, c, next, s.routes.first_token(), &pass.x[..d], first)
-            }
-            _ => &[],
-        };
+        let row = (n == 1).then(|| (s.routes.first_token(), &pass.x[..d]));
+        let ahead = likely_banks(&mut self.ahead, &ffn.store, on, c, layers, number, row);
         let at = LayerInput {
             number: place,
             units: experts.as_deref().unwrap_or(&dense),

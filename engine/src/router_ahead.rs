@@ -10,6 +10,7 @@ use crate::input::Input;
 use crate::matrix::Matrix;
 use crate::norm::rows_or_copy;
 use crate::router::Routes;
+use crate::store::NeuronStore;
 use crate::weights::LayerWeights;
 
 /// Buffers for one token.
@@ -47,7 +48,7 @@ impl RouterAhead {
 
     /// Banks of layer `next` that `token` with residual stream `x` is likely to visit, most likely
     /// first; empty for a dense layer. The layer's first bank is `first`.
-    pub fn banks(
+    fn banks(
         &mut self,
         on: &Compute,
         c: &ModelConfig,
@@ -75,5 +76,27 @@ impl RouterAhead {
         self.banks
             .extend(chosen.map(|choice| first + choice.expert));
         &self.banks
+    }
+}
+
+/// Banks of the next layer with an FFN after `number` that the token of a pass's only row, given with
+/// its residual stream, is likely to visit, most likely first; empty if nothing is predicted.
+pub(crate) fn likely_banks<'a>(
+    ahead: &'a mut Option<RouterAhead>,
+    store: &NeuronStore,
+    on: &Compute,
+    c: &ModelConfig,
+    layers: &[LayerWeights],
+    number: usize,
+    row: Option<(u32, &[f32])>,
+) -> &'a [u32] {
+    let place = c.ffn_place(number as u32) + 1;
+    let next = (number + 1..layers.len()).find(|&layer| c.has_ffn(layer as u32));
+    match (ahead, next, row) {
+        (Some(ahead), Some(next), Some((token, x))) if store.foresees(place) => {
+            let first = store.layout.banks_of(place).start;
+            ahead.banks(on, c, &layers[next], token, x, first)
+        }
+        _ => &[],
     }
 }

@@ -5,10 +5,11 @@ use crate::error::Error;
 use crate::ffn::{FfnSeen, LayerInput};
 use crate::input::Input;
 use crate::pass::Pass;
+use crate::router_ahead::likely_banks;
 use crate::trace;
 
 impl Decoder {
-    /// Experts between two projections, beside a shared one, into `scratch.out`; see
+    /// Experts between two projections, and a shared one, into `scratch.out`; see
     /// [`crate::narrow_experts`].
     pub(super) fn run_narrow(
         &mut self,
@@ -34,16 +35,8 @@ impl Decoder {
             ffn.store.read_chosen(place, units)?;
         }
         narrow.begin(on, n, s);
-        let mut later = number + 1..layers.len();
-        let next = later.find(|&layer| c.has_ffn(layer as u32));
-        let ahead = match (&mut self.ahead, next) {
-            (Some(ahead), Some(next)) if n == 1 && ffn.store.foresees(place + 1) => {
-                let first = ffn.store.layout.banks_of(place + 1).start;
-                let token = s.routes.first_token();
-                ahead.banks(on, c, &layers[next], token, &pass.x[..d], first)
-            }
-            _ => &[],
-        };
+        let row = (n == 1).then(|| (s.routes.first_token(), &pass.x[..d]));
+        let ahead = likely_banks(&mut self.ahead, &ffn.store, on, c, layers, number, row);
         let units = s.routes.units(bank, n, None);
         let latent = &s.q[..n * narrow.width()];
         let input = Input::new(on.cpu, latent, n, &mut s.input);
