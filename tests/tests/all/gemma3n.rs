@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Ablation, Budget, Engine, Error, Model, Options, Sparsity};
+use emberflow_engine::{Ablation, Budget, Engine, Error, Lab, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
+use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::widen::{Wider, widen};
 use emberflow_tests::{Golden, case, counted, give, open, packed, roomy};
 
@@ -28,8 +29,13 @@ fn sparse_layers_read_what_fires() {
     let checkpoint = wide(dir.path());
     for quant in [DType::F32, DType::Q4] {
         let container = packed(&checkpoint, dir.path(), quant);
+        // What is read as whole clusters follows from the disk's read costs: they are given here.
         let with = |sparsity| Options {
             sparsity,
+            lab: Lab {
+                io: IoChoice::Sim(SimOptions::new(Profile::Nvme, 7)),
+                ..Lab::default()
+            },
             ..roomy(tokens.len())
         };
         let mut dense = open(&container, with(Sparsity::Dense));
