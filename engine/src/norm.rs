@@ -45,13 +45,6 @@ pub(crate) fn rows_or_copy(norm: Option<&Norm>, cpu: Cpu, x: &[f32], out: &mut [
     }
 }
 
-/// `s = cap · tanh(s / cap)`.
-pub(crate) fn soft_cap(scores: &mut [f32], cap: f32) {
-    for score in scores {
-        *score = cap * libm::tanhf(*score / cap);
-    }
-}
-
 /// `1 / (1 + e^−x)`.
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + emberflow_kernels::math::exp(-x))

@@ -6,7 +6,7 @@
 //! layer's update, and to the further ones the layer's own input ([`LayerInputs`]). The further streams
 //! of a row lie in [`Pass::beside`], so that a pass can yield between two layers.
 
-use emberflow_kernels::{Compute, Cpu};
+use emberflow_kernels::{Compute, Cpu, math};
 use emberflow_models::config::{ModelConfig, Streams};
 use emberflow_models::names::Role;
 use emberflow_storage::container::Container;
@@ -413,9 +413,9 @@ impl StreamState {
         let input = Input::new(on.cpu, normed, rows, &mut s.input);
         let routes = &mut self.narrow[..rows * z.count];
         w.router.matmul(on, input, &mut s.rows, routes);
-        routes
-            .iter_mut()
-            .for_each(|route| *route = libm::tanhf(*route));
+        for route in routes {
+            *route = math::tanh(*route);
+        }
     }
 }
 

@@ -151,6 +151,13 @@ pub(crate) fn gelu_tanh(x: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
+    for value in x {
+        *value = cap * math::tanh(*value / cap);
+    }
+}
+
+#[inline(always)]
 pub(crate) fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
     for (((a, b), &c), &s) in first.iter_mut().zip(second).zip(cos).zip(sin) {

@@ -17,30 +17,54 @@ const EXP_MIN: f32 = -104.0;
 const EXP_MAX: f32 = 89.0;
 
 /// `e^x`, within one unit in the last place; subnormal results included, NaN stays NaN.
-///
-/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7,
-/// whose remainder there is below a tenth of a unit in the last place.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Comparisons that are false for NaN, so that NaN passes through.
     let x = if x < EXP_MIN { EXP_MIN } else { x };
     let x = if x > EXP_MAX { EXP_MAX } else { x };
+    let (n, r) = reduced(x);
+    let p = r.mul_add(taylor(r), 1.0);
+    // 2^n in two normal factors: the second multiplication rounds once, even if the result is
+    // subnormal or infinite.
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n - half)
+}
+
+/// `(n, r)` with `x = n·ln 2 + r` and `|r| ≤ ln 2 / 2`.
+#[inline(always)]
+fn reduced(x: f32) -> (i32, f32) {
     let shifted = x.mul_add(LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    (shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32, r)
+}
+
+/// `(e^r − 1) / r`: the Taylor polynomial of degree 6, whose remainder for `|r| ≤ ln 2 / 2` is below a
+/// tenth of a unit in the last place of `e^r`.
+#[inline(always)]
+fn taylor(r: f32) -> f32 {
     let p = 1.0 / 5040.0;
     let p = r.mul_add(p, 1.0 / 720.0);
     let p = r.mul_add(p, 1.0 / 120.0);
     let p = r.mul_add(p, 1.0 / 24.0);
     let p = r.mul_add(p, 1.0 / 6.0);
     let p = r.mul_add(p, 0.5);
-    let p = r.mul_add(p, 1.0);
-    let p = r.mul_add(p, 1.0);
-    // 2^n in two normal factors: the second multiplication rounds once, even if the result is
-    // subnormal or infinite.
-    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    p * power_of_two(half) * power_of_two(n - half)
+    r.mul_add(p, 1.0)
+}
+
+/// `tanh x`, within a few units in the last place; NaN stays NaN.
+///
+/// `tanh |x| = m / (m + 2)` with `m = e^2|x| − 1 = 2^n·(e^r − 1) + (2^n − 1)`, which cancels nothing
+/// where `x` is small.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    /// From here on the result is 1.
+    const ONE: f32 = 20.0;
+    let y = 2.0 * x.abs();
+    let (n, r) = reduced(if y > ONE { ONE } else { y });
+    let scale = power_of_two(n);
+    let m = (r * taylor(r)).mul_add(scale, scale - 1.0);
+    (m / (m + 2.0)).copysign(x)
 }
 
 #[inline(always)]

@@ -64,7 +64,8 @@ impl std::error::Error for QuantizeError {}
 ///
 /// - q8: scale = f16(max |w| / 127), q = round(w / scale) in −127..=127
 /// - q4: scale = f16(w* / −8) where w* is the element of largest magnitude with its sign,
-///   nibble = round(w / scale) + 8 in 0..=15
+///   nibble = round(w / scale) + 8 in 0..=15; another scale if all 32 are exact with it, so that
+///   Q4_0 of GGUF files is stored without loss
 /// - q4k: see [`best_super_block`], all elements weighing the same
 /// - mxfp4: the element of largest magnitude gets the largest nibble with which all 32 are exact;
 ///   nothing is rounded
@@ -124,12 +125,12 @@ pub fn quantize_row(
             {
                 let largest = index_of_largest(group);
                 let value = group[largest];
-                let wanted = if dtype == DType::Q8 {
-                    value.abs() / 127.0
+                let half = if dtype == DType::Q8 {
+                    f16::from_f32(value.abs() / 127.0)
                 } else {
-                    value / -8.0
+                    exact_q4_scale(group, value).unwrap_or(f16::from_f32(value / -8.0))
                 };
-                let half = finite(f16::from_f32(wanted), dtype, g * GROUP + largest, value)?;
+                let half = finite(half, dtype, g * GROUP + largest, value)?;
                 scale.copy_from_slice(&half.to_le_bytes());
                 if dtype == DType::Q8 {
                     quantize_q8(group, half.to_f32(), quants);
@@ -268,6 +269,20 @@ fn quantize_q4(group: &[f32], scale: f32, quants: &mut [u8]) {
     for (j, byte) in quants.iter_mut().enumerate() {
         *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
     }
+}
+
+/// The scale with which every value of a group is exact in q4; `largest` is the one of largest magnitude.
+fn exact_q4_scale(group: &[f32], largest: f32) -> Option<f16> {
+    // −8 has no opposite; of the others the sign is that of the scale.
+    let steps_of_largest = [-8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0];
+    let mut scales = steps_of_largest
+        .map(|k| f16::from_f32(largest / k))
+        .into_iter();
+    scales.find(|scale| {
+        let scale = scale.to_f32();
+        let exact = |v: &f32| f32::from(steps(*v, scale, -8.0, 7.0)) * scale == *v;
+        group.iter().all(exact)
+    })
 }
 
 /// Stores a q4 row that the caller has rounded: a quant of 0 to 15 per element, for the value

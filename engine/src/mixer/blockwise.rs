@@ -13,7 +13,6 @@ use std::ops::Range;
 use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch};
 use emberflow_models::config::Reach;
 
-use crate::norm::soft_cap;
 use crate::state::{BLOCK, LayerKv, Sequence, Span};
 use crate::thread_buffer::with_thread_buffer;
 
@@ -403,7 +402,7 @@ impl Pass<'_> {
         {
             let scores = &mut scores[seen.start - start..seen.end - start];
             if let Some(cap) = self.cap {
-                soft_cap(scores, cap);
+                cpu.soft_cap(scores, cap);
             }
             let (max, sum) = cpu.exp_block(scores);
             *sums = Sums { max, sum };

@@ -2,13 +2,15 @@
 //!
 //! | source | container |
 //! |---|---|
-//! | Q4_0, Q4_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS | q4k |
+//! | Q4_0 | q4, of which it is a copy |
+//! | Q4_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS | q4k |
 //! | MXFP4 neurons | mxfp4 if they can be copied unchanged |
 //! | floats, if the whole source is floats | q4k; embedding and head q8 |
 //! | all others | q8 |
 //!
-//! q4k needs rows of whole groups; other rows become q8. All neurons have one format: q8 if one of their matrices
-//! needs it.
+//! q4 and q4k need rows of whole groups; other rows become q8. All neurons have one format: q8 if one of their
+//! matrices needs it, else q4k if one does. Columns of Down are rounded in any format but a float, as blocks of
+//! the source run along its rows.
 
 use emberflow_kernels::{DType, GROUP};
 use emberflow_models::{Checkpoint, TensorInfo};
@@ -56,28 +58,35 @@ pub(super) fn decided(source: &dyn Checkpoint, options: &PackOptions) -> PackOpt
 fn ffn_format(
     source: &dyn Checkpoint,
     options: &PackOptions,
-    mut formats: impl Iterator<Item = DType>,
+    formats: impl Iterator<Item = DType>,
 ) -> DType {
     let four_bits = PackOptions {
         ffn: DType::Q4k,
         ..options.clone()
     };
-    match four_bits.keeping_mxfp4(source).ffn {
-        DType::Q4k if formats.any(|format| format == DType::Q8) => DType::Q8,
-        // Either q4k or mxfp4 copied unchanged.
-        _ => DType::Q4k,
+    if four_bits.keeping_mxfp4(source).ffn == DType::Mxfp4 {
+        return DType::Q4k; // copied unchanged whichever format of 4 bits it is
+    }
+    let formats: Vec<DType> = formats.collect();
+    if formats.contains(&DType::Q8) {
+        DType::Q8
+    } else if formats.contains(&DType::Q4k) {
+        DType::Q4k
+    } else {
+        DType::Q4
     }
 }
 
 /// The format of one matrix. `floats`: whether all matrices of the source are floats.
 fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
-    let four_bits = match tensor.source_dtype.as_str() {
-        "Q4_0" | "Q4_K" | "Q2_K" | "Q3_K" | "IQ4_NL" | "IQ4_XS" => true,
-        "F32" | "F16" | "BF16" => floats,
-        _ => false,
+    let format = match tensor.source_dtype.as_str() {
+        "Q4_0" => DType::Q4,
+        "Q4_K" | "Q2_K" | "Q3_K" | "IQ4_NL" | "IQ4_XS" => DType::Q4k,
+        "F32" | "F16" | "BF16" if floats => DType::Q4k,
+        _ => DType::Q8,
     };
-    if four_bits && tensor.cols.is_multiple_of(GROUP) {
-        DType::Q4k
+    if tensor.cols.is_multiple_of(GROUP) {
+        format
     } else {
         DType::Q8
     }

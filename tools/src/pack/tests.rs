@@ -316,6 +316,7 @@ fn no_matrix_gets_fewer_bits_than_the_source_has() {
             let has = 8.0 * dtype.row_bytes(256) as f64 / 256.0;
             let float = bits >= 16.0;
             let expected = match (name, mix::is_embedding(tensor.id.role)) {
+                ("Q4_0", _) => DType::Q4,
                 (_, _) if bits <= 4.5 && name != "MXFP4" => DType::Q4k,
                 (_, false) if float => DType::Q4k,
                 _ => DType::Q8,

@@ -154,6 +154,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
+            $crate::elementwise::soft_cap(x, cap);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn rope_rotate_half(x: &mut [f32], cos: &[f32], sin: &[f32]) {
             $crate::elementwise::rope_rotate_half(x, cos, sin);
         }
@@ -516,6 +521,10 @@ pub(crate) fn gelu(cpu: Cpu, x: &mut [f32]) {
 
 pub(crate) fn gelu_tanh(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, gelu_tanh(x))
+}
+
+pub(crate) fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
+    dispatch!(cpu, soft_cap(x, cap))
 }
 
 pub(crate) fn rope_rotate_half(cpu: Cpu, x: &mut [f32], cos: &[f32], sin: &[f32]) {

@@ -27,6 +27,8 @@ const RMSNORM_BUDGET: f64 = 4e-7;
 /// Relative to |x|: far below zero the result itself is tiny, and the error-function form
 /// cancels while the tanh form magnifies the rounding of its exponent.
 const GELU_BUDGET: f64 = 2e-7;
+/// Relative to the result, however small.
+const TANH_BUDGET: f64 = 3e-7;
 
 /// Seeded, roughly normal numbers (a sum of uniform ones).
 fn normal(seed: u64, n: usize) -> Vec<f32> {
@@ -192,6 +194,28 @@ fn activations() {
         assert_eq!(f(1e30), 1e30);
         assert_eq!(f(-1e30), 0.0);
     }
+}
+
+/// Of small values too: the result is as near relative to itself as to 1.
+#[test]
+fn hyperbolic_tangent() {
+    let mut worst: f64 = 0.0;
+    for bits in (0..f32::INFINITY.to_bits()).step_by(1009) {
+        for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
+            let (got, exact) = (math::tanh(x), f64::from(x).tanh());
+            // The last place of subnormal values is all that they have.
+            if x.abs() < f32::MIN_POSITIVE {
+                assert_eq!(got, x);
+                continue;
+            }
+            worst = worst.max(((f64::from(got) - exact) / exact).abs());
+        }
+    }
+    println!("tanh: {worst:.1e}");
+    assert!(worst <= TANH_BUDGET, "{worst:e}");
+    assert_eq!(math::tanh(f32::INFINITY), 1.0);
+    assert_eq!(math::tanh(f32::NEG_INFINITY), -1.0);
+    assert!(math::tanh(f32::NAN).is_nan());
 }
 
 #[test]

@@ -194,6 +194,7 @@ proptest! {
         let silu = map(math::silu);
         let gelu = map(math::gelu);
         let gelu_tanh = map(math::gelu_tanh);
+        let capped = map(|x| 30.0 * math::tanh(x / 30.0));
         let softmax = reference::softmax(&x);
         let halves = reference::f16_bytes(&x);
 
@@ -212,6 +213,7 @@ proptest! {
             prop_assert_eq!(run(&|y| cpu.silu(y)), bits(&silu), "{}", name);
             prop_assert_eq!(run(&|y| cpu.gelu(y)), bits(&gelu), "{}", name);
             prop_assert_eq!(run(&|y| cpu.gelu_tanh(y)), bits(&gelu_tanh), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.soft_cap(y, 30.0)), bits(&capped), "{}", name);
             prop_assert_eq!(run(&|y| cpu.rope_rotate_half(y, &cos, &sin)), bits(&turned), "{}", name);
             let mut got = vec![0u8; 2 * n];
             cpu.f32_to_f16_bytes(&x, &mut got);

@@ -41,6 +41,21 @@ fn q4_bytes() {
     assert_eq!(scales, [0x00, 0x3c, 0x00, 0xb8]);
 }
 
+proptest! {
+    /// A block of Q4_0 is `(quant − 8) × scale` with any f16 scale, and often has no −8.
+    #[test]
+    fn q4_0_is_stored_without_loss(
+        scale in (1u16..0x7c00, any::<bool>()).prop_map(|(bits, minus)| bits | u16::from(minus) << 15),
+        low in -8i8..=0,
+        quants in prop::collection::vec(0u32..16, GROUP),
+    ) {
+        let scale = half::f16::from_bits(scale).to_f32();
+        let quants = quants.iter().map(|&q| f32::from((q as i8 - 8).max(low)));
+        let src: Vec<f32> = quants.map(|q| q * scale).collect();
+        prop_assert_eq!(restored(DType::Q4, &src), src);
+    }
+}
+
 #[test]
 fn q8_bytes() {
     let mut src = vec![0.0f32; 40];
