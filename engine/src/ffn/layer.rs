@@ -31,7 +31,7 @@ fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
 
 impl Ffn {
     /// A layer of which a device computes the first `rows` rows.
-    fn beside_first_rows(
+    fn split_by_rows(
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
@@ -81,9 +81,9 @@ impl Ffn {
         let out = &mut out[..at.residual.len()];
         match self.first_rows(at) {
             0 => self.sum_units(on, at, None, out)?,
-            rows => self.beside_first_rows(on, at, rows, out)?,
+            rows => self.split_by_rows(on, at, rows, out)?,
         }
-        // A device failed in the middle, and is not used any longer: once more without it.
+        // A device failed during the layer and is closed: compute the layer again without it.
         if self.lanes.iter_mut().any(DeviceLane::take_lost) {
             self.sum_units(on, at, None, out)?;
         }

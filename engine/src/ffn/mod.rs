@@ -14,7 +14,7 @@
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
-mod beside;
+mod devices;
 mod gates;
 mod gates_ahead;
 mod layer;

@@ -1,5 +1,5 @@
-//! What devices compute of a layer, beside the compute threads: their clusters for all rows, or all clusters for the
-//! first rows. See [`lanes`](crate::lanes).
+//! The devices' share of a layer: their own clusters for all rows, or all clusters for the first rows. See
+//! [`lanes`](crate::lanes).
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::lanes::{DeviceLane, Each, LayerRows, Rect, Wait};
 use crate::store::Step;
 
-/// The rows of a layer of one unit that weighs 1, for a device that computes some of its clusters, or all for some rows.
+/// The rows of a layer that has one unit of weight 1, split between the CPU and a device. `None` for other layers.
 fn rows_of<'a>(
     units: &[Unit],
     pairs: &'a Pairs,
@@ -35,31 +35,32 @@ fn rows_of<'a>(
 }
 
 impl Ffn {
-    /// How many of a layer's rows, the first ones, a device computes with all clusters.
+    /// Number of leading rows of a layer for which a device computes all clusters.
     pub(super) fn first_rows(&self, at: &LayerInput<'_>) -> usize {
         let ([unit], [lane]) = (at.units, &self.lanes[..]) else {
             return 0;
         };
         let plain = matches!(unit.rows, Rows::All(_)) && unit.weights.is_none();
-        // Who observes neurons looks at all rows.
-        match plain && self.record.is_none() {
-            true => lane.first_rows(at.input.tokens()),
-            false => 0,
+        // An observer of neurons needs the CPU's values of all rows.
+        if plain && self.record.is_none() {
+            lane.first_rows(at.input.tokens())
+        } else {
+            0
         }
     }
 
-    /// How many of a pass's rows, the first ones, devices compute with all clusters.
+    /// Number of leading rows of a pass for which devices compute all clusters.
     pub fn rows_of_devices(&self, rows: usize) -> usize {
         self.lanes.iter().map(|lane| lane.first_rows(rows)).sum()
     }
 
-    /// The number of items of a group, of `group` at most: no more than a buffer has room for.
+    /// Number of items in a group: `group`, or as many as the smallest device buffer holds.
     pub(super) fn group_len(&self, inputs: Inputs<'_>, group: usize) -> usize {
         let lanes = self.lanes.iter().filter(|_| inputs.streamed.is_some());
         lanes.map(DeviceLane::at_once).fold(group, usize::min)
     }
 
-    /// Begins what devices compute of their clusters for the CPU's rows. The first item of the CPU.
+    /// Submits the devices' clusters for the CPU's rows. Returns the CPU's first item.
     pub(super) fn begin_pieces(
         &mut self,
         on: &Compute,
@@ -79,7 +80,7 @@ impl Ffn {
         Ok(end)
     }
 
-    /// Takes what pieces began and still is under way.
+    /// Takes the results of the submitted pieces.
     pub(super) fn end_pieces(&mut self, inputs: Inputs<'_>, out: &mut [f32]) -> Result<(), Error> {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {
@@ -89,7 +90,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Leaves those clusters of a group to devices that they hold, whose sums are weighed or come after others.
+    /// Queues the clusters of a group that devices hold in units with weights or with earlier sums.
     pub(super) fn leave_each(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
         for lane in &mut self.lanes {
             if rows_of(&self.units, &self.pairs, inputs, lane).is_some() {
@@ -105,8 +106,8 @@ impl Ffn {
         }
     }
 
-    /// Has devices compute what was left to them, one piece after the other, and puts its sums where those of the CPU's
-    /// clusters are, `width` floats each. It waits for all if it `waits`, else for none.
+    /// Computes the queued clusters on devices, piece by piece, and stores their sums among those of the CPU's clusters,
+    /// `width` floats each. With `waits`, returns when all are done; otherwise takes what is finished.
     pub(super) fn go_on_each(
         &mut self,
         inputs: Inputs<'_>,
@@ -127,7 +128,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Begins a group of the CPU's clusters, which pass through devices for their rows.
+    /// Begins a group of the CPU's clusters, which are also streamed through devices for the devices' rows.
     pub(super) fn begin_group(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {
@@ -136,7 +137,7 @@ impl Ffn {
         }
     }
 
-    /// Has devices take those of the ready clusters that pass through them.
+    /// Hands ready clusters to the devices that stream them.
     pub(super) fn pass_ready(&mut self, inputs: Inputs<'_>) -> Result<(), Error> {
         if inputs.streamed.is_none() {
             return Ok(());
@@ -151,7 +152,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Has devices compute what they have whole for their rows.
+    /// Computes the complete clusters on devices, for the devices' rows.
     pub(super) fn go_on(&mut self, inputs: Inputs<'_>, wait: Wait) -> Result<(), Error> {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {
