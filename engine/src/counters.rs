@@ -13,6 +13,8 @@ pub struct Counters {
     pub hot_hits: u64,
     /// Needed neurons in the cold region.
     pub hits: u64,
+    /// Needed neurons that were looked up in the cold region: hits, and misses that are read one by one.
+    pub looked_up: u64,
     /// Needed neurons that missed.
     pub misses: u64,
     /// Neurons prefetched before their layer began.
@@ -52,6 +54,7 @@ impl Counters {
             possible: self.possible.saturating_sub(before.possible),
             hot_hits: self.hot_hits.saturating_sub(before.hot_hits),
             hits: self.hits.saturating_sub(before.hits),
+            looked_up: self.looked_up.saturating_sub(before.looked_up),
             misses: self.misses.saturating_sub(before.misses),
             guessed: self.guessed.saturating_sub(before.guessed),
             guessed_needed: self.guessed_needed.saturating_sub(before.guessed_needed),

@@ -13,6 +13,7 @@ use crate::device::{InUse, Verdict};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::first_tokens::FirstTokens;
 use crate::hyper::Hyper;
 use crate::lanes::{self, DeviceLane, Sharing};
 use crate::layer_inputs::LayerInputs;
@@ -24,7 +25,7 @@ use crate::open::Parts;
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
-use crate::planner::{Division, Plan, Planner};
+use crate::planner::{Division, Plan, Planner, Ways};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -56,7 +57,8 @@ pub struct Engine {
     pub(crate) pass: Pass,
     text: Text,
     pub(crate) options: Options,
-    planner: Planner,
+    pub(crate) planner: Planner,
+    pub(crate) first_tokens: FirstTokens,
     pub(crate) division: Division,
     /// The division for decode, while the one for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
@@ -129,6 +131,7 @@ impl Engine {
             text,
             options,
             planner,
+            first_tokens: FirstTokens::default(),
             division,
             usual: None,
             short_prompts: false,
@@ -307,7 +310,8 @@ impl Engine {
             return Ok(());
         }
         let budget = self.division.memory.budget();
-        self.division = self.planner.divide_again(&self.division, budget, batch)?;
+        self.division =
+            (self.planner).divide_again(&self.division, budget, batch, Ways::Settled)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
         self.decoder.ffn.store.residency.aim_border(memory, hot);
         Ok(())

@@ -104,6 +104,7 @@ pub mod energy;
 mod engine;
 mod error;
 mod ffn;
+mod first_tokens;
 mod hyper;
 mod input;
 mod lanes;

@@ -10,6 +10,7 @@
 
 use emberflow_storage::trim_heap;
 
+use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::engine::Engine;
 use crate::error::{DeviceError, Error};
@@ -18,7 +19,7 @@ use crate::lanes::ProductRoom;
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
-use crate::planner::Division;
+use crate::planner::{Division, Ways};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
 use crate::scratch::product_room;
@@ -32,29 +33,8 @@ impl Engine {
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
         let batch = self.division.batch;
-        let division = self.planner().divide_again(self.settled(), bytes, batch)?;
-        self.end_prompt()?;
-        let hold = division.memory.embedding;
-        let Decoder {
-            embedding,
-            layer_inputs,
-            ngrams,
-            ffn,
-            ..
-        } = &mut self.decoder;
-        let inputs = layer_inputs.as_mut().map(LayerInputs::table_mut);
-        let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
-        let mut tables = [embedding.as_mut(), inputs, ngrams];
-        // Free first, then allocate.
-        for table in tables.iter_mut().flatten() {
-            table.hold(&ffn.store.layout.container, hold && table.is_held())?;
-        }
-        ffn.set_plan(&division.memory)?;
-        self.division = division;
-        for table in tables.into_iter().flatten() {
-            table.hold(&ffn.store.layout.container, hold)?;
-        }
-        Ok(())
+        let division = (self.planner()).divide_again(self.settled(), bytes, batch, Ways::All)?;
+        apply(self, division)
     }
 
     /// The longest chunk of a prompt so far, or that of the plan.
@@ -110,7 +90,7 @@ impl Engine {
             return Ok(());
         };
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
-        self.division = self.planner().divide_again(&usual, budget, batch)?;
+        self.division = (self.planner()).divide_again(&usual, budget, batch, Ways::Settled)?;
         let made = self.set_rows();
         match self.decoder.ffn.lanes.first() {
             Some(lane) => lane.or_lost(made)?,
@@ -154,6 +134,63 @@ impl Engine {
         }
         made
     }
+}
+
+/// Divides the memory in another way, of this budget or another.
+///
+/// # Errors
+/// A failed read.
+fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
+    engine.end_prompt()?;
+    let hold = division.memory.embedding;
+    let Decoder {
+        embedding,
+        layer_inputs,
+        ngrams,
+        ffn,
+        ..
+    } = &mut engine.decoder;
+    let inputs = layer_inputs.as_mut().map(LayerInputs::table_mut);
+    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
+    let mut tables = [embedding.as_mut(), inputs, ngrams];
+    // Free first, then allocate.
+    for table in tables.iter_mut().flatten() {
+        table.hold(&ffn.store.layout.container, hold && table.is_held())?;
+    }
+    ffn.set_plan(&division.memory)?;
+    engine.division = division;
+    for table in tables.into_iter().flatten() {
+        table.hold(&ffn.store.layout.container, hold)?;
+    }
+    Ok(())
+}
+
+/// Counts a decoded token of a single text, and divides the memory again once the first tokens of the run have
+/// corrected what the plan assumed (see [`crate::first_tokens`]).
+///
+/// # Errors
+/// A failed read.
+pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
+    let lab = &engine.options.lab;
+    let compares = lab.ablation == Ablation::Full && !lab.gates_stay;
+    let alone = engine.options.batch == 1 && engine.decoder.ffn.lanes.is_empty();
+    if !(engine.planner.firing.assumed && compares && alone) {
+        return Ok(());
+    }
+    let now = engine.counters();
+    let Some(seen) = engine.first_tokens.count(now) else {
+        return Ok(());
+    };
+    let firing = engine.planner.corrected_firing(engine.settled(), &seen);
+    tracing::info!(
+        fire = firing.share(),
+        misses = firing.miss_times,
+        "neurons of the first tokens"
+    );
+    engine.planner.firing = firing;
+    let (settled, budget) = (engine.settled(), engine.memory().budget());
+    let division = (engine.planner).divide_again(settled, budget, 1, Ways::All)?;
+    apply(engine, division)
 }
 
 /// The same on a device, if there is one.

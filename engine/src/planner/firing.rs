@@ -22,6 +22,9 @@ const UNKNOWN_SKEW: f64 = 2.74;
 /// Assumed probability that a firing neuron fires again for the next token.
 const UNKNOWN_PERSISTENCE: f64 = 0.6;
 
+/// Range of corrections: a few tokens say no more.
+const MISS_TIMES: (f64, f64) = (0.1, 2.0);
+
 /// Activation statistics of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Firing {
@@ -39,6 +42,10 @@ pub struct Firing {
     /// By layer: every token needs all neurons, while other layers are sparse. The cold region
     /// holds none of these layers.
     pub always: Vec<bool>,
+    /// Misses of a cold region, relative to those assumed without a measured curve.
+    pub miss_times: f64,
+    /// Whether the first tokens of a run correct these assumptions.
+    pub assumed: bool,
 }
 
 impl Firing {
@@ -72,6 +79,8 @@ impl Firing {
             misses: None,
             measured: false,
             always: Vec::new(),
+            miss_times: 1.0,
+            assumed: false,
         };
         let all = || (0..new.banks.len()).flat_map(|b| new.groups(b, 0));
         let sum: f64 = all().map(|(n, p)| n * p).sum();
@@ -84,14 +93,50 @@ impl Firing {
 
     /// Assumptions for a model without statistics.
     pub fn unknown(banks: usize, neurons: usize) -> Self {
+        Self::skewed(banks, neurons, UNKNOWN_SHARE)
+    }
+
+    /// Assumptions for a model of which `share` of the neurons fire.
+    fn skewed(banks: usize, neurons: usize, share: f64) -> Self {
         let groups = neurons.div_ceil(GROUP);
         let often = |g: usize| {
             let place = (g as f64 + 0.5) / groups as f64;
-            let often = UNKNOWN_SHARE * (1.0 + UNKNOWN_SKEW) * (1.0 - place).powf(UNKNOWN_SKEW);
+            let often = share * (1.0 + UNKNOWN_SKEW) * (1.0 - place).powf(UNKNOWN_SKEW);
             often.min(1.0) as f32
         };
         let bank: Vec<f32> = (0..groups).map(often).collect();
-        Self::new(vec![bank; banks], neurons, None)
+        Self {
+            assumed: true,
+            ..Self::new(vec![bank; banks], neurons, None)
+        }
+    }
+
+    /// These assumptions, corrected: `share` of the neurons fire, and `missed` (0 to 1, if known) of the needed
+    /// ones missed in a cold region as [`absent`](Self::absent) has it.
+    pub fn corrected(&self, share: f64, missed: Option<f64>, slots: u64, first: &[usize]) -> Self {
+        let new = Self {
+            always: self.always.clone(),
+            miss_times: self.miss_times,
+            ..Self::skewed(self.banks.len(), self.neurons, share)
+        };
+        let Some(missed) = missed else { return new };
+        let plain = Self {
+            miss_times: 1.0,
+            ..new.clone()
+        };
+        let absent = plain.absent(slots, first);
+        let served = (0..first.len()).filter(|&bank| !self.is_always(bank));
+        let groups = served.flat_map(|bank| plain.groups(bank, first[bank]));
+        let (mut needed, mut misses) = (0.0, 0.0);
+        for (neurons, often) in groups {
+            needed += neurons * often;
+            misses += neurons * often * absent.at(often);
+        }
+        let (low, high) = MISS_TIMES;
+        Self {
+            miss_times: (missed * needed / f64::max(misses, 1e-9)).clamp(low, high),
+            ..new
+        }
     }
 
     /// Assumptions for the neurons of experts: `share` of them fire, all equally often. Since the
@@ -245,6 +290,9 @@ impl Absent {
             classes[bin(often).round() as usize] += neurons;
         }
         let locality = (1.08 - 0.66 * share).clamp(0.77, 1.0);
+        // Recurring neurons hit as far as the cache holds those of two tokens.
+        let recurring = (share / (2.0 * firing.share())).min(1.0);
+        let locality = (locality * (1.0 - recurring * (1.0 - firing.miss_times))).min(1.0);
         let mut left = share * classes.iter().sum::<f64>();
         let mut absent = [1.0; BINS];
         for (absent, &neurons) in absent.iter_mut().zip(&classes).rev() {

@@ -5,9 +5,10 @@ use emberflow_storage::profile::Origin;
 
 use super::budget::{Division, streams};
 use super::facts::{BATCHES, Planner};
-use super::firing::Absent;
+use super::firing::{Absent, Firing};
 use super::pass::{CostModel, Forecast};
 use super::plan::{Basis, HotCut, Plan};
+use crate::counters::Counters;
 use crate::error::Error;
 
 /// Speedup that fewer threads than cores must promise.
@@ -21,6 +22,28 @@ struct ForecastInputs {
     absent: Absent,
 }
 
+/// Slots of the cold region for visited neurons, and the first neuron of each bank that it serves: those in `first`,
+/// or those with Gate rows in memory.
+fn cold<'a>(of: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a [usize]) {
+    let memory = &division.memory;
+    if memory.gates_partly() {
+        let with_gates = first.len().min(memory.gate_banks as usize);
+        (memory.slots, &first[..with_gates])
+    } else if division.scans(&of.shape) {
+        (0, first)
+    } else {
+        let visited = memory.slots as f64 * of.shape.visited.min(1.0);
+        (visited as u64, first)
+    }
+}
+
+fn outlook(of: &Planner, division: &Division) -> ForecastInputs {
+    let first = of.first_cold(division);
+    let (slots, served) = cold(of, division, &first);
+    let absent = of.firing.absent(slots, served);
+    ForecastInputs { absent, first }
+}
+
 impl Planner {
     /// The thread count with the highest expected speed.
     pub(crate) fn best_threads(&self, division: &Division) -> Result<usize, Error> {
@@ -29,7 +52,7 @@ impl Planner {
         if self.threads_fixed || fewer.is_empty() {
             return Ok(self.threads);
         }
-        let outlook = self.outlook(division);
+        let outlook = outlook(self, division);
         let mut best: Option<(f64, usize)> = None;
         for threads in [self.threads].into_iter().chain(fewer) {
             let speed = self.pass(division, threads).map(|pass| {
@@ -49,7 +72,7 @@ impl Planner {
     /// Expected tokens per second of `division` with all threads, in passes of `tokens` tokens. 0
     /// without rates.
     pub(super) fn speed(&self, division: &Division, tokens: usize) -> f64 {
-        let outlook = self.outlook(division);
+        let outlook = outlook(self, division);
         let pass = self.pass(division, self.threads);
         let expected = pass.map(|pass| self.expect(&pass, division, &outlook, tokens));
         expected.map_or(0.0, |expected| expected.tokens_per_s)
@@ -66,7 +89,7 @@ impl Planner {
             chunk,
             ..
         } = division;
-        let outlook = self.outlook(division);
+        let outlook = outlook(self, division);
         let pass = self
             .pass(division, threads)
             .ok_or_else(|| self.rates.missing())?;
@@ -115,26 +138,14 @@ impl Planner {
         })
     }
 
-    fn outlook(&self, division: &Division) -> ForecastInputs {
+    /// What is assumed about the neurons' firing, corrected by what tokens did with this division.
+    pub(crate) fn corrected_firing(&self, division: &Division, seen: &Counters) -> Firing {
+        let share = seen.fired as f64 / seen.possible.max(1) as f64;
+        let missed = 1.0 - seen.hits as f64 / seen.looked_up.max(1) as f64;
         let first = self.first_cold(division);
-        let memory = &division.memory;
-        if memory.gates_partly() {
-            let with_gates = &first[..first.len().min(memory.gate_banks as usize)];
-            return ForecastInputs {
-                absent: self.firing.absent(memory.slots, with_gates),
-                first,
-            };
-        }
-        let slots = if division.scans(&self.shape) {
-            0
-        } else {
-            // Slots of visited neurons.
-            (memory.slots as f64 * self.shape.visited.min(1.0)) as u64
-        };
-        ForecastInputs {
-            absent: self.firing.absent(slots, &first),
-            first,
-        }
+        let (slots, served) = cold(self, division, &first);
+        let missed = (seen.looked_up > 0).then_some(missed);
+        (self.firing).corrected(share, missed, slots, served)
     }
 
     /// Forecast of a pass of `tokens` tokens. Decode: in the middle of the context. Prefill: a

@@ -32,6 +32,15 @@ struct Candidate {
     division: Division,
 }
 
+/// Which ways to serve neurons a new division may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ways {
+    /// The one in use.
+    Settled,
+    /// The fastest of all.
+    All,
+}
+
 impl Planner {
     /// Divides `budget`, chooses the thread count and forecasts the speed.
     ///
@@ -168,16 +177,16 @@ impl Planner {
     }
 
     /// Divides again for another budget or number of sequences while the engine is open. The chunk
-    /// size is kept, and so is the way neurons are served if the budget is unchanged. The past
-    /// memory peak is ignored.
+    /// size is kept. The past memory peak is ignored.
     ///
     /// # Errors
     /// As [`Planner::divide`].
-    pub fn divide_again(
+    pub(crate) fn divide_again(
         &self,
         settled: &Division,
         budget: u64,
         batch: usize,
+        ways: Ways,
     ) -> Result<Division, Error> {
         let hot = self.hot(batch).iter().map(|&n| u64::from(n)).sum();
         let again = |way: &Needs| {
@@ -195,10 +204,9 @@ impl Planner {
                 ..divided
             })
         };
-        if budget == settled.memory.budget() {
-            again(&settled.needs)
-        } else {
-            self.fastest(again)
+        match ways {
+            Ways::Settled => again(&settled.needs),
+            Ways::All => self.fastest(again),
         }
     }
 
@@ -333,6 +341,8 @@ impl Planner {
 mod tests {
     use emberflow_storage::io::Profile;
 
+    use crate::counters::Counters;
+    use crate::planner::Ways;
     use crate::planner::firing::Firing;
     use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
 
@@ -346,7 +356,9 @@ mod tests {
             p.batch = batch;
             let budget = p.needs.budget_for_share(0.6);
             let division = p.divide(budget).unwrap();
-            let again = p.divide_again(&division, budget, batch).unwrap();
+            let again = p
+                .divide_again(&division, budget, batch, Ways::Settled)
+                .unwrap();
             assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
             let share = p.divide(p.budget_for_share(0.6)).unwrap();
             assert!(share.memory.ffn_resident_share(&share.needs) <= 0.6);
@@ -356,5 +368,28 @@ mod tests {
         // Forecasts compare ways for one text only.
         assert!(gates(&busy, 2));
         assert!(gates(&sparse(), 1));
+    }
+
+    /// Fewer neurons fire than assumed, and they recur: Gate rows of more layers are resident.
+    #[test]
+    fn first_tokens_change_how_neurons_are_served() {
+        let mut p = planner(Profile::Ufs4, Firing::unknown(LAYERS, NEURONS));
+        let budget = p.needs.budget_for_share(0.3);
+        let before = p.divide(budget).unwrap();
+        let seen = Counters {
+            fired: 8,
+            possible: 100,
+            hits: 97,
+            looked_up: 100,
+            ..Counters::default()
+        };
+        p.firing = p.corrected_firing(&before, &seen);
+        assert!((p.firing.share() - 0.08).abs() < 0.01);
+        let same = (p.divide_again(&before, budget, 1, Ways::Settled)).unwrap();
+        assert_eq!(same.memory.gate_banks, before.memory.gate_banks);
+        let after = p.divide_again(&before, budget, 1, Ways::All).unwrap();
+        assert_eq!(after.memory.budget(), before.memory.budget());
+        let [old, new] = [&before, &after].map(|d| d.memory.gate_banks);
+        assert!(new > old, "{new} of {old}");
     }
 }

@@ -11,6 +11,7 @@ use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::rates::Rates;
+use super::search::Ways;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::memory::{Needs, SlotContents};
@@ -509,7 +510,9 @@ fn a_budget_is_divided_in_microseconds() {
     let division = p.divide(budget).unwrap();
     let best = (0..50).map(|i| {
         let start = std::time::Instant::now();
-        let again = p.divide_again(&division, budget, 1 + i % 2).unwrap();
+        let again = p
+            .divide_again(&division, budget, 1 + i % 2, Ways::Settled)
+            .unwrap();
         assert!(again.memory.budget() == budget);
         start.elapsed()
     });

@@ -24,6 +24,7 @@ use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
+use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
 use crate::streams;
 
@@ -253,7 +254,11 @@ impl<'e> Stepper<'e> {
                     self.considered = Some(text.id);
                     self.engine.begin_prompt(tokens)
                 }
-                Wants::Decode | Wants::Nothing => self.end_prompt(),
+                Wants::Decode => {
+                    self.end_prompt()?;
+                    token_decoded(&mut self.engine)
+                }
+                Wants::Nothing => self.end_prompt(),
             },
             _ => self.end_prompt(),
         }

@@ -7,6 +7,7 @@ mod documents;
 mod edits;
 mod embedding;
 mod experts;
+mod first_tokens;
 mod gemma3n;
 mod golden_logits;
 mod long_prompts;

@@ -65,6 +65,7 @@ fn look_up(
     }
     let missing = coming + absent;
     counters.guessed_needed += coming as u64;
+    counters.looked_up += ids.len() as u64;
     counters.hits += (ids.len() - missing) as u64;
     counters.misses += missing as u64;
     guesses.count(job.layer(), missing, coming);
