@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
+use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::cluster::LEAST_BUFFERS;
@@ -521,7 +522,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
-    let mut embedding = Embedding::open(&layout, &c)?;
+    let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;

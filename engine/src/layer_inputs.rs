@@ -67,7 +67,7 @@ impl LayerInputs {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
     /// inputs by layer.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let table = Embedding::of_layers(layout, c)?;
+        let table = Embedding::open(layout, c, Role::LayerInputs)?;
         let (Some(inputs), Some(table)) = (c.form.inputs_by_layer(), table) else {
             return Ok(None);
         };

@@ -77,8 +77,10 @@ impl NGramLayer {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without such
     /// rows.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let (Some(of), Some(table)) = (c.form.ngrams.clone(), Embedding::of_ngrams(layout, c)?)
-        else {
+        let (Some(of), Some(table)) = (
+            c.form.ngrams.clone(),
+            Embedding::open(layout, c, Role::NGramTable)?,
+        ) else {
             return Ok(None);
         };
         let container = &layout.container;

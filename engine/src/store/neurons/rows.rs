@@ -17,9 +17,8 @@ fn take_row(
     then: impl FnOnce(&[u8]),
 ) -> Result<(), Error> {
     let shift = layout.shift_of(rows.offset_of(row as usize));
-    let bytes = &slot.as_slice()[shift..shift + rows.row_len()];
-    layout.container.check_row(rows, row as usize, bytes)?;
-    then(bytes);
+    let bytes = &slot.as_slice()[shift..shift + rows.stored_len()];
+    then(layout.container.check_row(rows, row as usize, bytes)?);
     Ok(())
 }
 
@@ -53,7 +52,7 @@ impl NeuronStore {
                     break;
                 };
                 let from = rows.offset_of(row as usize);
-                let part = self.layout.cover_of(from, rows.row_len());
+                let part = self.layout.cover_of(from, rows.stored_len());
                 let number = n as u32;
                 coming += 1;
                 let tag = Tag::Row { number, row };
