@@ -196,6 +196,7 @@ impl Decoder {
         spans: &[Span<'_>],
         between: Option<Between<'_>>,
     ) -> Result<(), Error> {
+        self.ask(spans)?;
         let given = between.map_or(&[][..], |rows| rows.x);
         if given.is_empty() || self.layer_inputs.is_some() {
             self.embed(pass, spans)?;
@@ -211,6 +212,16 @@ impl Decoder {
             streams::put(&self.config, pass, given);
         }
         Ok(())
+    }
+
+    /// Begins to read the rows of tables that layers need.
+    fn ask(&mut self, spans: &[Span<'_>]) -> Result<(), Error> {
+        let store = &mut self.ffn.store;
+        if let Some(inputs) = &mut self.layer_inputs {
+            inputs.ask(store, spans.iter().flat_map(|span| span.tokens).copied())?;
+        }
+        let ngrams = self.ngrams.as_mut();
+        ngrams.map_or(Ok(()), |ngrams| ngrams.ask(store, spans))
     }
 
     /// Makes the inputs of all layers.

@@ -6,26 +6,29 @@
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::arena::{Arena, Slot};
 use emberflow_storage::container::{Container, ROW_CHECKSUM, TensorEntry, TensorRows};
 
 use crate::error::Error;
 use crate::loader::{Loader, name_of};
-use crate::store::{Layout, NeuronStore, region};
+use crate::store::{Layout, NeuronStore, RowReads, region};
 
 /// Rows in flight at once: a whole decode batch, or a few hundred microseconds of prefill.
 const ROWS: u32 = 32;
 
+/// The same of n-grams, of which a token needs several.
+const NGRAM_ROWS: u32 = 64;
+
 /// The tables that a model may have.
-const TABLES: [Role; 3] = [Role::Embed, Role::LayerInputs, Role::NGramTable];
+const ROLES: [Role; 3] = [Role::Embed, Role::LayerInputs, Role::NGramTable];
 
 /// Sizes of tables in bytes.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingBytes {
     /// Always resident: row buffers, and the checksums of tables that have none.
     pub kept: u64,
-    /// All rows.
-    pub all: u64,
+    /// All rows of each table.
+    pub all: [u64; 3],
 }
 
 /// A table of which each token needs a few rows.
@@ -33,9 +36,7 @@ pub(crate) struct Embedding {
     entry: TensorEntry,
     dtype: DType,
     d: usize,
-    rows: TensorRows,
-    /// Buffers for rows in flight.
-    arrivals: Arena,
+    reads: RowReads,
     /// All rows, if resident.
     held: Option<Slot>,
 }
@@ -57,6 +58,14 @@ fn shape_of(c: &ModelConfig, role: Role) -> Option<[usize; 2]> {
     Some(shape.map(|n| n as usize))
 }
 
+/// Rows of a table that are read at once.
+fn at_once(role: Role) -> u32 {
+    match role {
+        Role::NGramTable => NGRAM_ROWS,
+        _ => ROWS,
+    }
+}
+
 impl Embedding {
     /// Validates the table of `role`, of which nothing is read; `None` if the model has none, or uses
     /// it as head. Containers of earlier versions have no checksums in their tables: those are read
@@ -68,39 +77,34 @@ impl Embedding {
         };
         let (entry, dtype) = Loader { container }.table(TensorId::global(role), rows, d)?;
         let rows = container.rows(entry, rows, dtype.row_bytes(d))?;
-        let (slot_len, align) = layout.piece(rows.stored_len());
-        let arrivals = Arena::new(ROWS, slot_len, align, ArenaOptions::default())
-            .map_err(emberflow_storage::Error::from)?;
+        let table = ROLES.iter().take_while(|&&other| other != role).count() as u32;
         Ok(Some(Self {
             entry: entry.clone(),
             dtype,
             d,
-            rows,
-            arrivals,
+            reads: RowReads::new(layout, table, rows, at_once(role))?,
             held: None,
         }))
     }
 
     /// Sizes of all tables of a model.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
-        let all = TABLES.map(|role| Self::bytes_of(layout, c, role));
-        let all = all.into_iter().flatten();
-        all.fold(EmbeddingBytes::default(), |sum, table| EmbeddingBytes {
-            kept: sum.kept + table.kept,
-            all: sum.all + table.all,
-        })
+        let of = ROLES.map(|role| Self::bytes_of(layout, c, role).unwrap_or_default());
+        EmbeddingBytes {
+            kept: of.iter().map(|[kept, _]| kept).sum(),
+            all: of.map(|[_, all]| all),
+        }
     }
 
-    fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role) -> Option<EmbeddingBytes> {
+    /// What is always resident of a table, and all of it.
+    fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role) -> Option<[u64; 2]> {
         let [rows, d] = shape_of(c, role)?;
         let entry = layout.container.tensor(&name_of(role, 0))?;
         let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
-        let (slot_len, _) = layout.piece(row_len + ROW_CHECKSUM);
-        Some(EmbeddingBytes {
-            kept: TensorRows::bytes_for(entry, rows as u64, row_len)
-                + Arena::charge(ROWS, slot_len),
-            all: Arena::charge(1, entry.len as usize),
-        })
+        let stored_len = row_len + ROW_CHECKSUM;
+        let kept = TensorRows::bytes_for(entry, rows as u64, row_len)
+            + RowReads::bytes_for(layout, stored_len, at_once(role));
+        Some([kept, Arena::charge(1, entry.len as usize)])
     }
 
     /// Whether all rows are resident.
@@ -120,26 +124,39 @@ impl Embedding {
         Ok(())
     }
 
+    /// Begins to read rows that [`Embedding::rows`] will be asked for, if they are on flash.
+    pub fn ask(
+        &mut self,
+        store: &mut NeuronStore,
+        tokens: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        match self.is_held() {
+            true => Ok(()),
+            false => store.ask(&mut self.reads, tokens),
+        }
+    }
+
     /// Dequantises the rows of `tokens` into `out`, one after the other.
     pub fn rows(
         &mut self,
         cpu: Cpu,
         store: &mut NeuronStore,
-        tokens: impl Iterator<Item = u32>,
+        tokens: impl Iterator<Item = u32> + Clone,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let (dtype, d, rows) = (self.dtype, self.d, &self.rows);
+        let (dtype, d) = (self.dtype, self.d);
         let decode = |bytes: &[u8], out: &mut [f32]| {
             cpu.dequantize(Row::inline(dtype, d, bytes), out);
         };
         if let Some(held) = &self.held {
+            let rows = &self.reads.rows;
             for (token, out) in tokens.zip(out.chunks_exact_mut(d)) {
                 let at = token as usize * rows.stored_len();
                 decode(&held.as_slice()[at..at + rows.row_len()], out);
             }
             return Ok(());
         }
-        store.fetch(rows, tokens, &mut self.arrivals, &mut |n, bytes| {
+        store.fetch(&mut self.reads, tokens, &mut |n, bytes| {
             decode(bytes, &mut out[n * d..(n + 1) * d]);
         })
     }

@@ -483,15 +483,15 @@ fn several_streams(
     Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
 }
 
-/// The tables of which tokens need single rows.
+/// The tables of which tokens need single rows, in the order of [`Needs::tables`].
 fn tables<'a>(
     embedding: &'a mut Option<Embedding>,
     inputs: &'a mut Option<LayerInputs>,
     ngrams: &'a mut Option<NGramLayer>,
-) -> impl Iterator<Item = &'a mut Embedding> {
+) -> [Option<&'a mut Embedding>; 3] {
     let inputs = inputs.as_mut().map(LayerInputs::table_mut);
     let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
-    [embedding.as_mut(), inputs, ngrams].into_iter().flatten()
+    [embedding.as_mut(), inputs, ngrams]
 }
 
 /// The rows for the last tokens and the hyper-connections of a model that has them.
@@ -556,8 +556,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    for table in tables(&mut embedding, &mut layer_inputs, &mut ngrams) {
-        table.hold(&store.layout.container, division.memory.embedding)?;
+    let tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
+    for (table, hold) in tables.into_iter().zip(division.memory.tables) {
+        if let Some(table) = table {
+            table.hold(&store.layout.container, hold)?;
+        }
     }
     Ok(Decoder {
         embedding,

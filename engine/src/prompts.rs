@@ -34,7 +34,7 @@ impl Engine {
         let batch = self.division.batch;
         let division = self.planner().divide_again(self.settled(), bytes, batch)?;
         self.end_prompt()?;
-        let hold = division.memory.embedding;
+        let hold = division.memory.tables;
         let Decoder {
             embedding,
             layer_inputs,
@@ -46,13 +46,17 @@ impl Engine {
         let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
         let mut tables = [embedding.as_mut(), inputs, ngrams];
         // Free first, then allocate.
-        for table in tables.iter_mut().flatten() {
-            table.hold(&ffn.store.layout.container, hold && table.is_held())?;
+        for (table, hold) in tables.iter_mut().zip(hold) {
+            if let Some(table) = table {
+                table.hold(&ffn.store.layout.container, hold && table.is_held())?;
+            }
         }
         ffn.set_plan(&division.memory)?;
         self.division = division;
-        for table in tables.into_iter().flatten() {
-            table.hold(&ffn.store.layout.container, hold)?;
+        for (table, hold) in tables.into_iter().zip(hold) {
+            if let Some(table) = table {
+                table.hold(&ffn.store.layout.container, hold)?;
+            }
         }
         Ok(())
     }

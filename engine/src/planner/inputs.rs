@@ -444,14 +444,14 @@ impl Opened<'_> {
             Phases::Two => true,
         };
         let sparse = self.naming != Naming::All;
-        let embedding = Embedding::bytes_for(layout, c);
+        let tables = Embedding::bytes_for(layout, c);
         let eviction = o.lab.ablation.eviction();
         let format = &self.ffn.format;
         Ok(Needs {
             process,
             process_peak,
-            fixed: Weights::bytes_for(&layout.container, c) + embedding.kept,
-            embedding: embedding.all,
+            fixed: Weights::bytes_for(&layout.container, c) + tables.kept,
+            tables: tables.all,
             scales: layout.resident_scales(),
             predictor: least.predictor,
             predicts: self.naming == Naming::Predictor,

@@ -68,7 +68,7 @@ fn rows_from_flash_are_those_from_memory() {
             ..*engine.needs()
         };
         let all = needs.plan(needs.full_budget()).unwrap();
-        let less = all.ledger.used() - needs.embedding / 2;
+        let less = all.ledger.used() - needs.tables[0] / 2;
         engine.set_budget(less).unwrap();
         assert_eq!(
             (held(&engine), engine.memory().hot_clusters),
