@@ -399,9 +399,9 @@ impl Engine {
         store.residency.by_layer(|bank| store.outside.holds(bank))
     }
 
-    /// Bytes of keys and values per position.
+    /// Bytes of keys and values per position, its part of the vectors of pools included.
     pub fn position_bytes(&self) -> u64 {
-        self.pool.shape().pages.position_bytes()
+        self.pool.shape().position_bytes()
     }
 
     /// Counts of prefetched experts since the engine was opened; `None` without experts.

@@ -337,7 +337,7 @@ impl Opened<'_> {
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
         let g = self.layout.container.geometry();
-        let kv_bytes = self.state().pages.position_bytes() / layers as u64;
+        let kv_bytes = self.state().position_bytes() / layers as u64;
         Shape {
             layers: self.layout.layers(),
             d,
