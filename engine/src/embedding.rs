@@ -161,3 +161,18 @@ impl Embedding {
         })
     }
 }
+
+/// Loads those of a model's tables for which `hold` says so, given their places, and frees the others.
+pub(crate) fn hold_tables(
+    tables: &mut [Option<&mut Embedding>; 3],
+    container: &Container,
+    hold: impl Fn(usize, &Embedding) -> bool,
+) -> Result<(), Error> {
+    for (at, table) in tables.iter_mut().enumerate() {
+        if let Some(table) = table {
+            let hold = hold(at, table);
+            table.hold(container, hold)?;
+        }
+    }
+    Ok(())
+}

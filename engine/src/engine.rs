@@ -11,7 +11,7 @@ use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::{InUse, Verdict};
-use crate::embedding::Embedding;
+use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::hyper::Hyper;
@@ -556,12 +556,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    let tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
-    for (table, hold) in tables.into_iter().zip(division.memory.tables) {
-        if let Some(table) = table {
-            table.hold(&store.layout.container, hold)?;
-        }
-    }
+    let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
+    let container = &store.layout.container;
+    hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
     Ok(Decoder {
         embedding,
         layer_inputs,

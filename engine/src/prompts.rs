@@ -11,6 +11,7 @@
 use emberflow_storage::trim_heap;
 
 use crate::decoder::Decoder;
+use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
 use crate::error::{DeviceError, Error};
 use crate::ffn::FfnRoom;
@@ -46,19 +47,11 @@ impl Engine {
         let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
         let mut tables = [embedding.as_mut(), inputs, ngrams];
         // Free first, then allocate.
-        for (table, hold) in tables.iter_mut().zip(hold) {
-            if let Some(table) = table {
-                table.hold(&ffn.store.layout.container, hold && table.is_held())?;
-            }
-        }
+        let kept = |at: usize, table: &Embedding| hold[at] && table.is_held();
+        hold_tables(&mut tables, &ffn.store.layout.container, kept)?;
         ffn.set_plan(&division.memory)?;
         self.division = division;
-        for (table, hold) in tables.into_iter().zip(hold) {
-            if let Some(table) = table {
-                table.hold(&ffn.store.layout.container, hold)?;
-            }
-        }
-        Ok(())
+        hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])
     }
 
     /// The longest chunk of a prompt so far, or that of the plan.

@@ -9,7 +9,7 @@ use emberflow_engine::{Engine, Lab, Logits, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::{Container, ROW_CHECKSUM, Writer};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
-use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy, squeeze};
+use emberflow_tests::{all_logits, bits, case, fixtures, open, packed, roomy, squeeze};
 
 /// Longer than rows can be under way at once, with some tokens twice.
 const TOKENS: usize = 80;
@@ -192,4 +192,46 @@ fn a_damaged_row_is_found_when_it_is_used() {
         .unwrap()
         .to_string();
     assert!(refused.contains("tensor embed"), "{refused}");
+}
+
+/// A bit in each row of a table that stays on flash: the pass that uses such a row fails, whichever table
+/// it is.
+#[test]
+fn damaged_rows_of_every_table_are_found() {
+    for (model, table) in [
+        ("mistral", "embed"),
+        ("gemma4_inputs", "layer_inputs"),
+        ("qwen4_exp", "ngram_table.0"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = packed(&case(model), dir.path(), DType::Q8);
+        let mut engine = open(&path, options(IoChoice::Auto, 8));
+        squeeze(&mut engine, 0.4);
+        assert_eq!(held(&engine), 0, "{table}");
+        let mut sequence = engine.new_sequence().unwrap();
+        let used = engine.forward(&mut sequence, &[3, 4, 5], Logits::Last);
+        used.unwrap();
+
+        let container = Container::open(&path).unwrap();
+        let entry = container.tensor(table).unwrap();
+        let row = entry.len / entry.dims()[0];
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let mut bytes = vec![0; entry.len as usize];
+        file.read_exact_at(&mut bytes, entry.offset).unwrap();
+        let rows = bytes.chunks_exact_mut(row as usize).enumerate();
+        for (n, row) in rows {
+            let at = n % row.len();
+            row[at] ^= 16;
+        }
+        file.write_all_at(&bytes, entry.offset).unwrap();
+        file.sync_all().unwrap();
+
+        let damaged = engine.forward(&mut sequence, &[6, 7], Logits::Last);
+        let damaged = damaged.unwrap_err().to_string();
+        assert!(damaged.contains(&format!("{table} (row ")), "{damaged}");
+    }
 }
