@@ -180,9 +180,6 @@ impl Decoder {
         if let (Some(streams), None) = (&mut self.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);
         }
-        if let (Some(hyper), None) = (&mut self.hyper, hooks.between) {
-            hyper.mix(&self.on, Reader::Head, pass, &mut self.scratch);
-        }
         for span in spans {
             span.sequence.advance(span.tokens);
         }
@@ -196,6 +193,7 @@ impl Decoder {
         spans: &[Span<'_>],
         between: Option<Between<'_>>,
     ) -> Result<(), Error> {
+        self.ask(spans)?;
         let given = between.map_or(&[][..], |rows| rows.x);
         if given.is_empty() || self.layer_inputs.is_some() {
             self.embed(pass, spans)?;
@@ -211,6 +209,16 @@ impl Decoder {
             streams::put(&self.config, pass, given);
         }
         Ok(())
+    }
+
+    /// Begins to read the rows of tables that layers need.
+    fn ask(&mut self, spans: &[Span<'_>]) -> Result<(), Error> {
+        let store = &mut self.ffn.store;
+        if let Some(inputs) = &mut self.layer_inputs {
+            inputs.ask(store, spans.iter().flat_map(|span| span.tokens).copied())?;
+        }
+        let ngrams = self.ngrams.as_mut();
+        ngrams.map_or(Ok(()), |ngrams| ngrams.ask(store, spans))
     }
 
     /// Makes the inputs of all layers.
@@ -556,28 +564,36 @@ impl Decoder {
     }
 
     /// The last hidden states of `rows` of a finished pass, which the head reads, `[rows × d_model]`.
-    pub fn hidden(&mut self, pass: &Pass, rows: Range<usize>) -> &[f32] {
-        let d = self.config.d_model as usize;
-        let (x, normed) = (
-            &pass.x[rows.start * d..rows.end * d],
-            &mut self.scratch.normed,
-        );
-        rows_or_copy(self.weights.final_norm.as_ref(), self.on.cpu, x, normed);
-        &normed[..x.len()]
+    pub fn hidden(&mut self, pass: &mut Pass, rows: Range<usize>) -> &[f32] {
+        let len = rows.len() * self.config.d_model as usize;
+        self.finish(pass, rows);
+        &self.scratch.normed[..len]
+    }
+
+    /// Norms the `rows` of a finished pass; several streams are mixed for them alone.
+    fn finish(&mut self, pass: &mut Pass, rows: impl Iterator<Item = usize> + Clone) {
+        let (cpu, s, d) = (self.on.cpu, &mut self.scratch, self.config.d_model as usize);
+        let together = match &mut self.hyper {
+            Some(hyper) => hyper.mix_rows(&self.on, Reader::Head, rows.clone(), pass, s),
+            None => 0,
+        };
+        let norm = self.weights.final_norm.as_ref();
+        for (at, (row, normed)) in rows.zip(s.normed.chunks_exact_mut(d)).enumerate() {
+            let row = if at < together { at } else { row };
+            rows_or_copy(norm, cpu, &pass.x[row * d..][..d], normed);
+        }
     }
 
     /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one
     /// read of the head's weights. [`Decoder::logits`] returns them in this order.
-    pub fn head(&mut self, pass: &Pass, rows: impl ExactSizeIterator<Item = usize>) {
+    pub fn head(&mut self, pass: &mut Pass, rows: impl ExactSizeIterator<Item = usize> + Clone) {
         let start = Instant::now();
-        let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
         let tracer = &self.ffn.store.tracer;
         tracer.section(&trace::HEAD, [0; 2]);
-        let (d, count) = (c.d_model as usize, rows.len());
-        for (row, normed) in rows.zip(s.normed.chunks_exact_mut(d)) {
-            let x = &pass.x[row * d..(row + 1) * d];
-            rows_or_copy(self.weights.final_norm.as_ref(), on.cpu, x, normed);
-        }
+        let count = rows.len();
+        self.finish(pass, rows);
+        let (c, on, s) = (&self.config, &self.on, &mut self.scratch);
+        let d = c.d_model as usize;
         let input = Input::new(on.cpu, &s.normed[..count * d], count, &mut s.input);
         let logits = &mut s.logits[..count * c.vocab as usize];
         self.weights.head.matmul(on, input, &mut s.rows, logits);

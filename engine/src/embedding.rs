@@ -1,115 +1,110 @@
-//! The token embedding. A token needs one row, so rows stay on flash and are read on demand. The
-//! embedding is resident only if everything else is: the same memory holds thousands of neurons,
-//! each of which saves as many reads as a row. A tied embedding is also the head and always
-//! resident.
+//! The token embedding, and further tables of which a token needs few rows: inputs by layer, n-grams.
+//! Rows stay on flash and are read on demand, each with its checksum. A table is resident only if
+//! everything else is: the same memory holds thousands of neurons, each of which saves as many reads as
+//! a row. A tied embedding is also the head and always resident.
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::container::{Container, TensorEntry, TensorRows};
+use emberflow_storage::arena::{Arena, Slot};
+use emberflow_storage::container::{Container, ROW_CHECKSUM, TensorEntry, TensorRows};
 
 use crate::error::Error;
 use crate::loader::{Loader, name_of};
-use crate::store::{Layout, NeuronStore, region};
+use crate::store::{Layout, NeuronStore, RowReads, region};
 
 /// Rows in flight at once: a whole decode batch, or a few hundred microseconds of prefill.
 const ROWS: u32 = 32;
 
-/// Sizes of an embedding in bytes.
-#[derive(Debug, Clone, Copy, Default)]
+/// The same of n-grams, of which a token needs several.
+const NGRAM_ROWS: u32 = 64;
+
+/// The tables that a model may have.
+const ROLES: [Role; 3] = [Role::Embed, Role::LayerInputs, Role::NGramTable];
+
+/// Sizes of tables in bytes.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingBytes {
-    /// Always resident: checksums and row buffers of [`Embedding::open`].
+    /// Always resident: row buffers, and the checksums of tables that have none.
     pub kept: u64,
-    /// All rows.
-    pub all: u64,
+    /// All rows of each table.
+    pub all: [u64; 3],
 }
 
-/// A table of which each token needs one row.
+/// A table of which each token needs a few rows.
 pub(crate) struct Embedding {
     entry: TensorEntry,
     dtype: DType,
     d: usize,
-    rows: TensorRows,
-    /// Buffers for rows in flight.
-    arrivals: Arena,
+    reads: RowReads,
     /// All rows, if resident.
     held: Option<Slot>,
 }
 
-impl Embedding {
-    /// Validates the table. `None` if it is tied to the head.
-    pub fn open(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        if c.tied_head {
-            return Ok(None);
+/// Rows, and elements of a row, of a table; `None` if the model has none, or uses it as head.
+fn shape_of(c: &ModelConfig, role: Role) -> Option<[usize; 2]> {
+    let shape = match role {
+        Role::Embed if !c.tied_head => [c.vocab, c.d_model],
+        Role::LayerInputs => {
+            let inputs = c.form.inputs_by_layer()?;
+            [inputs.vocab, c.layers * inputs.width]
         }
-        Self::table(layout, Role::Embed, c.vocab as usize, c.d_model as usize).map(Some)
-    }
+        Role::NGramTable => {
+            let of = c.form.ngrams.as_ref()?;
+            [of.rows, of.width]
+        }
+        _ => return None,
+    };
+    Some(shape.map(|n| n as usize))
+}
 
-    /// The table of per-layer inputs, if the model has one.
-    pub fn of_layers(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        let Some(inputs) = c.form.inputs_by_layer() else {
+/// Rows of a table that are read at once.
+fn at_once(role: Role) -> u32 {
+    match role {
+        Role::NGramTable => NGRAM_ROWS,
+        _ => ROWS,
+    }
+}
+
+impl Embedding {
+    /// Validates the table of `role`, of which nothing is read; `None` if the model has none, or uses
+    /// it as head. Containers of earlier versions have no checksums in their tables: those are read
+    /// once.
+    pub fn open(layout: &Layout, c: &ModelConfig, role: Role) -> Result<Option<Self>, Error> {
+        let (container, shape) = (&layout.container, shape_of(c, role));
+        let Some([rows, d]) = shape else {
             return Ok(None);
         };
-        let (rows, width) = (inputs.vocab, c.layers * inputs.width);
-        Self::table(layout, Role::LayerInputs, rows as usize, width as usize).map(Some)
-    }
-
-    /// The table of rows for the last tokens, if the model has one.
-    pub fn of_ngrams(layout: &Layout, c: &ModelConfig) -> Result<Option<Self>, Error> {
-        let Some(of) = &c.form.ngrams else {
-            return Ok(None);
-        };
-        let [rows, width] = [of.rows, of.width].map(|n| n as usize);
-        Self::table(layout, Role::NGramTable, rows, width).map(Some)
-    }
-
-    fn table(layout: &Layout, role: Role, rows: usize, d: usize) -> Result<Self, Error> {
-        let container = &layout.container;
-        let (entry, dtype) = Loader { container }.entry(TensorId::global(role), rows, d)?;
-        let rows = container.rows(entry, rows)?;
-        let (slot_len, align) = layout.piece(rows.row_len());
-        let arrivals = Arena::new(ROWS, slot_len, align, ArenaOptions::default())
-            .map_err(emberflow_storage::Error::from)?;
-        Ok(Self {
+        let (entry, dtype) = Loader { container }.table(TensorId::global(role), rows, d)?;
+        let rows = container.rows(entry, rows, dtype.row_bytes(d))?;
+        let table = ROLES.iter().take_while(|&&other| other != role).count() as u32;
+        Ok(Some(Self {
             entry: entry.clone(),
             dtype,
             d,
-            rows,
-            arrivals,
+            reads: RowReads::new(layout, table, rows, at_once(role))?,
             held: None,
-        })
+        }))
     }
 
-    /// Sizes of the embedding (0 if tied to the head) and of the tables beside it.
+    /// Sizes of all tables of a model.
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
-        let embedding = if c.tied_head {
-            EmbeddingBytes::default()
-        } else {
-            Self::bytes_of(layout, Role::Embed, c.vocab)
-        };
-        let inputs = c.form.inputs_by_layer().map(|inputs| inputs.vocab);
-        let inputs = inputs.map(|rows| Self::bytes_of(layout, Role::LayerInputs, rows));
-        let inputs = inputs.unwrap_or_default();
-        let ngrams = c.form.ngrams.as_ref();
-        let ngrams = ngrams.map(|of| Self::bytes_of(layout, Role::NGramTable, of.rows));
-        let ngrams = ngrams.unwrap_or_default();
+        let of = ROLES.map(|role| Self::bytes_of(layout, c, role).unwrap_or_default());
         EmbeddingBytes {
-            kept: embedding.kept + inputs.kept + ngrams.kept,
-            all: embedding.all + inputs.all + ngrams.all,
+            kept: of.iter().map(|[kept, _]| kept).sum(),
+            all: of.map(|[_, all]| all),
         }
     }
 
-    fn bytes_of(layout: &Layout, role: Role, rows: u32) -> EmbeddingBytes {
-        let Some(table) = layout.container.tensor(&name_of(role, 0)) else {
-            return EmbeddingBytes::default();
-        };
-        let rows = rows as usize;
-        let (slot_len, _) = layout.piece(table.len as usize / rows.max(1));
-        EmbeddingBytes {
-            kept: TensorRows::bytes_for(rows) + Arena::charge(ROWS, slot_len),
-            all: Arena::charge(1, table.len as usize),
-        }
+    /// What is always resident of a table, and all of it.
+    fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role) -> Option<[u64; 2]> {
+        let [rows, d] = shape_of(c, role)?;
+        let entry = layout.container.tensor(&name_of(role, 0))?;
+        let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
+        let stored_len = row_len + ROW_CHECKSUM;
+        let kept = TensorRows::bytes_for(entry, rows as u64, row_len)
+            + RowReads::bytes_for(layout, stored_len, at_once(role));
+        Some([kept, Arena::charge(1, entry.len as usize)])
     }
 
     /// Whether all rows are resident.
@@ -129,28 +124,55 @@ impl Embedding {
         Ok(())
     }
 
+    /// Begins to read rows that [`Embedding::rows`] will be asked for, if they are on flash.
+    pub fn ask(
+        &mut self,
+        store: &mut NeuronStore,
+        tokens: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        match self.is_held() {
+            true => Ok(()),
+            false => store.ask(&mut self.reads, tokens),
+        }
+    }
+
     /// Dequantises the rows of `tokens` into `out`, one after the other.
     pub fn rows(
         &mut self,
         cpu: Cpu,
         store: &mut NeuronStore,
-        tokens: impl Iterator<Item = u32>,
+        tokens: impl Iterator<Item = u32> + Clone,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let (dtype, d, rows) = (self.dtype, self.d, &self.rows);
+        let (dtype, d) = (self.dtype, self.d);
         let decode = |bytes: &[u8], out: &mut [f32]| {
             cpu.dequantize(Row::inline(dtype, d, bytes), out);
         };
         if let Some(held) = &self.held {
-            let len = rows.row_len();
+            let rows = &self.reads.rows;
             for (token, out) in tokens.zip(out.chunks_exact_mut(d)) {
-                let at = token as usize * len;
-                decode(&held.as_slice()[at..at + len], out);
+                let at = token as usize * rows.stored_len();
+                decode(&held.as_slice()[at..at + rows.row_len()], out);
             }
             return Ok(());
         }
-        store.fetch(rows, tokens, &mut self.arrivals, &mut |n, bytes| {
+        store.fetch(&mut self.reads, tokens, &mut |n, bytes| {
             decode(bytes, &mut out[n * d..(n + 1) * d]);
         })
     }
+}
+
+/// Loads those of a model's tables for which `hold` says so, given their places, and frees the others.
+pub(crate) fn hold_tables(
+    tables: &mut [Option<&mut Embedding>; 3],
+    container: &Container,
+    hold: impl Fn(usize, &Embedding) -> bool,
+) -> Result<(), Error> {
+    for (at, table) in tables.iter_mut().enumerate() {
+        if let Some(table) = table {
+            let hold = hold(at, table);
+            table.hold(container, hold)?;
+        }
+    }
+    Ok(())
 }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
+use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::{InUse, Verdict};
-use crate::embedding::Embedding;
+use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
 use crate::first_tokens::FirstTokens;
@@ -402,9 +403,9 @@ impl Engine {
         store.residency.by_layer(|bank| store.outside.holds(bank))
     }
 
-    /// Bytes of keys and values per position.
+    /// Bytes of keys and values per position, its part of the vectors of pools included.
     pub fn position_bytes(&self) -> u64 {
-        self.pool.shape().pages.position_bytes()
+        self.pool.shape().position_bytes()
     }
 
     /// Counts of prefetched experts since the engine was opened; `None` without experts.
@@ -486,15 +487,15 @@ fn several_streams(
     Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
 }
 
-/// The tables of which tokens need single rows.
+/// The tables of which tokens need single rows, in the order of [`Needs::tables`].
 fn tables<'a>(
     embedding: &'a mut Option<Embedding>,
     inputs: &'a mut Option<LayerInputs>,
     ngrams: &'a mut Option<NGramLayer>,
-) -> impl Iterator<Item = &'a mut Embedding> {
+) -> [Option<&'a mut Embedding>; 3] {
     let inputs = inputs.as_mut().map(LayerInputs::table_mut);
     let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
-    [embedding.as_mut(), inputs, ngrams].into_iter().flatten()
+    [embedding.as_mut(), inputs, ngrams]
 }
 
 /// The rows for the last tokens and the hyper-connections of a model that has them.
@@ -525,7 +526,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
-    let mut embedding = Embedding::open(&layout, &c)?;
+    let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
@@ -559,9 +560,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let d = shape.format.d;
     let setup = lane(device.as_ref(), &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
-    for table in tables(&mut embedding, &mut layer_inputs, &mut ngrams) {
-        table.hold(&store.layout.container, division.memory.embedding)?;
-    }
+    let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
+    let container = &store.layout.container;
+    hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
     Ok(Decoder {
         embedding,
         layer_inputs,

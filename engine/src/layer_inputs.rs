@@ -63,11 +63,19 @@ pub(crate) fn elements(c: &ModelConfig) -> usize {
     c.layers as usize * width as usize
 }
 
+/// The rows of `tokens` in a table of `vocab` rows: tokens past it have the row of token 0.
+fn rows_of(
+    vocab: u32,
+    tokens: impl Iterator<Item = u32> + Clone,
+) -> impl Iterator<Item = u32> + Clone {
+    tokens.map(move |token| if token < vocab { token } else { 0 })
+}
+
 impl LayerInputs {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
     /// inputs by layer.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let table = Embedding::of_layers(layout, c)?;
+        let table = Embedding::open(layout, c, Role::LayerInputs)?;
         let (Some(inputs), Some(table)) = (c.form.inputs_by_layer(), table) else {
             return Ok(None);
         };
@@ -114,15 +122,23 @@ impl LayerInputs {
         &mut self.table
     }
 
-    /// Reads the rows of the table for `tokens`; those past it have the row of token 0.
+    /// Begins to read the rows of the table for `tokens`.
+    pub fn ask(
+        &mut self,
+        store: &mut NeuronStore,
+        tokens: impl Iterator<Item = u32> + Clone,
+    ) -> Result<(), Error> {
+        self.table.ask(store, rows_of(self.vocab, tokens))
+    }
+
+    /// Reads the rows of the table for `tokens`.
     pub fn read(
         &mut self,
         cpu: Cpu,
         store: &mut NeuronStore,
-        tokens: impl Iterator<Item = u32>,
+        tokens: impl Iterator<Item = u32> + Clone,
     ) -> Result<(), Error> {
-        let vocab = self.vocab;
-        let rows = tokens.map(|token| if token < vocab { token } else { 0 });
+        let rows = rows_of(self.vocab, tokens);
         self.table.rows(cpu, store, rows, &mut self.all)
     }
 

@@ -34,6 +34,26 @@ impl<'a> Loader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<(&'a TensorEntry, DType), Error> {
+        let (entry, dtype) = self.table(id, rows, cols)?;
+        let row_len = dtype.row_bytes(cols);
+        if entry.row_stride(rows as u64, row_len) != Some(row_len) {
+            return Err(Error::Tensor {
+                path: self.container.path().to_path_buf(),
+                name: id.to_string(),
+                reason: "has a checksum behind each row, as only tables that are read by rows do"
+                    .into(),
+            });
+        }
+        Ok((entry, dtype))
+    }
+
+    /// The same for a table, whose rows may bring their checksums.
+    pub fn table(
+        &self,
+        id: TensorId,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(&'a TensorEntry, DType), Error> {
         let name = id.to_string();
         let bad = |reason: String| Error::Tensor {
             path: self.container.path().to_path_buf(),
@@ -52,11 +72,12 @@ impl<'a> Loader<'a> {
         }
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| bad(format!("has unknown block format {}", entry.dtype)))?;
-        let expected = (rows as u64).checked_mul(dtype.row_bytes(cols) as u64);
-        if expected != Some(entry.len) {
+        let row_len = dtype.row_bytes(cols);
+        if entry.row_stride(rows as u64, row_len).is_none() {
             return Err(bad(format!(
-                "has {} bytes, expected {expected:?} for {rows} rows of {cols} {}",
+                "has {} bytes, expected {:?} for {rows} rows of {cols} {}",
                 entry.len,
+                (rows as u64).checked_mul(row_len as u64),
                 dtype.name()
             )));
         }

@@ -17,10 +17,11 @@ pub struct Needs {
     pub process: u64,
     /// Peak resident set so far; smaller budgets are already exceeded.
     pub process_peak: u64,
-    /// Attention, norms, head, and buffers for embedding rows.
+    /// Attention, norms, head, and buffers for rows of tables.
     pub fixed: u64,
-    /// The whole embedding; 0 if tied to the head.
-    pub embedding: u64,
+    /// Tables of which a token needs few rows, each as a whole, in the order in which they become
+    /// resident: the embedding, inputs by layer, n-grams; 0 for one that the model has not.
+    pub tables: [u64; 3],
     /// Quantisation scales that stay resident.
     pub scales: u64,
     /// Keys and values at full context.
@@ -126,8 +127,8 @@ pub struct MemoryPlan {
     pub slots: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Whether the embedding is resident: only if everything else is.
-    pub embedding: bool,
+    /// Which of [`Needs::tables`] are resident: none unless all neurons are.
+    pub tables: [bool; 3],
 }
 
 /// Division of the memory for neurons.
@@ -342,7 +343,9 @@ impl Needs {
         };
         let all = (self.host_clusters()).saturating_mul(self.cluster_len(residency));
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
-        let rest = gates.saturating_add(ffn).saturating_add(self.embedding);
+        let rest = gates
+            .saturating_add(ffn)
+            .saturating_add(self.tables.iter().sum());
         with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
     }
 
@@ -400,15 +403,17 @@ impl Needs {
         let left = ledger.left();
         let r = self.regions(left);
         let ffn = r.gates + r.hot + r.cold + u64::from(r.buffers) * self.stream_len;
-        let embedding = r.hot_clusters == self.host_clusters()
-            && self.embedding > 0
-            && left.saturating_sub(ffn) >= self.embedding;
+        let room = match r.hot_clusters == self.host_clusters() {
+            true => left.saturating_sub(ffn),
+            false => 0,
+        };
+        let (tables, of_tables) = self.tables_within(room);
         for (what, bytes) in [
             ("gates", r.gates),
             ("stream", u64::from(r.buffers) * self.stream_len),
             ("hot", r.hot),
             ("cold", r.cold),
-            ("embedding", if embedding { self.embedding } else { 0 }),
+            ("embedding", of_tables),
         ] {
             ledger
                 .charge(what, bytes)
@@ -421,8 +426,19 @@ impl Needs {
             hot_clusters: r.hot_clusters,
             slots: r.slots,
             stream_buffers: LEAST_BUFFERS + r.buffers,
-            embedding,
+            tables,
         })
+    }
+
+    /// The tables that `room` bytes hold, one after the other, and their bytes.
+    fn tables_within(&self, room: u64) -> ([bool; 3], u64) {
+        let mut taken = 0;
+        let held = self.tables.map(|bytes| {
+            let fits = bytes > 0 && bytes <= room - taken;
+            taken += if fits { bytes } else { 0 };
+            fits
+        });
+        (held, taken)
     }
 
     /// Divides the `left` bytes for neurons.

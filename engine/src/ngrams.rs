@@ -7,7 +7,8 @@
 //! stream ← stream + y + silu(conv(norm(y)))
 //! ```
 //!
-//! The table stays on flash; a token reads a row for each head ([`NGrams`] says which). The convolution
+//! The table stays on flash; a token reads a row for each head ([`NGrams`] says which), which is asked for
+//! when a pass begins, and read while earlier layers are computed. The convolution
 //! reaches over every n-th token; its state lies behind those of the mixers in a sequence's block, and
 //! the tokens before a pass are those of the sequence. So no bit depends on chunks.
 
@@ -77,8 +78,10 @@ impl NGramLayer {
     /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without such
     /// rows.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let (Some(of), Some(table)) = (c.form.ngrams.clone(), Embedding::of_ngrams(layout, c)?)
-        else {
+        let (Some(of), Some(table)) = (
+            c.form.ngrams.clone(),
+            Embedding::open(layout, c, Role::NGramTable)?,
+        ) else {
             return Ok(None);
         };
         let container = &layout.container;
@@ -178,6 +181,11 @@ impl NGramLayer {
         Ok(())
     }
 
+    /// Begins to read the rows of the table for a pass: they follow from its tokens.
+    pub fn ask(&mut self, store: &mut NeuronStore, spans: &[Span<'_>]) -> Result<(), Error> {
+        self.table.ask(store, wanted(&self.of, spans))
+    }
+
     /// Reads the rows of the table for the tokens of a pass.
     fn read(
         &mut self,
@@ -185,16 +193,7 @@ impl NGramLayer {
         store: &mut NeuronStore,
         spans: &[Span<'_>],
     ) -> Result<(), Error> {
-        let of = &self.of;
-        let wanted = spans.iter().flat_map(|span| {
-            let tokens =
-                (0..span.tokens.len()).flat_map(|at| (0..of.heads.len()).map(move |h| (at, h)));
-            tokens.map(|(at, head)| {
-                let before = span.tokens[..at].iter().rev();
-                let before = before.chain(span.sequence.tokens().iter().rev());
-                of.row(head, span.tokens[at], before.copied())
-            })
-        });
+        let wanted = wanted(&self.of, spans);
         self.table
             .rows(on.cpu, store, wanted, &mut self.buffers.rows)
     }
@@ -246,6 +245,19 @@ impl NGramLayer {
             conv.state(rows, to);
         }
     }
+}
+
+/// The rows of the table for the tokens of a pass, all heads of a token together.
+fn wanted<'a>(of: &'a NGrams, spans: &'a [Span<'_>]) -> impl Iterator<Item = u32> + Clone + 'a {
+    spans.iter().flat_map(move |span| {
+        let tokens =
+            (0..span.tokens.len()).flat_map(move |at| (0..of.heads.len()).map(move |h| (at, h)));
+        tokens.map(move |(at, head)| {
+            let before = span.tokens[..at].iter().rev();
+            let before = before.chain(span.sequence.tokens().iter().rev());
+            of.row(head, span.tokens[at], before.copied())
+        })
+    })
 }
 
 /// `σ(sign(s)·√max(|s|, 1e-6))`.

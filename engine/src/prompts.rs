@@ -12,6 +12,7 @@ use emberflow_storage::trim_heap;
 
 use crate::ablation::Ablation;
 use crate::decoder::Decoder;
+use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
 use crate::error::{DeviceError, Error};
 use crate::ffn::FfnRoom;
@@ -142,7 +143,7 @@ impl Engine {
 /// A failed read.
 fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     engine.end_prompt()?;
-    let hold = division.memory.embedding;
+    let hold = division.memory.tables;
     let Decoder {
         embedding,
         layer_inputs,
@@ -154,15 +155,11 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     // Free first, then allocate.
-    for table in tables.iter_mut().flatten() {
-        table.hold(&ffn.store.layout.container, hold && table.is_held())?;
-    }
+    let still = |at: usize, table: &Embedding| hold[at] && table.is_held();
+    hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
     engine.division = division;
-    for table in tables.into_iter().flatten() {
-        table.hold(&ffn.store.layout.container, hold)?;
-    }
-    Ok(())
+    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])
 }
 
 /// Counts a decoded token of a single text, and divides the memory again once the first tokens of the run have

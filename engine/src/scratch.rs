@@ -81,7 +81,7 @@ pub(crate) struct Scratch {
     /// convolved channels of a DeltaNet or a Mamba.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
-    /// and query head. Empty if the context is a single block.
+    /// or pools and query head. Empty if the context is a single block.
     pub partials: Vec<f32>,
     /// Dequantised rows for multi-token products, by thread.
     pub rows: Vec<Vec<f32>>,
@@ -157,7 +157,11 @@ impl Scratch {
 fn partials_len(c: &ModelConfig, context: usize) -> usize {
     let global = c.form.global_heads.map_or(0, |of| of.head_dim as usize);
     let width = c.key_width().max(global).next_multiple_of(GROUP);
-    match context.div_ceil(BLOCK) {
+    let blocks = context.div_ceil(BLOCK);
+    // A token sees the pools of one layer, at most those of the smallest size.
+    let sizes = pooled(c).map(|of| of.sizes().map(|(size, _)| size as usize));
+    let pools = (sizes.into_iter().flatten()).map(|size| context.checked_div(size).unwrap_or(0));
+    match blocks + pools.max().unwrap_or(0).div_ceil(BLOCK) {
         0 | 1 => 0,
         blocks => blocks
             .saturating_mul(c.heads as usize)

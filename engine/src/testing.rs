@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use emberflow_kernels::{Cpu, DType, Row, quantize_row};
 use emberflow_storage::budget::Ledger;
 use emberflow_storage::container::{
-    BankSpec, BundleGeometry, Container, Prefer, Spec, Unit, Writer,
+    BankSpec, BundleGeometry, Container, Prefer, ROW_CHECKSUM, Spec, TensorSpec, Unit, Writer,
+    append_row,
 };
 use emberflow_storage::io::{FileSource, IoChoice};
 use emberflow_storage::trace::Tracer;
@@ -69,6 +70,17 @@ pub(crate) fn chance(random: &mut Rng, share: f64) -> bool {
     random.f64() < share
 }
 
+/// Rows of the tensor `table` of every [`World`].
+pub(crate) const TABLE_ROWS: u32 = 300;
+
+/// One of them.
+pub(crate) fn table_row(row: u32) -> Vec<u8> {
+    floats(u64::from(row), 5)
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect()
+}
+
 impl World {
     /// Banks (layer, expert, neurons) of vectors with `d` elements.
     pub fn new(banks: &[(u32, u32, u32)], d: usize, dtype: DType, seed: u64) -> Self {
@@ -104,7 +116,12 @@ impl World {
             meta: b"{}".to_vec(),
             stats: Vec::new(),
             predictor_len: 0,
-            tensors: Vec::new(),
+            tensors: vec![TensorSpec {
+                name: "table".into(),
+                dtype: DType::F32.code(),
+                dims: vec![TABLE_ROWS.into(), 5],
+                len: u64::from(TABLE_ROWS) * (20 + ROW_CHECKSUM) as u64,
+            }],
             banks: banks.clone(),
             source: String::new(),
         };
@@ -116,6 +133,9 @@ impl World {
             path: path.clone(),
         };
         let mut writer = Writer::create(&path, spec).unwrap();
+        let mut table = Vec::new();
+        (0..TABLE_ROWS).for_each(|row| append_row(&mut table, &table_row(row)));
+        writer.write_tensor(0, &table).unwrap();
         for bank in 0..world.banks.len() {
             assert!(!writer.is_done(Unit::Bank(bank)));
             let mut sink = writer.begin_bank(bank).unwrap();
@@ -190,7 +210,7 @@ impl World {
             slots,
             // As many as the store has.
             stream_buffers: u32::MAX,
-            embedding: false,
+            tables: [false; 3],
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use emberflow_kernels::Cpu;
 use emberflow_models::config::{Mixture, ModelConfig, Parallel};
-use emberflow_models::names::Role;
+use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::Arena;
 use emberflow_storage::container::Container;
 
@@ -241,12 +241,10 @@ impl Weights {
 
     /// Bytes that [`Weights::load`] will allocate, computed from the directory only.
     pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
-        let on_flash = [
-            (!c.tied_head).then(|| name_of(Role::Embed, 0)),
-            Some(name_of(Role::LayerInputs, 0)),
-            Some(name_of(Role::NGramTable, 0)),
-        ];
-        let on_flash = |name: &str| on_flash.iter().any(|table| table.as_deref() == Some(name));
+        let on_flash = |name: &str| {
+            let id = name.parse::<TensorId>();
+            id.is_ok_and(|id| id.role.is_table(c.tied_head))
+        };
         container
             .tensors()
             .iter()

@@ -428,6 +428,15 @@ impl Role {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
 
+    /// Whether it is a table of which a token needs few rows, read from flash one by one; `tied`: the
+    /// embedding is also the head, of which a token needs all rows.
+    pub fn is_table(self, tied: bool) -> bool {
+        match self {
+            Self::Embed => !tied,
+            _ => matches!(self, Self::LayerInputs | Self::NGramTable),
+        }
+    }
+
     /// Whether it is the weights of a convolution.
     pub(crate) fn is_conv(self) -> bool {
         use Role::*;

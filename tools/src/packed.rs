@@ -10,7 +10,7 @@ use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Required, Role, TensorId};
-use emberflow_storage::container::{Container, TensorEntry};
+use emberflow_storage::container::{Container, TensorEntry, table_row};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::Failure;
@@ -104,18 +104,17 @@ impl<'a> Packed<'a> {
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
         // At most 8 weights fit in a byte, which bounds the row size.
-        let stride = if cols as u64 > entry.len.saturating_mul(8) {
-            0
-        } else {
-            dtype.row_bytes(cols)
+        let len = match cols as u64 > entry.len.saturating_mul(8) {
+            true => 0,
+            false => dtype.row_bytes(cols),
         };
-        if stride == 0 || (rows as u64).checked_mul(stride as u64) != Some(entry.len) {
+        let Some(stride) = entry.row_stride(rows as u64, len) else {
             return Err(fail(format!(
                 "has {} bytes for {rows} rows of {cols} in {}",
                 entry.len,
                 dtype.name()
             )));
-        }
+        };
         self.stream(entry, dtype, cols, stride, f)
     }
 
@@ -137,10 +136,16 @@ impl<'a> Packed<'a> {
             let part = &mut bytes[..len as usize];
             self.read(entry.offset.checked_add(at), part)?;
             hash.update(part);
-            for (i, row) in part.chunks_exact(stride).enumerate() {
+            for (i, stored) in part.chunks_exact(stride).enumerate() {
+                let number = at as usize / stride + i;
+                let row = match table_row(stored) {
+                    _ if stride == dtype.row_bytes(cols) => stored,
+                    (row, true) => row,
+                    (_, false) => return Err(self.damaged(entry, number)),
+                };
                 let row = Row::inline(dtype, cols, row);
                 self.cpu.dequantize(row, &mut values);
-                f(at as usize / stride + i, row, &values)?;
+                f(number, row, &values)?;
             }
             at += len;
         }
@@ -154,6 +159,15 @@ impl<'a> Packed<'a> {
             )));
         }
         Ok(())
+    }
+
+    /// A row of a table whose checksum is not that of its bytes.
+    fn damaged(&self, entry: &TensorEntry, row: usize) -> Failure {
+        Failure::Fault(format!(
+            "{}: row {row} of tensor {} is damaged",
+            self.container.path().display(),
+            entry.name
+        ))
     }
 
     fn fault(&self, id: TensorId, what: &str) -> Failure {

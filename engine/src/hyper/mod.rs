@@ -4,7 +4,8 @@
 //! x = mixture of the streams        y = mixer(x) or ffn(x)        streamⱼ ← Σᵢ Mᵢⱼ·streamᵢ + shareⱼ·y
 //! ```
 //!
-//! The embedding begins every stream; the head reads one more mixture. [`gated`] and [`sinkhorn`] have the
+//! The embedding begins every stream; the head reads one more mixture, of the rows whose logits are asked
+//! for. [`gated`] and [`sinkhorn`] have the
 //! mixtures; in the former `M` is the identity. The
 //! streams of a row lie in [`Pass::beside`], one after the other, so that a pass can yield between two
 //! layers; [`Pass::x`] holds the mixture that a part of a layer reads. A row depends on no other row.
@@ -99,6 +100,8 @@ pub(crate) struct Hyper {
     buffers: MixBuffers,
     /// Each stream's share of what the reader gives, `[rows × streams]`.
     shares: Vec<f32>,
+    /// The rows of a pass that are mixed.
+    rows: Vec<usize>,
 }
 
 impl Hyper {
@@ -123,6 +126,7 @@ impl Hyper {
             head: mix(Reader::Head)?,
             buffers: MixBuffers::new(sizes, mixing, rows),
             shares: vec![0.0; rows * sizes.count],
+            rows: Vec::with_capacity(rows),
         }))
     }
 
@@ -131,13 +135,14 @@ impl Hyper {
         let Some(hyper) = c.form.hyper else { return 0 };
         let sizes = StreamSizes::of(c, hyper);
         let mixed = MixBuffers::floats(sizes, hyper.mixing, rows);
-        4 * (mixed + rows * sizes.count) as u64
+        (4 * (mixed + rows * sizes.count) + rows * size_of::<usize>()) as u64
     }
 
     /// Resizes the buffers for another number of rows.
     pub fn set_rows(&mut self, rows: usize) {
         self.buffers.set_rows(rows);
         renew(&mut self.shares, rows * self.sizes.count);
+        self.rows = Vec::with_capacity(rows);
     }
 
     /// Bytes read per token.
@@ -159,19 +164,37 @@ impl Hyper {
         }
     }
 
-    /// Mixes the streams into `pass.x` for a reader, and keeps the shares of what it will give.
+    /// Mixes the streams into `pass.x` for a part of a layer, and keeps the shares of what it will give.
     pub fn mix(&mut self, on: &Compute, reader: Reader, pass: &mut Pass, s: &mut Scratch) {
+        let rows = pass.rows;
+        self.mix_rows(on, reader, 0..rows, pass, s);
+    }
+
+    /// Mixes the streams of `rows` for a reader into the first rows of `pass.x`; returns their number.
+    pub fn mix_rows(
+        &mut self,
+        on: &Compute,
+        reader: Reader,
+        rows: impl Iterator<Item = usize>,
+        pass: &mut Pass,
+        s: &mut Scratch,
+    ) -> usize {
         let mix = match reader {
             Reader::Mixer(layer) => &self.layers[layer][0],
             Reader::Ffn(layer) => &self.layers[layer][1],
             Reader::Head => &self.head,
         };
-        let shares = &mut self.shares;
+        self.rows.clear();
+        self.rows.extend(rows);
+        let (rows, shares) = (&self.rows[..], &mut self.shares);
         match (mix, &mut self.buffers) {
-            (Mix::Gated(mix), MixBuffers::Gated(of)) => mix.run(on, pass, of, shares, s),
-            (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(of)) => mix.run(on, pass, of, shares, s),
+            (Mix::Gated(mix), MixBuffers::Gated(of)) => mix.run(on, rows, pass, of, shares, s),
+            (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(of)) => {
+                mix.run(on, rows, pass, of, shares, s);
+            }
             _ => unreachable!("mixtures and buffers of a model are of one kind"),
         }
+        rows.len()
     }
 
     /// Adds what the last reader gave, `out [rows × d_model]`, to the streams.

@@ -113,23 +113,24 @@ impl SinkhornMix {
         self.mix.len()
     }
 
-    /// Mixes the streams of the pass's rows into `pass.x`; leaves the streams' shares in `shares`, and
-    /// the matrices in `buffers`, unless the head reads.
+    /// Mixes the streams of `of` the pass's rows into the first rows of `pass.x`; leaves the streams'
+    /// shares in `shares`, and the matrices in `buffers`, unless the head reads.
     pub fn run(
         &self,
         on: &Compute,
+        of: &[usize],
         pass: &mut Pass,
         buffers: &mut SinkhornBuffers,
         shares: &mut [f32],
         s: &mut Scratch,
     ) {
         let z = self.sizes;
-        let (rows, d, width, n) = (pass.rows, z.d, z.width(), z.count);
+        let (rows, d, width, n) = (of.len(), z.d, z.width(), z.count);
         let normed = &mut buffers.normed[..rows * width];
         let streams = &pass.beside;
         on.workers
             .for_each_chunk_mut(normed, width, &|_, row, out| {
-                let x = &streams[row * width..][..width];
+                let x = &streams[of[row] * width..][..width];
                 let mean = on.cpu.dot_f32(x, x) / width as f32;
                 let factor = 1.0 / libm::sqrtf(mean + z.eps);
                 out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
@@ -162,7 +163,7 @@ impl SinkhornMix {
         on.workers.for_each_chunk_mut(x, d, &|_, row, x| {
             x.fill(0.0);
             let weights = &numbers[row * each..][..n];
-            let streams = streams[row * width..][..width].chunks_exact(d);
+            let streams = streams[of[row] * width..][..width].chunks_exact(d);
             for (stream, weight) in streams.zip(weights) {
                 x.iter_mut()
                     .zip(stream)

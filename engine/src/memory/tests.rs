@@ -8,7 +8,7 @@ fn needs() -> Needs {
         process: 10 << 20,
         process_peak: 11 << 20,
         fixed: 3 << 20,
-        embedding: 1 << 20,
+        tables: [1 << 20, 0, 0],
         scales: 1 << 20,
         kv: 1 << 20,
         context: 64,
@@ -127,18 +127,26 @@ fn some_banks_have_gates_and_the_others_stream() {
 }
 
 #[test]
-fn the_embedding_stays_where_everything_else_does() {
-    let n = needs();
-    let full = n.full_budget();
-    let held = |budget| {
-        let plan = n.plan(budget).unwrap();
-        assert_eq!(plan.hot_clusters, n.clusters);
-        (plan.embedding, plan.ledger.held("embedding"))
+fn tables_stay_where_everything_else_does() {
+    const M: u64 = 1 << 20;
+    let n = Needs {
+        tables: [M, 64 * M, 3 * M],
+        ..needs()
     };
-    assert_eq!(held(full), (true, n.embedding));
-    assert_eq!(held(full - n.embedding / 2), (false, 0));
-    let less = n.plan(full - n.embedding - (2 << 20)).unwrap();
-    assert!(less.hot_clusters < n.clusters && !less.embedding);
+    let full = n.full_budget();
+    let held = |less| {
+        let plan = n.plan(full - less).unwrap();
+        assert_eq!(plan.hot_clusters, n.clusters);
+        (plan.tables, plan.ledger.held("embedding"))
+    };
+    assert_eq!(held(0), ([true; 3], 68 * M));
+    // each where it fits: a large one keeps no other out
+    assert_eq!(held(2 * M), ([true, true, false], 65 * M));
+    assert_eq!(held(64 * M), ([true, false, true], 4 * M));
+    assert_eq!(held(66 * M), ([true, false, false], M));
+    assert_eq!(held(68 * M - M / 4), ([false; 3], 0));
+    let less = n.plan(full - 70 * M).unwrap();
+    assert!(less.hot_clusters < n.clusters && less.tables == [false; 3]);
 }
 
 #[test]

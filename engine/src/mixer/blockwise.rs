@@ -168,8 +168,8 @@ impl Pass<'_> {
         let heads = self.kv_heads * self.group;
         let (query, row) = (heads * self.head_dim, heads * self.value_dim);
         let enough = PIECES * workers.threads();
-        let long = self.first + self.tokens > BLOCK && self.pools.is_none();
-        if long && self.tokens * self.kv_heads < enough && !partials.is_empty() {
+        let few = self.tokens * self.kv_heads < enough;
+        if few && self.splits(partials.len() / (heads * (self.kv.width() + 2))) {
             // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
                 let one = Pass {
@@ -206,6 +206,24 @@ impl Pass<'_> {
     fn seen_pools(&self, token: usize) -> Range<usize> {
         let size = self.pools.map_or(0, |(size, _)| size);
         0..(self.first + token + 1).checked_div(size).unwrap_or(0)
+    }
+
+    /// Whether a token of the chunk sees several blocks, and none sees more than `most`.
+    fn splits(&self, most: usize) -> bool {
+        let of_token = |t| self.blocks(t).len() + self.pool_blocks(t);
+        let blocks = (0..self.tokens).map(of_token).max();
+        blocks.is_some_and(|blocks| (2..=most).contains(&blocks))
+    }
+
+    /// Blocks with positions that a token of the chunk sees.
+    fn blocks(&self, token: usize) -> Range<usize> {
+        let seen = self.seen(token);
+        seen.start / BLOCK..seen.end.div_ceil(BLOCK)
+    }
+
+    /// Blocks with pools that it sees, from the first one on.
+    fn pool_blocks(&self, token: usize) -> usize {
+        self.seen_pools(token).end.div_ceil(BLOCK)
     }
 
     /// Runs `f` with this thread's buffers and `rest` more floats.
@@ -294,31 +312,40 @@ impl Pass<'_> {
         });
     }
 
-    /// Attention of a single token, its blocks computed in parallel.
+    /// Attention of a single token, its blocks computed in parallel: those of positions, then those of
+    /// pools, each by so many of its query heads as share a read of it.
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let (group, hd) = (self.group, self.value_dim);
         let size = self.kv.width() + 2;
-        let seen = self.seen(0);
-        let first = seen.start / BLOCK;
-        let blocks = (seen.end - 1) / BLOCK + 1 - first;
+        let of_positions = self.blocks(0);
+        let blocks = of_positions.len() + self.pool_blocks(0);
+        let each = match group.is_multiple_of(BATCH) {
+            true => BATCH,
+            false => group,
+        };
+        let pools = self.pools.map(|(_, kv)| Self { kv, ..*self });
         let partials = &mut partials[..self.kv_heads * blocks * group * size];
-        workers.for_each_chunk_mut(partials, group * size, &|_, item, partials| {
-            let (head, block) = (item / blocks, first + item % blocks);
+        workers.for_each_chunk_mut(partials, each * size, &|_, item, partials| {
+            let (part, of) = (item % (group / each), item / (group / each));
+            let (head, block) = (of / blocks, of % blocks);
+            let first = head * group + part * each;
+            let batch = (0..each).map(|i| (0, first + i));
+            let done = |(_, h): (usize, usize), sums: Sums, mix: &[f32]| {
+                let partial = &mut partials[(h - first) * size..][..size];
+                (partial[0], partial[1]) = (sums.max, sums.sum);
+                partial[2..].copy_from_slice(mix);
+            };
             self.with_buffers(0, |mut buffers, _| {
-                let batch = (0..group).map(|i| (0, head * group + i));
-                let seen = |t| self.seen(t);
-                self.block(
-                    head,
-                    block,
-                    batch,
-                    seen,
-                    &mut buffers,
-                    |(_, h), sums, mix| {
-                        let partial = &mut partials[h % group * size..][..size];
-                        (partial[0], partial[1]) = (sums.max, sums.sum);
-                        partial[2..].copy_from_slice(mix);
-                    },
-                );
+                match (block.checked_sub(of_positions.len()), &pools) {
+                    (Some(block), Some(pools)) => {
+                        let seen = |t| self.seen_pools(t);
+                        pools.block(head, block, batch, seen, &mut buffers, done);
+                    }
+                    _ => {
+                        let (seen, block) = (|t| self.seen(t), of_positions.start + block);
+                        self.block(head, block, batch, seen, &mut buffers, done);
+                    }
+                }
             });
         });
         let partials = &*partials;

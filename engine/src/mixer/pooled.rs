@@ -243,9 +243,9 @@ impl PooledAttention {
             }
         }
         let rank = self.query_norm.len();
-        for row in s.v[..rows * rank].chunks_exact_mut(rank) {
+        (on.workers).for_each_chunk_mut(&mut s.v[..rows * rank], rank, &|_, _, row| {
             on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
-        }
+        });
     }
 
     /// Adds what the rows give to pools, and stores the vectors of those that are complete.
@@ -311,15 +311,17 @@ impl PooledAttention {
                     query.iter_mut().for_each(|q| *q *= scale);
                 }
             });
-        let mut vectors = s.k.chunks_exact_mut(hd).enumerate();
+        (on.workers).for_each_chunk_mut(&mut s.k[..rows * hd], hd, &|_, row, vector| {
+            on.cpu.rmsnorm_inplace(vector, &self.norm, self.eps);
+            rotate_row(vector, at.rope, row, 1.0);
+        });
+        let mut vectors = s.k.chunks_exact(hd);
         for span in spans.iter_mut() {
             let first = span.sequence.len();
             for position in first..first + span.tokens.len() {
-                let Some((row, vector)) = vectors.next() else {
+                let Some(vector) = vectors.next() else {
                     return;
                 };
-                on.cpu.rmsnorm_inplace(vector, &self.norm, self.eps);
-                rotate_row(vector, at.rope, row, 1.0);
                 let mut page = span.sequence.pages.writer(position);
                 page.store_value(on.cpu, self.place, 0, vector);
             }
@@ -361,15 +363,16 @@ impl PooledAttention {
         let (hd, width) = (self.head_dim, self.heads * self.head_dim);
         let groups = self.shape.groups as usize;
         let each = width / groups;
-        for (row, sums) in s.attended.chunks_exact_mut(width).take(rows).enumerate() {
-            for sum in sums.chunks_exact_mut(hd) {
-                rotate_row(sum, rope, row, -1.0);
-            }
-            // all rows of group 0, then those of group 1
-            for (group, part) in sums.chunks_exact(each).enumerate() {
-                s.gate[(group * rows + row) * each..][..each].copy_from_slice(part);
-            }
-        }
+        let (parts, sums) = (&mut s.gate[..rows * width], &s.attended);
+        // all rows of group 0, then those of group 1
+        on.workers
+            .for_each_chunk_mut(parts, each, &|_, item, part| {
+                let (group, row) = (item / rows, item % rows);
+                part.copy_from_slice(&sums[row * width + group * each..][..each]);
+                for sum in part.chunks_exact_mut(hd) {
+                    rotate_row(sum, rope, row, -1.0);
+                }
+            });
         let parts = &s.gate[..rows * width];
         let input = Input::new(on.cpu, parts, groups * rows, &mut s.input);
         (self.low).matmul_blocks(on, groups, input, &mut s.rows, &mut s.attended);

@@ -141,7 +141,8 @@ pub struct MemoryReport {
     pub peak_rss_bytes: Option<u64>,
     /// Resident weights: attention, norms, head, scales.
     pub fixed: u64,
-    /// Resident embedding; 0 if its rows are read on demand.
+    /// Resident tables of which tokens need few rows, the embedding among them; 0 if all rows are read on
+    /// demand.
     pub embedding: u64,
     /// Resident Gate rows.
     pub gates: u64,

@@ -337,7 +337,7 @@ impl Opened<'_> {
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
         let g = self.layout.container.geometry();
-        let kv_bytes = self.state().pages.position_bytes() / layers as u64;
+        let kv_bytes = self.state().position_bytes() / layers as u64;
         Shape {
             layers: self.layout.layers(),
             d,
@@ -444,14 +444,14 @@ impl Opened<'_> {
             Phases::Two => true,
         };
         let sparse = self.naming != Naming::All;
-        let embedding = Embedding::bytes_for(layout, c);
+        let tables = Embedding::bytes_for(layout, c);
         let eviction = o.lab.ablation.eviction();
         let format = &self.ffn.format;
         Ok(Needs {
             process,
             process_peak,
-            fixed: Weights::bytes_for(&layout.container, c) + embedding.kept,
-            embedding: embedding.all,
+            fixed: Weights::bytes_for(&layout.container, c) + tables.kept,
+            tables: tables.all,
             scales: layout.resident_scales(),
             predictor: least.predictor,
             predicts: self.naming == Naming::Predictor,

@@ -26,7 +26,7 @@ impl Planner {
         let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
         let (before, after) = (&usual.memory, &divided.memory);
         let same = before.gate_banks == after.gate_banks
-            && before.embedding == after.embedding
+            && before.tables == after.tables
             && (before.slots > 0) == (after.slots > 0);
         let widths = self.widths(&divided, self.threads);
         same.then_some(Division { widths, ..divided })

@@ -53,6 +53,15 @@ impl PoolShape {
 }
 
 impl StateShape {
+    /// Bytes that a position adds: its keys and values, and its part of the vectors of pools.
+    pub fn position_bytes(self) -> u64 {
+        let of_pool = |shape: PoolShape| {
+            let bytes = shape.pages.position_bytes();
+            bytes.checked_div(shape.size as u64).unwrap_or(0)
+        };
+        self.pages.position_bytes() + self.pools.into_iter().map(of_pool).sum::<u64>()
+    }
+
     /// Bytes of a sequence of `positions` positions, its snapshots included; saturates.
     pub fn bytes_for(self, positions: usize) -> u64 {
         let blocks = (4 * BLOCKS as u64).saturating_mul(self.recurrent as u64);
@@ -208,6 +217,41 @@ mod tests {
             );
         }
         assert_eq!((page_for(256), page_for(2048)), (32, 256));
+    }
+
+    /// What 64 positions keep is 64 times what one adds, if they complete all pools and pages.
+    #[test]
+    fn pools_are_counted_by_position() {
+        let of = |layers, page| KvShape {
+            dtype: DType::F16,
+            kinds: [
+                HeadLayers {
+                    layers,
+                    kv_heads: 1,
+                    head_dim: 32,
+                },
+                HeadLayers::default(),
+            ],
+            page,
+            latent: true,
+        };
+        let pools = [(2, 5), (16, 3)].map(|(size, layers)| PoolShape {
+            size,
+            pages: of(layers, 4),
+        });
+        let state = StateShape {
+            pages: of(7, 32),
+            pools,
+            recurrent: 0,
+        };
+        assert_eq!(state.position_bytes(), 64 * 7 + 64 * 5 / 2 + 64 * 3 / 16);
+        assert_eq!(state.bytes_for(64), 64 * state.position_bytes());
+        let none = StateShape {
+            pools: pools.map(|pool| PoolShape { size: 0, ..pool }),
+            ..state
+        };
+        assert_eq!(none.bytes_for(64), 64 * 64 * 7);
+        assert_eq!(none.position_bytes(), 64 * 7);
     }
 
     #[test]

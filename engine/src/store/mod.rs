@@ -39,7 +39,7 @@ pub(crate) use latch::Latch;
 #[cfg(test)]
 pub(crate) use layout::Cover;
 pub(crate) use layout::Layout;
-pub(crate) use neurons::{NeuronStore, StoreSetup, io_bytes};
+pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes};
 pub(crate) use outside::Outside;
 pub use prefetch::foresight::Foreseen;
 pub use residency::LayerResidency;

@@ -8,6 +8,8 @@ mod fill;
 mod layer;
 mod rows;
 
+pub(crate) use rows::RowReads;
+
 use std::sync::Arc;
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};

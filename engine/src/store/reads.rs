@@ -100,7 +100,7 @@ pub(crate) struct Reads {
     coming: Vec<(u32, u32)>,
     /// Whole clusters that have arrived and are not yet claimed.
     kept: Vec<(u32, u32, Slot)>,
-    /// Rows of tensors that have arrived: (position in the request, row, bytes).
+    /// Rows of tables that have arrived: (table, row, bytes).
     pub(super) rows: Vec<(u32, u32, Slot)>,
     /// Time that computation was stalled on reads.
     waited: Duration,

@@ -13,7 +13,8 @@
 //!   SCALES                per bank: neurons × scales_per_neuron bytes; empty when inline
 //!   STATS                 opaque, may be empty
 //!   PREDICTOR             opaque, may be empty
-//!   DENSE                 tensors, each at a multiple of 64
+//!   DENSE                 tensors, each at a multiple of 64: rows; in a table, which is read
+//!                         row by row, each row is followed by its crc32 u32
 //!   BUNDLES               banks, each at a multiple of 4096: neurons × stride bytes
 //!   (zeros up to a multiple of 4096, the end of the file)
 //!

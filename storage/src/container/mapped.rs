@@ -98,7 +98,7 @@ impl MappedBundles {
     /// # Errors
     /// If the system refuses.
     pub fn release_row(&self, rows: &TensorRows, row: usize) -> Result<()> {
-        self.release_bytes(rows.offset_of(row), rows.row_len())
+        self.release_bytes(rows.offset_of(row), rows.stored_len())
     }
 
     fn release_bytes(&self, offset: u64, len: usize) -> Result<()> {
@@ -111,10 +111,8 @@ impl MappedBundles {
     /// # Errors
     /// If there is no such row, or its bytes are damaged.
     pub fn row(&self, container: &Container, rows: &TensorRows, row: usize) -> Result<&[u8]> {
-        let bytes = self.map.bytes(rows.offset_of(row), rows.row_len());
-        let bytes = bytes.unwrap_or_default();
-        container.check_row(rows, row, bytes)?;
-        Ok(bytes)
+        let bytes = self.map.bytes(rows.offset_of(row), rows.stored_len());
+        container.check_row(rows, row, bytes.unwrap_or_default())
     }
 }
 

@@ -35,7 +35,7 @@ pub use layout_error::LayoutError;
 pub use mapped::MappedBundles;
 pub use parts::{BankSpec, TensorSpec};
 pub use reader::{Container, SectionSize};
-pub use rows::TensorRows;
+pub use rows::{ROW_CHECKSUM, TensorRows, append_row, table_row};
 pub use sink::{BankSink, ByteSink};
 pub use unit::Unit;
 pub use verify::{Problem, VerifyReport};

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::memory::Needs;
 use emberflow_engine::{Engine, Lab, Logits, Options};
 use emberflow_kernels::DType;
-use emberflow_storage::container::Container;
+use emberflow_storage::container::{Container, ROW_CHECKSUM, Writer};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
-use emberflow_tests::{all_logits, bits, fixtures, open, packed, roomy, squeeze};
+use emberflow_tests::{all_logits, bits, case, fixtures, open, packed, roomy, squeeze};
 
 /// Longer than rows can be under way at once, with some tokens twice.
 const TOKENS: usize = 80;
@@ -68,7 +68,7 @@ fn rows_from_flash_are_those_from_memory() {
             ..*engine.needs()
         };
         let all = needs.plan(needs.full_budget()).unwrap();
-        let less = all.ledger.used() - needs.embedding / 2;
+        let less = all.ledger.used() - needs.tables[0] / 2;
         engine.set_budget(less).unwrap();
         assert_eq!(
             (held(&engine), engine.memory().hot_clusters),
@@ -86,8 +86,60 @@ fn rows_from_flash_are_those_from_memory() {
     }
 }
 
+/// A container as earlier versions wrote it: its tables have no checksums.
+fn without_checksums(path: &Path) -> PathBuf {
+    let container = Container::open(path).unwrap();
+    let (g, mut spec) = (*container.geometry(), container.spec("earlier".into()));
+    let stored = spec.tensors.iter_mut().find(|t| t.name == "embed").unwrap();
+    stored.len -= stored.dims[0] * ROW_CHECKSUM as u64;
+    let len = (stored.len / stored.dims[0]) as usize;
+    let output = path.with_extension("earlier");
+    let mut writer = Writer::create(&output, spec).unwrap();
+    for (i, entry) in container.tensors().iter().enumerate() {
+        let mut bytes = vec![0; entry.len as usize];
+        container.read_tensor(entry, &mut bytes).unwrap();
+        if entry.name == "embed" {
+            let rows = bytes.chunks_exact(len + ROW_CHECKSUM);
+            bytes = rows.flat_map(|row| &row[..len]).copied().collect();
+        }
+        writer.write_tensor(i, &bytes).unwrap();
+    }
+    for (i, bank) in container.banks().iter().enumerate() {
+        let mut sink = writer.begin_bank(i).unwrap();
+        for n in 0..bank.neurons {
+            let mut bundle = vec![0; g.stride as usize];
+            let offset = container.neuron_offset(i, n);
+            container.file().read_exact_at(&mut bundle, offset).unwrap();
+            let (gate, rest) = bundle.split_at(g.gate_span as usize);
+            let [gate, rest] = [&gate[..g.gate_len as usize], &rest[..g.rest_len as usize]];
+            sink.append_neuron(gate, rest, &[]).unwrap();
+        }
+        sink.finish().unwrap();
+    }
+    writer.finish().unwrap();
+    output
+}
+
+/// The same text, and more memory for checksums.
 #[test]
-fn a_row_damaged_since_it_was_checked_ends_the_run() {
+fn tables_of_earlier_containers_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = container(dir.path());
+    let earlier = without_checksums(&path);
+    let [mut now, mut before] =
+        [&path, &earlier].map(|path| open(path, options(IoChoice::Auto, 8)));
+    let tokens = tokens(now.config().vocab);
+    let expected = bits(&all_logits(&mut now, &tokens, 8));
+    assert!(before.needs().fixed > now.needs().fixed);
+    for share in [1.0, 0.4] {
+        squeeze(&mut before, share);
+        assert_eq!(held(&before) > 0, share == 1.0);
+        assert_eq!(bits(&all_logits(&mut before, &tokens, 8)), expected);
+    }
+}
+
+#[test]
+fn a_damaged_row_is_found_when_it_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = container(dir.path());
     let mut engine = open(&path, options(IoChoice::Pread, 8));
@@ -133,11 +185,53 @@ fn a_row_damaged_since_it_was_checked_ends_the_run() {
         .to_string();
     assert!(again.contains("row 9"), "{again}");
 
-    // Opening checks the whole table.
+    // A table that stays in memory is checked as a whole.
     let model = emberflow_engine::Model::open(Container::open(&path).unwrap()).unwrap();
     let refused = Engine::open(model, roomy(TOKENS))
         .err()
         .unwrap()
         .to_string();
     assert!(refused.contains("tensor embed"), "{refused}");
+}
+
+/// A bit in each row of a table that stays on flash: the pass that uses such a row fails, whichever table
+/// it is.
+#[test]
+fn damaged_rows_of_every_table_are_found() {
+    for (model, table) in [
+        ("mistral", "embed"),
+        ("gemma4_inputs", "layer_inputs"),
+        ("qwen4_exp", "ngram_table.0"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = packed(&case(model), dir.path(), DType::Q8);
+        let mut engine = open(&path, options(IoChoice::Auto, 8));
+        squeeze(&mut engine, 0.4);
+        assert_eq!(held(&engine), 0, "{table}");
+        let mut sequence = engine.new_sequence().unwrap();
+        let used = engine.forward(&mut sequence, &[3, 4, 5], Logits::Last);
+        used.unwrap();
+
+        let container = Container::open(&path).unwrap();
+        let entry = container.tensor(table).unwrap();
+        let row = entry.len / entry.dims()[0];
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        let mut bytes = vec![0; entry.len as usize];
+        file.read_exact_at(&mut bytes, entry.offset).unwrap();
+        let rows = bytes.chunks_exact_mut(row as usize).enumerate();
+        for (n, row) in rows {
+            let at = n % row.len();
+            row[at] ^= 16;
+        }
+        file.write_all_at(&bytes, entry.offset).unwrap();
+        file.sync_all().unwrap();
+
+        let damaged = engine.forward(&mut sequence, &[6, 7], Logits::Last);
+        let damaged = damaged.unwrap_err().to_string();
+        assert!(damaged.contains(&format!("{table} (row ")), "{damaged}");
+    }
 }

@@ -13,7 +13,9 @@ use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo, files_of};
 use emberflow_predictor::order;
 use emberflow_predictor::stats::ActivationStats;
-use emberflow_storage::container::{BankSpec, BundleGeometry, Placement, Spec, TensorSpec};
+use emberflow_storage::container::{
+    BankSpec, BundleGeometry, Placement, ROW_CHECKSUM, Spec, TensorSpec,
+};
 use serde::Serialize;
 
 use super::options::PackOptions;
@@ -79,7 +81,7 @@ impl PackLayout {
                     .map_err(Failure::stats(output))?
                     .unwrap_or_default(),
                 predictor_len: 0,
-                tensors: tensors.iter().map(|t| spec_of(t, options)).collect(),
+                tensors: tensors.iter().map(|t| spec_of(t, c, options)).collect(),
                 banks: c
                     .banks()
                     .map(|bank| BankSpec {
@@ -167,13 +169,17 @@ fn geometry_for(
 }
 
 /// Specification of a non-FFN tensor as stored.
-fn spec_of(t: &TensorInfo, options: &PackOptions) -> TensorSpec {
+fn spec_of(t: &TensorInfo, c: &ModelConfig, options: &PackOptions) -> TensorSpec {
     let dtype = options.dtype_of(t.id);
+    let checksum = match t.id.role.is_table(c.tied_head) {
+        true => ROW_CHECKSUM,
+        false => 0,
+    };
     TensorSpec {
         name: t.id.to_string(),
         dtype: dtype.code(),
         dims: vec![t.rows as u64, t.cols as u64],
-        len: (t.rows * dtype.row_bytes(t.cols)) as u64,
+        len: (t.rows * (dtype.row_bytes(t.cols) + checksum)) as u64,
     }
 }
 

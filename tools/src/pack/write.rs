@@ -9,7 +9,7 @@ use emberflow_engine::meta::Order;
 use emberflow_kernels::{DType, Workers, quantize_row};
 use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_storage::container::{BankSpec, Unit, Writer};
+use emberflow_storage::container::{BankSpec, Unit, Writer, append_row};
 use serde::Serialize;
 
 use super::layout::PackLayout;
@@ -302,12 +302,21 @@ impl Work<'_> {
     /// Writes one non-FFN tensor.
     fn tensor(&mut self, writer: &mut Writer, i: usize, info: &TensorInfo) -> Result<(), Failure> {
         let dtype = DType::from_code(self.layout.spec.tensors[i].dtype).unwrap_or(DType::F32);
-        let place = self.source.config().ffn_place(info.id.layer);
+        let c = self.source.config();
+        let place = c.ffn_place(info.id.layer);
         let bank = info.id.role.is_by_neuron().then_some(place);
+        let table = info.id.role.is_table(c.tied_head);
+        let mut rows = Vec::new();
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
             let count = BATCH.min(info.rows - first);
             self.stored(info.id, dtype, bank, first..first + count, info.cols)?;
+            if table {
+                rows.clear();
+                let encoded = self.encoded.chunks_exact(dtype.row_bytes(info.cols));
+                encoded.for_each(|row| append_row(&mut rows, row));
+                std::mem::swap(&mut rows, &mut self.encoded);
+            }
             sink.append(&self.encoded)?;
             self.advance(self.encoded.len() as u64);
         }

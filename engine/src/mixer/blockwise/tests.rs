@@ -53,6 +53,9 @@ struct Case {
     queries: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Positions of a pool, 0 without pools, and the vectors of pools.
+    pool: usize,
+    pools: Vec<f32>,
 }
 
 /// Numbers within ±2, exact in f16.
@@ -77,6 +80,29 @@ impl Case {
             queries: numbers(1, shape.capacity * shape.heads * shape.head_dim),
             keys: numbers(2, shape.capacity * row),
             values: numbers(values, shape.capacity * row),
+            pool: 0,
+            pools: Vec::new(),
+        }
+    }
+
+    /// The same with pools of `size` positions beside them.
+    fn with_pools(self, size: usize) -> Self {
+        let floats = self.shape.capacity / size * self.shape.head_dim;
+        Self {
+            pool: size,
+            pools: numbers(5, floats),
+            ..self
+        }
+    }
+
+    /// Stores the vectors of the pools that `tokens` positions from `first` on complete.
+    fn fill(&self, pools: &mut KvPages, first: usize, tokens: usize) {
+        let of = |positions: usize| positions.checked_div(self.pool).unwrap_or(0);
+        for pool in of(first)..of(first + tokens) {
+            pools.prepare(pool, 1);
+            let vector = &self.pools[pool * self.shape.head_dim..][..self.shape.head_dim];
+            let mut writer = pools.writer(pool);
+            writer.store_value(Cpu::detect(), 1, 0, vector);
         }
     }
 
@@ -96,7 +122,9 @@ impl Case {
         let [query, row] = [head_dim, value_dim].map(|dim| heads * dim);
         let mut kv = self.shape.pages(page);
         let width = head_dim.next_multiple_of(32) + 2;
-        let mut partials = vec![0.0; capacity.div_ceil(BLOCK) * heads * width];
+        let mut pools = self.shape.pages(page);
+        let blocks = 2 * capacity.div_ceil(BLOCK);
+        let mut partials = vec![0.0; blocks * heads * width];
         let mut out = vec![f32::NAN; capacity * row];
         let mut first = 0;
         for &chunk in chunks.iter().cycle() {
@@ -115,6 +143,7 @@ impl Case {
                     writer.store_value(cpu, 1, head, &self.values[at..][..head_dim]);
                 }
             }
+            self.fill(&mut pools, first, tokens);
             let layer = kv.layer(1);
             let pass = Pass {
                 cpu,
@@ -128,7 +157,7 @@ impl Case {
                 tokens,
                 reach: self.reach,
                 sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
-                pools: None,
+                pools: (self.pool > 0).then(|| (self.pool, pools.layer(1))),
                 cap: None,
             };
             let out = &mut out[first * row..][..tokens * row];
@@ -165,13 +194,23 @@ impl Case {
                 products.sum::<f64>().exp()
             })
             .collect();
+        let complete = (position + 1).checked_div(self.pool).unwrap_or(0);
+        let pools: Vec<(f64, &[f32])> = (self.pools.chunks_exact(head_dim).take(complete))
+            .map(|vector| {
+                let products = query.iter().zip(vector);
+                let product = products.map(|(q, k)| f64::from(*q) * f64::from(*k));
+                (product.sum::<f64>().exp(), vector)
+            })
+            .collect();
         let sink = self.sinks.get(head).map(|sink| f64::from(*sink).exp());
         let sum: f64 = weights.iter().sum::<f64>() + sink.unwrap_or(0.0);
+        let sum = sum + pools.iter().map(|(w, _)| w).sum::<f64>();
         (0..value_dim)
             .map(|j| {
                 let mix = (from..=position).zip(&weights);
                 let mix = mix.map(|(p, w)| w * f64::from(self.values[at(p) + j]));
-                mix.sum::<f64>() / sum
+                let of_pools = pools.iter().map(|(w, vector)| w * f64::from(vector[j]));
+                mix.chain(of_pools).sum::<f64>() / sum
             })
             .collect()
     }
@@ -181,7 +220,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// One and several queries per KV head, a head size that is no multiple of 32, and windows and
+/// One and several queries per KV head, pools, a head size that is no multiple of 32, and windows and
 /// chunks of positions shorter than a chunk, within a block and across blocks.
 fn cases() -> Vec<Case> {
     use Reach::{All, Chunk, Last};
@@ -209,6 +248,11 @@ fn cases() -> Vec<Case> {
         Case::new(latent(5, 32, long), All),
         Case::new(latent(20, 41, half), All),
         Case::new(latent(3, 64, half), Last(5)),
+        Case::new(latent(32, 32, long), Last(40)).with_pools(2),
+        sinks(
+            5,
+            Case::new(latent(5, 64, half), Last(BLOCK as u32 + 3)).with_pools(3),
+        ),
         sinks(6, Case::new(long, All)),
         sinks(
             4,

@@ -76,8 +76,8 @@ impl NeuronStore {
                 self.job.arrived(item, place, held);
                 Ok(())
             }
-            Tag::Row { number, row } => {
-                self.reads.rows.push((number, row, slot));
+            Tag::Row { table, row } => {
+                self.reads.rows.push((table, row, slot));
                 result
             }
             Tag::Neuron { item, place, half } if half == Half::First && result.is_ok() => {

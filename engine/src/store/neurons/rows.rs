@@ -1,12 +1,54 @@
-//! Reads rows of dense tensors between layers, through the I/O thread of the neurons.
+//! Reads rows of tables, through the I/O thread of the neurons.
+//!
+//! The rows that a pass needs follow from its tokens, so they are asked for when it begins: they are read
+//! while the layers before the one that needs them are computed. A row is found by its number, so rows
+//! that another pass asked for are only reads too many.
 
-use emberflow_storage::arena::{Arena, Slot};
+use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::container::TensorRows;
 
 use super::NeuronStore;
 use crate::error::Error;
 use crate::store::layout::Layout;
 use crate::store::reads::Tag;
+
+/// A table, and its rows that are being read.
+pub(crate) struct RowReads {
+    /// Number of the table among those of the model.
+    table: u32,
+    pub rows: TensorRows,
+    /// Buffers of rows.
+    arrivals: Arena,
+    /// Rows in flight, or arrived and not yet taken, with their positions among those wanted.
+    coming: Vec<(usize, u32)>,
+}
+
+impl RowReads {
+    /// Reads of the rows of table number `table`, up to `at_once` of them at once.
+    pub fn new(layout: &Layout, table: u32, rows: TensorRows, at_once: u32) -> Result<Self, Error> {
+        let (slot_len, align) = layout.piece(rows.stored_len());
+        let arrivals = Arena::new(at_once, slot_len, align, ArenaOptions::default())
+            .map_err(emberflow_storage::Error::from)?;
+        Ok(Self {
+            table,
+            rows,
+            arrivals,
+            coming: Vec::with_capacity(at_once as usize),
+        })
+    }
+
+    /// Bytes of [`RowReads::new`] for rows of `stored_len` bytes.
+    pub fn bytes_for(layout: &Layout, stored_len: usize, at_once: u32) -> u64 {
+        let (slot_len, _) = layout.piece(stored_len);
+        Arena::charge(at_once, slot_len)
+    }
+
+    /// The position among those wanted of a row that has arrived, which comes no more.
+    fn position(&mut self, row: u32) -> Option<usize> {
+        let at = self.coming.iter().position(|coming| coming.1 == row)?;
+        Some(self.coming.swap_remove(at).0)
+    }
+}
 
 /// Verifies a row that was read and passes it to `then`.
 fn take_row(
@@ -17,65 +59,184 @@ fn take_row(
     then: impl FnOnce(&[u8]),
 ) -> Result<(), Error> {
     let shift = layout.shift_of(rows.offset_of(row as usize));
-    let bytes = &slot.as_slice()[shift..shift + rows.row_len()];
-    layout.container.check_row(rows, row as usize, bytes)?;
-    then(bytes);
+    let bytes = &slot.as_slice()[shift..shift + rows.stored_len()];
+    then(layout.container.check_row(rows, row as usize, bytes)?);
     Ok(())
 }
 
 impl NeuronStore {
-    /// Reads the `wanted` rows of a tensor into slots of `arena`, as many at a time as it has free
-    /// slots. Passes each verified row to `then` with its position in `wanted`.
+    /// Begins to read the first of the `wanted` rows, as many as there are buffers, for a
+    /// [`NeuronStore::fetch`] of the same rows.
+    pub fn ask(
+        &mut self,
+        of: &mut RowReads,
+        wanted: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        self.latch.check()?;
+        if self.mapped.is_some() {
+            return Ok(());
+        }
+        self.drop_rows(of)?;
+        self.request_rows(of, &mut wanted.enumerate())
+    }
+
+    /// Requests `wanted` rows while there are buffers.
+    fn request_rows(
+        &mut self,
+        of: &mut RowReads,
+        wanted: &mut impl Iterator<Item = (usize, u32)>,
+    ) -> Result<(), Error> {
+        while let Some(slot) = of.arrivals.take() {
+            let Some((number, row)) = wanted.next() else {
+                of.arrivals.put(slot);
+                break;
+            };
+            let from = of.rows.offset_of(row as usize);
+            let part = self.layout.cover_of(from, of.rows.stored_len());
+            of.coming.push((number, row));
+            let table = of.table;
+            self.reads.part(Tag::Row { table, row }, part, slot, 0)?;
+        }
+        self.reads.submit()
+    }
+
+    /// Waits for rows that nobody takes, and frees their buffers.
+    fn drop_rows(&mut self, of: &mut RowReads) -> Result<(), Error> {
+        while !of.coming.is_empty() {
+            let Some((row, slot)) = self.arrived(of.table) else {
+                self.wait()?;
+                continue;
+            };
+            of.position(row);
+            of.arrivals.put(slot);
+        }
+        Ok(())
+    }
+
+    /// A row of a table that has arrived.
+    fn arrived(&mut self, table: u32) -> Option<(u32, Slot)> {
+        let mut rows = self.reads.rows.iter();
+        let at = rows.position(|arrived| arrived.0 == table)?;
+        let (_, row, slot) = self.reads.rows.swap_remove(at);
+        Some((row, slot))
+    }
+
+    /// Reads the `wanted` rows, as many at a time as there are buffers, and takes those that were
+    /// [asked](NeuronStore::ask) for. Passes each verified row to `then` with its position in `wanted`.
     pub fn fetch(
         &mut self,
-        rows: &TensorRows,
-        wanted: impl Iterator<Item = u32>,
-        arena: &mut Arena,
+        of: &mut RowReads,
+        wanted: impl Iterator<Item = u32> + Clone,
         then: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
         self.latch.check()?;
-        let mut wanted = wanted.enumerate();
         if let Some(mapped) = &self.mapped {
             let mapped = &mapped.bundles;
             mapped.still_whole()?;
-            for (n, row) in wanted {
+            for (n, row) in wanted.enumerate() {
                 let row = row as usize;
-                then(n, mapped.row(&self.layout.container, rows, row)?);
-                mapped.release_row(rows, row)?;
+                then(n, mapped.row(&self.layout.container, &of.rows, row)?);
+                mapped.release_row(&of.rows, row)?;
             }
             return Ok(());
         }
-        let (mut outcome, mut coming) = (Ok(()), 0);
+        let mut same = wanted.clone();
+        if (of.coming.iter()).any(|&(_, row)| same.next() != Some(row)) {
+            self.drop_rows(of)?;
+        }
+        let mut wanted = wanted.enumerate().skip(of.coming.len());
         loop {
-            while let Some(slot) = arena.take() {
-                let Some((n, row)) = wanted.next().filter(|_| outcome.is_ok()) else {
-                    arena.put(slot);
-                    break;
+            self.request_rows(of, &mut wanted)?;
+            if of.coming.is_empty() {
+                return Ok(());
+            }
+            let Some((row, slot)) = self.arrived(of.table) else {
+                self.wait()?;
+                continue;
+            };
+            let taken = match of.position(row) {
+                None => Ok(()),
+                Some(n) => take_row(&self.layout, &of.rows, row, &slot, |bytes| then(n, bytes)),
+            };
+            of.arrivals.put(slot);
+            self.latch.keep(taken)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_kernels::DType;
+    use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
+    use fastrand::Rng;
+
+    use super::*;
+    use crate::testing::{TABLE_ROWS, Ways, World, table_row};
+
+    fn table(store: &NeuronStore, number: u32, at_once: u32) -> RowReads {
+        let container = &store.layout.container;
+        let entry = container.tensor("table").unwrap();
+        let rows = container.rows(entry, TABLE_ROWS as usize, 20).unwrap();
+        RowReads::new(&store.layout, number, rows, at_once).unwrap()
+    }
+
+    fn ask(store: &mut NeuronStore, table: &mut RowReads, rows: &[u32]) {
+        store.ask(table, rows.iter().copied()).unwrap();
+    }
+
+    /// Fetches rows and checks each; returns the number of reads since `before`.
+    fn fetch(store: &mut NeuronStore, table: &mut RowReads, rows: &[u32], before: u64) -> u64 {
+        let mut found = vec![Vec::new(); rows.len()];
+        let mut take = |n: usize, bytes: &[u8]| found[n] = bytes.to_vec();
+        store.fetch(table, rows.iter().copied(), &mut take).unwrap();
+        let expected: Vec<_> = rows.iter().map(|&row| table_row(row)).collect();
+        assert_eq!(found, expected);
+        store.counters().reads - before
+    }
+
+    #[test]
+    fn rows_that_were_asked_for_are_not_read_again() {
+        let world = World::new(&[(0, 0, 300)], 24, DType::F32, 5);
+        let mut random = Rng::with_seed(3);
+        let faults = Faults {
+            delay: 300,
+            shuffle: true,
+            ..Faults::default()
+        };
+        let sim = SimOptions::new(Profile::Nvme, 7).faulty(faults);
+        for io in [IoChoice::Auto, IoChoice::Pread, IoChoice::Sim(sim)] {
+            let ways = Ways {
+                io,
+                ..Ways::default()
+            };
+            let mut store = world.store(&world.plan(true, 0, 256), &ways).unwrap();
+            let [mut one, mut two] = [(0, 4), (1, 9)].map(|(n, most)| table(&store, n, most));
+            for _ in 0..60 {
+                let mut some = |most: usize| -> Vec<u32> {
+                    let count = random.usize(1..most);
+                    // few rows, so that some are wanted twice
+                    (0..count)
+                        .map(|_| TABLE_ROWS - 1 - random.u32(..12))
+                        .collect()
                 };
-                let from = rows.offset_of(row as usize);
-                let part = self.layout.cover_of(from, rows.row_len());
-                let number = n as u32;
-                coming += 1;
-                let tag = Tag::Row { number, row };
-                self.reads.part(tag, part, slot, 0)?;
-            }
-            self.reads.submit()?;
-            if coming == 0 {
-                return self.latch.keep(outcome);
-            }
-            let slept = self.wait();
-            if slept.is_err() {
-                // No further reads complete after an error.
-                coming = self.reads.rows.len();
-            }
-            outcome = outcome.and(slept);
-            while let Some((number, row, slot)) = self.reads.rows.pop() {
-                coming -= 1;
-                if outcome.is_ok() {
-                    let then = |bytes: &[u8]| then(number as usize, bytes);
-                    outcome = take_row(&self.layout, rows, row, &slot, then);
-                }
-                arena.put(slot);
+                let [a, b, other] = [some(20), some(20), some(3)];
+                let before = store.counters().reads;
+                ask(&mut store, &mut one, &a);
+                ask(&mut store, &mut two, &b);
+                assert!(store.reads.pending() > 0 || !store.reads.rows.is_empty());
+                // in another order than asked for
+                let read = fetch(&mut store, &mut two, &b, before);
+                assert!(read as usize <= b.len() + a.len().min(4));
+                let read = fetch(&mut store, &mut one, &a, before);
+                assert_eq!(read as usize, a.len() + b.len());
+                // another pass comes first
+                let before = store.counters().reads;
+                ask(&mut store, &mut one, &a);
+                let asked = a.len().min(4);
+                let read = fetch(&mut store, &mut one, &other, before) as usize;
+                let same = other.starts_with(&a[..asked]);
+                assert_eq!(read, other.len() + if same { 0 } else { asked });
+                assert!(one.coming.is_empty() && store.reads.rows.is_empty());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The 64-bit tag of a read, returned with its completion.
 //!
 //! ```text
-//! bits  63..62 kind   61 half   60..32 item, bank or number   31..0 place, cluster, neuron or row
+//! bits  63..62 kind   61 half   60..32 item, bank or table   31..0 place, cluster, neuron or row
 //! ```
 
 /// The purpose of a read.
@@ -13,8 +13,8 @@ pub(crate) enum Tag {
     Cluster { bank: u32, cluster: u32 },
     /// A prefetched neuron of a later layer.
     Ahead { bank: u32, neuron: u32 },
-    /// A row of a dense tensor, and its position in its request.
-    Row { number: u32, row: u32 },
+    /// A row of a table.
+    Row { table: u32, row: u32 },
 }
 
 /// Whether one read covers a neuron, or is the first of two.
@@ -29,14 +29,14 @@ const HIGH: u32 = (1 << 29) - 1;
 const HALF: u64 = 1 << 61;
 
 impl Tag {
-    /// Encodes a tag. Items, banks and row positions stay far below 2^29 in every container with a
+    /// Encodes a tag. Items and banks stay far below 2^29 in every container with a
     /// 32-bit neuron count.
     pub fn bits(self) -> u64 {
         let (kind, high, low, half) = match self {
             Self::Neuron { item, place, half } => (0, item, place, half == Half::First),
             Self::Cluster { bank, cluster } => (1, bank, cluster, false),
             Self::Ahead { bank, neuron } => (2, bank, neuron, false),
-            Self::Row { number, row } => (3, number, row, false),
+            Self::Row { table, row } => (3, table, row, false),
         };
         debug_assert!(high <= HIGH);
         kind << 62 | if half { HALF } else { 0 } | u64::from(high & HIGH) << 32 | u64::from(low)
@@ -64,7 +64,7 @@ impl Tag {
                 neuron: low,
             },
             _ => Self::Row {
-                number: high,
+                table: high,
                 row: low,
             },
         }
@@ -98,7 +98,7 @@ mod tests {
                     neuron: low,
                 },
                 Tag::Row {
-                    number: high,
+                    table: high,
                     row: low,
                 },
             ] {

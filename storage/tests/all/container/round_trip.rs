@@ -3,10 +3,12 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use emberflow_storage::container::{Container, TensorEntry};
+use emberflow_storage::container::{
+    Container, TensorEntry, TensorRows, Unit, Writer, append_row, table_row,
+};
 use proptest::prelude::*;
 
-use super::support::{Model, Packed, bare, full, random};
+use super::support::{Model, Packed, bare, full, random, tensor};
 
 fn check_content(model: &Model, c: &Container) {
     let (spec, g) = (&model.spec, &model.spec.geometry);
@@ -67,9 +69,11 @@ fn check_content(model: &Model, c: &Container) {
 fn check_rows(c: &Container, entry: &TensorEntry, bytes: &[u8]) {
     let count = entry.dims().first().map_or(0, |&rows| rows as usize);
     let whole = count > 0 && bytes.len() >= count && bytes.len().is_multiple_of(count);
-    let rows = c.rows(entry, count);
+    let row_len = bytes.len().checked_div(count).unwrap_or(0);
+    let rows = c.rows(entry, count, row_len);
     assert_eq!(rows.is_ok(), whole, "{rows:?}");
     let Ok(rows) = rows else { return };
+    assert_eq!(rows.stored_len(), rows.row_len());
     for (r, row) in bytes.chunks_exact(rows.row_len()).enumerate() {
         let mut read = vec![0; rows.row_len()];
         let at = c.base() + rows.offset_of(r);
@@ -84,6 +88,54 @@ fn check_rows(c: &Container, entry: &TensorEntry, bytes: &[u8]) {
     }
 }
 
+/// Bytes that this thread reads from files during `f`.
+fn bytes_read(f: impl FnOnce()) -> u64 {
+    let count = || {
+        let io = fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        (line.unwrap().parse::<u64>().unwrap(), io.len() as u64)
+    };
+    let (before, own) = count();
+    f();
+    count().0 - before - own
+}
+
+/// A container with one tensor of `rows`, stored as a table or as a matrix.
+fn with_rows(rows: &[Vec<u8>], table: bool) -> Packed {
+    let mut bytes = Vec::new();
+    for row in rows {
+        match table {
+            true => append_row(&mut bytes, row),
+            false => bytes.extend_from_slice(row),
+        }
+    }
+    let dims = [rows.len() as u64, rows[0].len() as u64];
+    let mut spec = bare().spec;
+    spec.tensors = vec![tensor("table", &dims, bytes.len() as u64)];
+    let packed = Packed::new(&[]);
+    fs::remove_file(&packed.path).unwrap();
+    let model = Model { spec, seed: 1 };
+    let mut writer = Writer::create(&packed.path, model.spec.clone()).unwrap();
+    writer.write_tensor(0, &bytes).unwrap();
+    model.write_unit(&mut writer, Unit::Bank(0)).unwrap();
+    writer.finish().unwrap();
+    packed
+}
+
+/// Opening a table reads none of it and keeps no checksums; opening a matrix reads all of it.
+#[test]
+fn opening_a_table_reads_nothing() {
+    let rows: Vec<Vec<u8>> = (0..5000).map(|n| vec![n as u8; 40]).collect();
+    for (table, expected, kept) in [(true, 0, 0), (false, 5000 * 40, 5000 * 4)] {
+        let packed = with_rows(&rows, table);
+        let c = Container::open(&packed.path).unwrap();
+        let entry = c.tensor("table").unwrap();
+        let read = bytes_read(|| drop(c.rows(entry, 5000, 40).unwrap()));
+        assert_eq!(read, expected);
+        assert_eq!(TensorRows::bytes_for(entry, 5000, 40), kept);
+    }
+}
+
 #[test]
 fn full_and_bare_containers() {
     for model in [full(), bare()] {
@@ -94,6 +146,34 @@ fn full_and_bare_containers() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+
+    /// Every row of a table is what was packed, and any flipped bit of it or of its checksum is found.
+    #[test]
+    fn rows_bring_their_checksums(seed: u64, count in 1..9usize, len in 1..70usize) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let rows: Vec<Vec<u8>> = (0..count)
+            .map(|_| std::iter::repeat_with(|| rng.u8(..)).take(len).collect())
+            .collect();
+        let packed = with_rows(&rows, true);
+        let c = Container::open(&packed.path).unwrap();
+        let entry = c.tensor("table").unwrap();
+        let read = c.rows(entry, count, len).unwrap();
+        for (r, row) in rows.iter().enumerate() {
+            let mut stored = vec![0; read.stored_len()];
+            let at = c.base() + read.offset_of(r);
+            c.file().read_exact_at(&mut stored, at).unwrap();
+            prop_assert_eq!(c.check_row(&read, r, &stored).unwrap(), row.as_slice());
+            prop_assert_eq!(table_row(&stored), (row.as_slice(), true));
+            let bit = rng.usize(..8 * stored.len());
+            stored[bit / 8] ^= 1 << (bit % 8);
+            let damaged = c.check_row(&read, r, &stored).unwrap_err().to_string();
+            prop_assert!(damaged.contains(&format!("(row {r})")), "{}", damaged);
+            prop_assert!(!table_row(&stored).1);
+            prop_assert!(c.check_row(&read, r, row).is_err());
+            prop_assert!(c.check_row(&read, count, &stored).is_err());
+        }
+        prop_assert!(c.rows(entry, count, len + 1).is_err());
+    }
 
     /// Odd sizes, all sectors and placements, several layers and experts, nothing at all.
     #[test]
