@@ -4,7 +4,7 @@
 //! [`mod@bench`] measures whole runs. `cargo bench -p emberflow-benches` measures one part per
 //! file, and `cargo test --release -p emberflow-benches --benches` runs each of these once.
 //! [`synth`] writes random models, [`trace`] records and replays which neurons a text needs,
-//! [`judge`] evaluates predictors on a text.
+//! [`judge`] evaluates predictors on a text, [`phone`] simulates papers about phones.
 //!
 //! [`report`] generates `benches/README.md` and the measured part of `README.md` from the CSV files
 //! in `benches/results/`.
@@ -15,6 +15,7 @@
 pub mod bench;
 pub mod cli;
 pub mod judge;
+pub mod phone;
 pub mod report;
 pub mod synth;
 pub mod trace;
@@ -44,6 +45,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Batch(args) => bench::batch::command(&args),
         Serve(args) => bench::serve::command(&args),
         Split(args) => bench::split::command(&args),
+        Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
         Program(command) => emberflow::dispatch(*command),
     }

@@ -5,8 +5,8 @@ mod chunks;
 #[cfg(test)]
 mod chunks_tests;
 mod measured;
-mod snapdragon;
-mod solver;
+pub(crate) mod snapdragon;
+pub(crate) mod solver;
 #[cfg(test)]
 mod solver_tests;
 #[cfg(test)]
@@ -24,7 +24,7 @@ use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};
 
 /// Products of a layer of Llama-3 8B, gate and up combined, as `[rows, columns]`.
-const LAYER: [[usize; 2]; 6] = [
+pub(crate) const LAYER: [[usize; 2]; 6] = [
     [4096, 4096],
     [1024, 4096],
     [1024, 4096],
@@ -33,7 +33,7 @@ const LAYER: [[usize; 2]; 6] = [
     [4096, 14336],
 ];
 /// Number of layers.
-const LAYERS: f64 = 32.0;
+pub(crate) const LAYERS: f64 = 32.0;
 /// The head, computed for one token.
 const HEAD: Product = Product {
     rows: 128_256,
@@ -68,15 +68,16 @@ struct SplitRow {
     published: &'static str,
 }
 
-/// Prefill times of a prompt in milliseconds.
+/// Prefill times of a prompt in milliseconds: as the solver partitions it, on the GPU, with graphs built online, padded,
+/// and with graphs in sequence.
 #[derive(Serialize)]
-struct Prompt {
+pub(crate) struct Prompt {
     tokens: usize,
-    split: f64,
+    pub split: f64,
     gpu_alone: f64,
-    online: f64,
-    padded: f64,
-    in_pieces: f64,
+    pub online: f64,
+    pub padded: f64,
+    pub in_pieces: f64,
     /// In chunks (Agent.xpu, Algorithm 1), with an idle GPU and with one that decodes other texts;
     /// GPU time left to those.
     chunks: f64,
@@ -86,10 +87,10 @@ struct Prompt {
 
 /// Decode times in milliseconds per token.
 #[derive(Serialize)]
-struct Decoding {
-    split: f64,
-    gpu_alone: f64,
-    slow_sync: f64,
+pub(crate) struct Decoding {
+    pub split: f64,
+    pub gpu_alone: f64,
+    pub slow_sync: f64,
 }
 
 #[derive(Serialize)]
@@ -133,7 +134,7 @@ fn pieces(mut n: usize) -> Vec<usize> {
     found
 }
 
-fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
+pub(crate) fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
     let npu = |of: Product, n: usize| NPU.seconds(Product { n, ..of });
     let [[low, fast], [high, slow]] = BUILDING;
     let building = fast + (n as f64 - low) * (slow - fast) / (high - low);
@@ -168,7 +169,7 @@ fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
     }
 }
 
-fn decoding(pair: &Pair<'_>) -> Decoding {
+pub(crate) fn decoding(pair: &Pair<'_>) -> Decoding {
     let each = |seconds: &dyn Fn(Product) -> f64| layers(1, seconds) + 1e3 * seconds(HEAD);
     let slow = Pair {
         sync: SLOW_SYNC,

@@ -1,12 +1,14 @@
 //! The laboratory's command line.
 
 mod bench;
+mod phone;
 mod trace;
 
 use clap::{Args, Parser, Subcommand};
 use emberflow::cli::{BenchDecodeArgs, EngineArgs, LabArgs, PerplexityArgs, PointArgs};
 
 pub use self::bench::*;
+pub use self::phone::*;
 pub use self::trace::*;
 use crate::synth::SynthArgs;
 
@@ -89,6 +91,8 @@ Example:
     Serve(ServeArgs),
     /// Simulated: how a phone's GPU and NPU would share a model's products, from published times.
     Split(SplitArgs),
+    /// Simulated: schedules of phones' processors from published times, compared with the papers' results.
+    Phone(Box<PhoneArgs>),
     /// Measure processor and memory; used by this program itself.
     #[command(hide = true)]
     MeasureMachine,

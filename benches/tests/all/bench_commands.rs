@@ -7,6 +7,8 @@ use crate::common::results::{files, number};
 use crate::common::{call, json, program};
 use serde_json::Value;
 
+const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
+
 /// The words before a benchmark's name.
 const BENCH: &[&str] = &[];
 
@@ -259,4 +261,36 @@ fn partitions_of_a_phone_are_simulated_beside_what_was_published() {
     assert_eq!(slow["table"][0]["partition"], "first");
     let message = String::from_utf8(call(&["split", "--tokens", "0"]).stderr).unwrap();
     assert!(message.contains("1..=4096"), "{message}");
+}
+
+#[test]
+fn schedules_of_phones_are_simulated_beside_what_was_published() {
+    let report = json(&["phone", "--json", "-f", TEXT, "--limit", "2048"]);
+    let figures = report["figures"].as_array().unwrap();
+    let papers = ["llm.npu", "NPUMoE", "HeteroInfer", "PowerInfer-2"];
+    for paper in papers {
+        let of_paper = figures.iter().filter(|figure| figure["paper"] == paper);
+        assert!(of_paper.count() >= 8, "{paper}");
+    }
+    // The bundled models really ran: the mixture has experts, and both have inputs.
+    let recorded = report["recorded"].as_array().unwrap();
+    let [dense, experts] = [&recorded[0], &recorded[1]];
+    assert_eq!([&dense["model"], &experts["model"]], ["demo", "demo-moe"]);
+    assert!(dense["experts"].is_null());
+    let routes = &experts["experts"];
+    let sum = |keys: &[&str]| {
+        keys.iter()
+            .map(|key| routes[key].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    // Two of twelve experts for each token of six layers, none of them lost.
+    let tokens = experts["tokens"].as_u64().unwrap();
+    assert_eq!(sum(&["npu", "overflow", "cold"]), tokens * 6 * 2);
+    assert!((0.0..1.0).contains(&routes["padding_share"].as_f64().unwrap()));
+    assert_eq!(dense["outliers"][0]["channels"], 320);
+    assert_eq!(dense["outliers"][1]["channels"], 960);
+    let short = call(&["phone", "-f", TEXT, "--limit", "100"]);
+    assert_eq!(short.status.code(), Some(2));
+    let message = String::from_utf8(short.stderr).unwrap();
+    assert!(message.contains("two passes of 256"), "{message}");
 }

@@ -26,6 +26,10 @@ fn nothing_in_a_chart_is_covered_or_cut_off() {
         "predictor p.ember --quick",
         "ablation --quick --io sim:ufs4",
         "latency --quick",
+        "phone",
+        "phone --paper npumoe",
+        "phone --paper heteroinfer",
+        "phone --paper powerinfer-2",
     ] {
         run(&format!("{line} --svg chart.svg --force"));
         let svg = std::fs::read_to_string(dir.path().join("chart.svg")).unwrap();

@@ -131,6 +131,7 @@ fn what_is_read_is_never_written_to() {
         "predictor FILE --csv FILE",
         "serve FILE --csv FILE",
         "timeline FILE --svg FILE",
+        "phone -f FILE --svg FILE",
     ] {
         let line = format!("{} --force", line.replace("FILE", &container));
         let output = call(&line.split(' ').collect::<Vec<_>>());

@@ -1,0 +1,247 @@
+//! Experts in static shapes (NPUMoE, §4): capacity tiers, groups of experts in one graph, and what stays on the
+//! CPU.
+//!
+//! ```text
+//! r = max n_e / mean n_e    c = S·k / E    busiest expert: r·c     n_e tokens of expert e, S tokens, k of E experts
+//! capacity of an expert = smallest of 16, 32, 64, ... that is at least its expected tokens, at most S rounded up
+//! ```
+//!
+//! The paper drops tokens beyond a capacity. Here the CPU computes them, so that the result is that of the mixture:
+//! a choice's result is stored at its place, and the choices of a token are summed in their order wherever they
+//! were computed.
+
+use emberflow_engine::Choice;
+
+/// Smallest capacity.
+pub const SMALLEST: usize = 16;
+/// Experts of a graph, largest first.
+pub const GROUPS: [usize; 3] = [16, 8, 4];
+
+/// Imbalance `r` of a layer: tokens of the busiest expert over the mean.
+pub fn imbalance(tokens: &[u64]) -> f64 {
+    let sum: u64 = tokens.iter().sum();
+    let busiest = tokens.iter().copied().max().unwrap_or(0);
+    match sum {
+        0 => 1.0,
+        sum => busiest as f64 * tokens.len() as f64 / sum as f64,
+    }
+}
+
+/// Smallest capacity that is at least `expected` tokens, for passes of `rows` tokens.
+pub fn capacity(expected: f64, rows: usize) -> usize {
+    let most = rows.next_power_of_two().max(SMALLEST);
+    let mut capacity = SMALLEST;
+    while capacity < most && (capacity as f64) < expected {
+        capacity *= 2;
+    }
+    capacity
+}
+
+/// Expected tokens of each expert in a pass of `rows` tokens that each choose `chosen`; `tokens` as counted.
+pub fn expected(tokens: &[u64], rows: usize, chosen: usize) -> Vec<f64> {
+    let sum: u64 = tokens.iter().sum();
+    let routes = (rows * chosen) as f64;
+    let even = routes / tokens.len().max(1) as f64;
+    let of = |&tokens: &u64| match sum {
+        0 => even,
+        sum => routes * tokens as f64 / sum as f64,
+    };
+    tokens.iter().map(of).collect()
+}
+
+/// Experts of one capacity in one graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Numbers of the experts, the most popular first.
+    pub experts: Vec<usize>,
+    /// Tokens of each.
+    pub capacity: usize,
+}
+
+/// Where the experts of a layer are computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Residency {
+    /// Groups on the NPU.
+    pub groups: Vec<Group>,
+    /// Experts on the CPU.
+    pub on_cpu: Vec<usize>,
+}
+
+/// What groups may be made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupLimits {
+    /// Tokens of a pass.
+    pub rows: usize,
+    /// Bytes of one expert.
+    pub expert_bytes: u64,
+    /// Bytes of a graph above which the NPU refuses it.
+    pub graph_bytes: u64,
+}
+
+impl GroupLimits {
+    /// Experts that fit into a graph of at most `most` experts; at least one.
+    fn fits(&self, most: usize) -> usize {
+        let fit = self.graph_bytes / self.expert_bytes.max(1);
+        most.min(usize::try_from(fit).unwrap_or(most)).max(1)
+    }
+
+    /// Groups experts by capacity, those of one capacity by popularity, as many at once as fit.
+    pub fn groups(&self, expected: &[f64]) -> Vec<Group> {
+        let mut order: Vec<usize> = (0..expected.len()).collect();
+        order.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
+        let mut out: Vec<Group> = Vec::new();
+        let capacity_of = |expert: usize| capacity(expected[expert], self.rows);
+        for tier in order.chunk_by(|&a, &b| capacity_of(a) == capacity_of(b)) {
+            let mut tier = tier;
+            while let Some(&first) = tier.first() {
+                let sizes = GROUPS.iter().copied().chain([1]);
+                let size = sizes
+                    .map(|most| self.fits(most))
+                    .find(|&size| size <= tier.len());
+                let (group, rest) = tier.split_at(size.unwrap_or(1));
+                out.push(Group {
+                    experts: group.to_vec(),
+                    capacity: capacity_of(first),
+                });
+                tier = rest;
+            }
+        }
+        out
+    }
+
+    /// Leaves the most popular groups on the NPU and gives the others to the CPU, which computes meanwhile: as many
+    /// as make the later of the two end first.
+    pub fn place(&self, expected: &[f64], times: &impl ExpertTimes) -> Residency {
+        let groups = self.groups(expected);
+        let cpu = |group: &Group| {
+            let tokens = group.experts.iter().map(|&expert| expected[expert]);
+            tokens.map(|tokens| times.on_cpu(tokens)).sum::<f64>()
+        };
+        let npu = |group: &Group| times.on_npu(group.experts.len(), group.capacity);
+        let ends = |hot: usize| {
+            let hot_ends: f64 = groups[..hot].iter().map(npu).sum();
+            hot_ends.max(groups[hot..].iter().map(cpu).sum())
+        };
+        let by_end = |a: &usize, b: &usize| ends(*a).total_cmp(&ends(*b));
+        let hot = (0..=groups.len()).rev().min_by(by_end);
+        let hot = hot.unwrap_or(groups.len());
+        Residency {
+            on_cpu: groups[hot..]
+                .iter()
+                .flat_map(|group| group.experts.clone())
+                .collect(),
+            groups: groups[..hot].to_vec(),
+        }
+    }
+}
+
+/// Seconds of experts.
+pub trait ExpertTimes {
+    /// A graph of `experts` experts of `capacity` tokens each.
+    fn on_npu(&self, experts: usize, capacity: usize) -> f64;
+    /// One expert with `tokens` tokens.
+    fn on_cpu(&self, tokens: f64) -> f64;
+}
+
+/// Tokens of a pass by where they are computed, in routes: a token of k experts counts k times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Routes {
+    /// On the NPU.
+    pub npu: u64,
+    /// Rows of graphs without a token.
+    pub padding: u64,
+    /// On the CPU because a capacity was full.
+    pub overflow: u64,
+    /// On the CPU because their experts are.
+    pub cold: u64,
+}
+
+impl Routes {
+    /// Adds a pass: `tokens` of each expert.
+    pub fn add(&mut self, placed: &Residency, tokens: &[u64]) {
+        for group in &placed.groups {
+            for &expert in &group.experts {
+                let taken = tokens[expert].min(group.capacity as u64);
+                self.npu += taken;
+                self.padding += group.capacity as u64 - taken;
+                self.overflow += tokens[expert] - taken;
+            }
+        }
+        self.cold += placed
+            .on_cpu
+            .iter()
+            .map(|&expert| tokens[expert])
+            .sum::<u64>();
+    }
+
+    /// Rows without a token over all rows of graphs.
+    pub fn padding_share(&self) -> f64 {
+        self.padding as f64 / (self.padding + self.npu).max(1) as f64
+    }
+
+    /// Routes beyond a capacity over all routes.
+    pub fn overflow_share(&self) -> f64 {
+        self.overflow as f64 / (self.npu + self.overflow + self.cold).max(1) as f64
+    }
+}
+
+/// Where the choices of a pass go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// For each group, the place of the choice in each row, `[experts x capacity]`; `None` is padding.
+    pub groups: Vec<Vec<Option<usize>>>,
+    /// Places of the choices that the CPU computes.
+    pub on_cpu: Vec<usize>,
+}
+
+impl Packed {
+    /// Packs choices, `[tokens x chosen]`, into the front of their experts' slices.
+    pub fn new(placed: &Residency, choices: &[Choice]) -> Self {
+        let mut slices = std::collections::BTreeMap::new();
+        for (number, group) in placed.groups.iter().enumerate() {
+            for (at, &expert) in group.experts.iter().enumerate() {
+                slices.insert(expert, (number, at * group.capacity, group.capacity));
+            }
+        }
+        let rows = |group: &Group| vec![None; group.experts.len() * group.capacity];
+        let mut out = Self {
+            groups: placed.groups.iter().map(rows).collect(),
+            on_cpu: Vec::new(),
+        };
+        for (place, choice) in choices.iter().enumerate() {
+            let slice = slices.get_mut(&(choice.expert as usize));
+            match slice {
+                Some((group, row, left)) if *left > 0 => {
+                    out.groups[*group][*row] = Some(place);
+                    *row += 1;
+                    *left -= 1;
+                }
+                _ => out.on_cpu.push(place),
+            }
+        }
+        out
+    }
+
+    /// The rows that a group's graph reads, `[experts x capacity x width]`, zero where there is no token. `x` is
+    /// `[tokens x width]`, and each token has `chosen` choices.
+    pub fn gather(&self, group: usize, x: &[f32], width: usize, chosen: usize) -> Vec<f32> {
+        let rows = &self.groups[group];
+        let mut out = vec![0.0; rows.len() * width];
+        for (to, place) in out.chunks_exact_mut(width).zip(rows) {
+            if let Some(place) = place {
+                to.copy_from_slice(&x[place / chosen * width..][..width]);
+            }
+        }
+        out
+    }
+
+    /// Stores the valid rows of a group's result at their choices' places in `results`,
+    /// `[tokens x chosen x width]`.
+    pub fn scatter(&self, group: usize, rows: &[f32], width: usize, results: &mut [f32]) {
+        for (row, place) in rows.chunks_exact(width).zip(&self.groups[group]) {
+            if let Some(place) = place {
+                results[place * width..][..width].copy_from_slice(row);
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Bamboo-7B on a phone with UFS 4.0, half of its FFN on flash (PowerInfer-2).
+//!
+//! ```text
+//! in memory   attention by heads on CPU and NPU | hot neurons on the NPU, active cold ones on the CPU
+//! prompts     a layer is read while the one before is computed
+//! Fig. 14     reads of active neurons that miss, before computing or during it
+//! ```
+
+use crate::report::csv::Csv;
+
+use super::draw::{Drawn, Lanes};
+use super::figures::{FigureValue, simulated};
+use super::schedule::{Rule, by_rule};
+use super::sim::{Phone, Slot, Work, busy, makespan};
+
+const PHONE_TABLE: &str = include_str!("curves/powerinfer_2.csv");
+
+/// Bamboo-7B.
+const LAYERS: usize = 32;
+const WIDTH: f64 = 4096.0;
+/// Rows of Q, K, V and output together.
+const ATTENTION: f64 = 4096.0 + 2.0 * 1024.0 + 4096.0;
+const NEURONS: f64 = 14336.0;
+const VOCAB: f64 = 32000.0;
+/// Matrices of an FFN.
+const MATRICES: f64 = 3.0;
+
+const CPU: usize = 0;
+const NPU: usize = 1;
+const FLASH: usize = 2;
+const PROCESSORS: &[&str] = &["CPU", "NPU", "flash"];
+
+/// Published values by key.
+struct Facts(Csv);
+
+impl Facts {
+    fn new() -> Self {
+        Self(Csv::parse(PHONE_TABLE))
+    }
+
+    fn get(&self, key: &str) -> f64 {
+        let row = self.0.find(&[("key", key)]);
+        row.map_or(f64::NAN, |row| row.or_zero("value"))
+    }
+
+    fn phone(&self) -> Phone {
+        Phone {
+            processors: PROCESSORS,
+            bandwidth: self.get("both_gbs"),
+        }
+    }
+
+    /// Reading weights from memory on a processor.
+    fn weights(&self, kind: &'static str, on: usize, count: f64, after: Vec<usize>) -> Work {
+        let draws = self.get(if on == NPU { "npu_gbs" } else { "cpu_gbs" });
+        Work {
+            kind,
+            on,
+            seconds: count * self.get("bytes_per_weight") / draws / 1e9,
+            draws,
+            after,
+        }
+    }
+}
+
+/// Weights of the model outside FFNs, head included.
+fn dense() -> f64 {
+    LAYERS as f64 * ATTENTION * WIDTH + VOCAB * WIDTH
+}
+
+fn ffn() -> f64 {
+    MATRICES * NEURONS * WIDTH
+}
+
+/// A token with everything in memory.
+fn in_memory(facts: &Facts) -> Vec<Work> {
+    let [cpu, npu] = ["cpu_gbs", "npu_gbs"].map(|key| facts.get(key));
+    let shares = [cpu / (cpu + npu), npu / (cpu + npu)];
+    let hot = facts.get("hot_share");
+    // As if neurons fired evenly over hot and cold ones: more than cold ones do.
+    let cold = (1.0 - hot) * facts.get("active_share");
+    let mut graph = Vec::new();
+    for layer in 0..=LAYERS {
+        let after: Vec<usize> = (graph.len() - graph.len().min(2)..graph.len()).collect();
+        let weights = if layer < LAYERS { ATTENTION } else { VOCAB } * WIDTH;
+        for (on, share) in shares.into_iter().enumerate() {
+            graph.push(facts.weights("attention", on, weights * share, after.clone()));
+        }
+        if layer < LAYERS {
+            let after = vec![graph.len() - 2, graph.len() - 1];
+            for (on, share) in [cold, hot].into_iter().enumerate() {
+                graph.push(facts.weights("ffn", on, ffn() * share, after.clone()));
+            }
+        }
+    }
+    graph
+}
+
+/// A prompt of 512 tokens: while a layer is computed, the next one is read.
+fn prompt(facts: &Facts) -> Vec<Work> {
+    const TOKENS: f64 = 512.0;
+    let layer = (ATTENTION * WIDTH + ffn()) * facts.get("bytes_per_weight");
+    let read = layer / facts.get("sequential_gbs") / 1e9;
+    let compute = TOKENS / facts.get("npu_prompt") / LAYERS as f64;
+    let piece = |kind, on, seconds, after| Work {
+        kind,
+        on,
+        seconds,
+        draws: 0.0,
+        after,
+    };
+    let mut graph = Vec::new();
+    for layer in 0..LAYERS {
+        // Two buffers: the one of two layers before is free once that is computed.
+        let free = if layer < 2 {
+            Vec::new()
+        } else {
+            vec![2 * layer - 3]
+        };
+        graph.push(piece("read", FLASH, read, free));
+        let before = (layer > 0).then(|| 2 * layer - 1);
+        graph.push(piece(
+            "ffn",
+            NPU,
+            compute,
+            before.into_iter().chain([2 * layer]).collect(),
+        ));
+    }
+    graph
+}
+
+/// A step of Fig. 14.
+#[derive(Debug, Clone, Copy)]
+struct Ladder {
+    /// Reads of a missing neuron.
+    reads: f64,
+    /// Share of the active neurons that are not in memory.
+    misses: f64,
+    /// Whether computing goes on while neurons are read.
+    pipeline: bool,
+    /// Milliseconds of computing.
+    compute: f64,
+    /// Seconds of a read.
+    read: f64,
+}
+
+impl Ladder {
+    /// A token: attention, then clusters of in-memory neurons, reads, and those that were read.
+    fn graph(&self, facts: &Facts) -> Vec<Work> {
+        let attention = ATTENTION * WIDTH / (ATTENTION * WIDTH + ffn() * facts.get("active_share"));
+        let layer = self.compute / 1e3 / LAYERS as f64;
+        let neurons = NEURONS * facts.get("active_share") * self.misses;
+        let late = (1.0 - attention) * layer * self.misses;
+        let mut graph: Vec<Work> = Vec::new();
+        let mut piece = |kind, on, seconds, after: &[usize]| {
+            graph.push(Work {
+                kind,
+                on,
+                seconds,
+                draws: 0.0,
+                after: after.to_vec(),
+            });
+            graph.len() - 1
+        };
+        let mut last: Vec<usize> = Vec::new();
+        for _ in 0..LAYERS {
+            let mixed = piece("attention", CPU, attention * layer, &last);
+            let read = piece("read", FLASH, neurons * self.reads * self.read, &[mixed]);
+            let waits = if self.pipeline { mixed } else { read };
+            let here = piece("ffn", CPU, (1.0 - attention) * layer - late, &[waits]);
+            last = vec![piece("ffn", CPU, late, &[here, read])];
+        }
+        graph
+    }
+
+    fn slots(&self, facts: &Facts) -> Vec<Slot> {
+        by_rule(&self.graph(facts), &facts.phone(), NPU, Rule::InOrder).slots
+    }
+
+    fn seconds(&self, facts: &Facts) -> f64 {
+        makespan(&self.slots(facts))
+    }
+}
+
+/// The steps of Fig. 14 after the first, which gives the time of a read.
+fn ladder(facts: &Facts) -> [Ladder; 4] {
+    let with_npu = facts.get("token_ms") * facts.get("compute_share");
+    let compute = with_npu * facts.get("npu_gain");
+    let missing = LAYERS as f64 * NEURONS * facts.get("active_share") * 0.5;
+    let read = (1.0 / facts.get("baseline") - compute / 1e3) / (missing * MATRICES);
+    let bundles = Ladder {
+        reads: 1.0,
+        misses: 0.5,
+        pipeline: false,
+        compute,
+        read,
+    };
+    let cache = Ladder {
+        misses: 1.0 - facts.get("hit_share"),
+        ..bundles
+    };
+    // The I/O thread keeps the queue full: Gate first, the rest where it fires too.
+    let pipeline = Ladder {
+        pipeline: true,
+        reads: 1.0 + facts.get("both_fire"),
+        read: 4096.0 / facts.get("random_gbs") / 1e9,
+        ..cache
+    };
+    let npu = Ladder {
+        compute: with_npu,
+        ..pipeline
+    };
+    [bundles, cache, pipeline, npu]
+}
+
+/// Simulated figures.
+pub fn figures() -> Vec<FigureValue> {
+    let facts = Facts::new();
+    let phone = facts.phone();
+    let token = makespan(&by_rule(&in_memory(&facts), &phone, NPU, Rule::InOrder).slots);
+    let weights = dense() + LAYERS as f64 * ffn();
+    let alone = |bytes: &str, gbs: &str| weights * facts.get(bytes) / facts.get(gbs) / 1e9;
+    let prompt = by_rule(&prompt(&facts), &phone, NPU, Rule::Stalls).seconds();
+    let [bundles, cache, pipeline, npu] = ladder(&facts);
+    let speed = |step: &Ladder| 1.0 / step.seconds(&facts);
+    let slots = npu.slots(&facts);
+    let computing = busy(&npu.graph(&facts), &slots, CPU);
+    vec![
+        simulated("bamboo-prompt", 512.0 / prompt),
+        simulated(
+            "bamboo-llama",
+            alone("llama_bytes_per_weight", "cpu_gbs") / token,
+        ),
+        simulated(
+            "bamboo-mlc",
+            alone("llama_bytes_per_weight", "gpu_gbs") / token,
+        ),
+        simulated(
+            "bamboo-qnn",
+            alone("qnn_bytes_per_weight", "npu_gbs") / token,
+        ),
+        simulated("ladder-bundles", speed(&bundles)),
+        simulated("ladder-cache", speed(&cache)),
+        simulated("ladder-pipeline", speed(&pipeline)),
+        simulated("ladder-npu", speed(&npu)),
+        simulated(
+            "ladder-waiting",
+            100.0 * (1.0 - computing / makespan(&slots)),
+        ),
+    ]
+}
+
+/// Lanes of a token with everything in memory, and of Fig. 14's pipeline.
+pub fn drawn() -> Drawn {
+    let facts = Facts::new();
+    let [_, cache, pipeline, _] = ladder(&facts);
+    let step = |name: &str, step: &Ladder| {
+        Lanes::new(
+            name,
+            &facts.phone(),
+            &step.graph(&facts),
+            &step.slots(&facts),
+        )
+    };
+    let whole = in_memory(&facts);
+    let slots = by_rule(&whole, &facts.phone(), NPU, Rule::InOrder).slots;
+    Drawn {
+        title: "PowerInfer-2, Bamboo-7B: a token in memory, and with half of the FFN on flash"
+            .into(),
+        parts: vec![
+            Lanes::new("in memory", &facts.phone(), &whole, &slots),
+            step("neuron cache", &cache),
+            step("pipeline", &pipeline),
+        ],
+    }
+}

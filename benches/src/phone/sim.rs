@@ -1,0 +1,226 @@
+//! Discrete-event simulation of work on processors that share one memory.
+//!
+//! ```text
+//! rate of a running piece = min(1, bandwidth of the phone / sum of what the running pieces draw alone)
+//! ```
+//!
+//! A processor runs one piece at a time and is not preempted. Whenever a piece ends, an [`Order`] decides what
+//! each idle processor begins; time then passes until the next piece ends.
+
+/// One piece of work.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    /// Its kind, for charts.
+    pub kind: &'static str,
+    /// Place of its processor in [`Phone::processors`].
+    pub on: usize,
+    /// Seconds if nothing else draws on the memory.
+    pub seconds: f64,
+    /// GB/s that it draws then; 0 for work that is not bound by memory.
+    pub draws: f64,
+    /// Pieces that must have ended; all have smaller places.
+    pub after: Vec<usize>,
+}
+
+/// The processors of a phone.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Phone {
+    /// Names, in the order of lanes.
+    pub processors: &'static [&'static str],
+    /// GB/s that all of them reach together.
+    pub bandwidth: f64,
+}
+
+/// When a piece ran.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slot {
+    /// Place of the piece.
+    pub work: usize,
+    /// Seconds.
+    pub start: f64,
+    /// Seconds.
+    pub end: f64,
+}
+
+/// What is known when a processor is idle.
+pub struct Progress<'a> {
+    /// All pieces.
+    pub graph: &'a [Work],
+    /// Pieces that must end before each piece.
+    pub waits_for: &'a [usize],
+    /// Whether each piece has begun.
+    pub begun: &'a [bool],
+    /// For each piece, those that come after it.
+    pub followers: &'a [Vec<usize>],
+}
+
+impl Progress<'_> {
+    /// Whether a piece may begin on `processor`.
+    pub fn is_ready(&self, work: usize, processor: usize) -> bool {
+        !self.begun[work] && self.waits_for[work] == 0 && self.graph[work].on == processor
+    }
+}
+
+/// Decides which piece an idle processor begins.
+pub trait Order {
+    /// A piece that is ready on `processor`, or `None` to leave it idle until another piece ends or begins.
+    fn next(&mut self, seen: &Progress<'_>, processor: usize) -> Option<usize>;
+}
+
+/// The followers of each piece.
+pub fn followers(graph: &[Work]) -> Vec<Vec<usize>> {
+    let mut out = vec![Vec::new(); graph.len()];
+    for (i, work) in graph.iter().enumerate() {
+        for &before in &work.after {
+            out[before].push(i);
+        }
+    }
+    out
+}
+
+/// A running piece.
+struct Running {
+    slot: Slot,
+    /// Seconds left at full rate.
+    left: f64,
+}
+
+/// Runs the pieces in simulated time. Pieces that the order never begins are missing from the result, which is
+/// sorted by their ends.
+pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slot> {
+    let followers = followers(graph);
+    let mut waits_for: Vec<usize> = graph.iter().map(|work| work.after.len()).collect();
+    let mut begun = vec![false; graph.len()];
+    let mut running: Vec<Option<Running>> = phone.processors.iter().map(|_| None).collect();
+    let (mut now, mut out) = (0.0, Vec::with_capacity(graph.len()));
+    loop {
+        // One piece may have to begin before another processor may begin the next.
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for (processor, running) in running.iter_mut().enumerate() {
+                if running.is_some() {
+                    continue;
+                }
+                let seen = Progress {
+                    graph,
+                    waits_for: &waits_for,
+                    begun: &begun,
+                    followers: &followers,
+                };
+                if let Some(work) = order.next(&seen, processor) {
+                    debug_assert!(seen.is_ready(work, processor));
+                    begun[work] = true;
+                    *running = Some(Running {
+                        slot: Slot {
+                            work,
+                            start: now,
+                            end: now,
+                        },
+                        left: graph[work].seconds,
+                    });
+                    changed = true;
+                }
+            }
+        }
+        if running.iter().all(Option::is_none) {
+            return out;
+        }
+        now += advance(graph, phone.bandwidth, &mut running);
+        for place in &mut running {
+            if let Some(done) = place.take_if(|running| running.left <= 0.0) {
+                for &next in &followers[done.slot.work] {
+                    waits_for[next] -= 1;
+                }
+                out.push(Slot {
+                    end: now,
+                    ..done.slot
+                });
+            }
+        }
+    }
+}
+
+/// Lets time pass until the first of the running pieces ends; returns the seconds.
+fn advance(graph: &[Work], bandwidth: f64, running: &mut [Option<Running>]) -> f64 {
+    let draws = |of: &Running| graph[of.slot.work].draws;
+    let drawn: f64 = running.iter().flatten().map(draws).sum();
+    let shared = if drawn > bandwidth {
+        bandwidth / drawn
+    } else {
+        1.0
+    };
+    let rate = |of: &Running| if draws(of) > 0.0 { shared } else { 1.0 };
+    let ends = running.iter().flatten().map(|of| of.left / rate(of));
+    let passed = ends.fold(f64::INFINITY, f64::min);
+    for of in running.iter_mut().flatten() {
+        let rate = rate(of);
+        // The first to end has exactly nothing left.
+        of.left = if of.left / rate <= passed {
+            0.0
+        } else {
+            of.left - passed * rate
+        };
+    }
+    passed
+}
+
+/// The end of the last piece.
+pub fn makespan(slots: &[Slot]) -> f64 {
+    slots.iter().fold(0.0, |end, slot| slot.end.max(end))
+}
+
+/// Seconds in which `processor` is busy.
+pub fn busy(graph: &[Work], slots: &[Slot], processor: usize) -> f64 {
+    let mine = slots.iter().filter(|slot| graph[slot.work].on == processor);
+    mine.map(|slot| slot.end - slot.start).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schedule::InOrder;
+    use super::*;
+
+    const PHONE: Phone = Phone {
+        processors: &["a", "b"],
+        bandwidth: 60.0,
+    };
+
+    fn work(on: usize, seconds: f64, draws: f64, after: &[usize]) -> Work {
+        Work {
+            kind: "work",
+            on,
+            seconds,
+            draws,
+            after: after.to_vec(),
+        }
+    }
+
+    #[test]
+    fn pieces_that_share_memory_slow_each_other() {
+        // 40 + 40 GB/s share 60: three quarters of the speed until the first ends after 4 s.
+        let graph = [work(0, 3.0, 40.0, &[]), work(1, 6.0, 40.0, &[])];
+        let slots = simulate(&graph, &PHONE, &mut InOrder::default());
+        assert_eq!(slots[0].end, 4.0);
+        assert_eq!(slots[1].end, 7.0);
+        // Work that draws nothing does not slow down.
+        let graph = [work(0, 3.0, 80.0, &[]), work(1, 6.0, 0.0, &[])];
+        let slots = simulate(&graph, &PHONE, &mut InOrder::default());
+        assert_eq!((slots[0].end, slots[1].end), (4.0, 6.0));
+    }
+
+    #[test]
+    fn a_piece_waits_for_those_before_it() {
+        let graph = [
+            work(0, 1.0, 0.0, &[]),
+            work(1, 2.0, 0.0, &[0]),
+            work(0, 1.0, 0.0, &[]),
+        ];
+        let slots = simulate(&graph, &PHONE, &mut InOrder::default());
+        assert_eq!(makespan(&slots), 3.0);
+        assert_eq!(
+            [busy(&graph, &slots, 0), busy(&graph, &slots, 1)],
+            [2.0, 2.0]
+        );
+    }
+}
