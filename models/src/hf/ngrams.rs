@@ -7,6 +7,7 @@ use super::safetensors::Raw;
 use super::values::Sizes;
 use crate::config::{Form, HyperConnections, Mixing, ModelConfig, NGrams};
 use crate::error::Error;
+use crate::families;
 use crate::file::DataFile;
 use crate::names::{Role, TensorId};
 
@@ -130,6 +131,13 @@ fn is_prime(number: u32) -> bool {
         && (2..)
             .take_while(|&divisor| square(divisor))
             .all(|divisor| !u64::from(number).is_multiple_of(divisor))
+}
+
+/// The name of the tensor that is all of the table.
+pub(super) fn table_name(config: &ModelConfig) -> String {
+    let prefix = families::of(&config.family).names.layer_prefix;
+    let layer = config.form.ngrams.as_ref().map_or(0, |of| of.layer);
+    format!("{prefix}{layer}.{TABLE}weight")
 }
 
 /// The part of the table, or all of it, that a tensor is; `name` without the prefix of layers.

@@ -32,47 +32,7 @@ fn packed(folder: &Path, output: &Path) -> Container {
 }
 
 /// Fixtures of families, or with parts, that have no folder form yet.
-const NO_FOLDER: [&str; 39] = [
-    "bailing_hybrid",
-    "bailing_hybrid_unbounded",
-    "deepseek_v2",
-    "deepseek_v2_lite",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v3_fp8",
-    "deepseek_v4",
-    "deepseek_v4_release",
-    "deepseek_v4_window",
-    "ernie4_5_moe",
-    "gemma4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "gpt_oss",
-    "gpt_oss_odd",
-    "granitehybrid_attention",
-    "granitehybrid_dense",
-    "granitemoe",
-    "granitemoehybrid",
-    "granitemoeshared",
-    "kimi_linear",
-    "kimi_linear_groups",
-    "llama4",
-    "llama4_text",
-    "mistral4",
-    "nemotron_h",
-    "nemotron_h_both",
-    "nemotron_h_latent",
-    "nemotron_h_moe",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_5_whole",
-    "qwen3_next",
-    "qwen3_next_plain",
-    "qwen4_exp",
-    "qwen4_exp_fp8",
-    "qwen4_exp_plain",
-    "qwen4_exp_streams",
-];
+const NO_FOLDER: [&str; 0] = [];
 
 #[test]
 fn other_programs_find_the_special_tokens() {
