@@ -63,17 +63,14 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Sublayers, _) => mixer_keys::sublayers(c, config),
             (Quirk::Pooled, _) => pooled_keys::add(c, config),
             (Quirk::Hyper, _) => hyper_keys::add(c, config),
-            // an indexer that chooses everything is not there
-            (Quirk::Indexed(key, _), _) if !family.has(Quirk::Hyper) => {
-                config[*key] = json!(c.max_context);
-            }
+            // the indexer is left out: in this context it would choose everything
+            (Quirk::Indexed(key, _), _) => config[*key] = json!(c.max_context),
             (
                 Quirk::OneKvHeadEach
                 | Quirk::FullUnrotated
                 | Quirk::OriginalContextBeside
                 | Quirk::Bounded
-                | Quirk::NtkAlpha
-                | Quirk::Indexed(..),
+                | Quirk::NtkAlpha,
                 _,
             ) => {}
         }

@@ -12,7 +12,6 @@ use crate::families::{self, Bias, QkNorm, Windows};
 
 pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
-    let act = c.ffn_kind.activation;
     let family = families::of(&c.family);
     let Some(class) = family.class else {
         let reason = format!("family {:?} has no folder form", c.family);
@@ -35,26 +34,8 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         "bos_token_id": c.bos,
         "eos_token_id": c.eos,
         "torch_dtype": "float32",
-        family.act: match act {
-            Activation::Relu => "relu",
-            Activation::FatRelu { .. } => "fatrelu",
-            Activation::Relu2 => "relu2",
-            Activation::Silu
-            | Activation::ClampedSwiglu { .. }
-            | Activation::ClampedSilu { .. } => "silu",
-            Activation::Gelu => "gelu",
-            Activation::GeluTanh => "gelu_pytorch_tanh",
-        },
     });
-    match act {
-        Activation::FatRelu { threshold } => config["hidden_act_param"] = json!(threshold),
-        Activation::ClampedSwiglu { limit, alpha } => {
-            config["swiglu_limit"] = json!(limit);
-            config["swiglu_alpha"] = json!(alpha);
-        }
-        Activation::ClampedSilu { limit } => config["swiglu_limit"] = json!(limit),
-        _ => {}
-    }
+    activation(c.ffn_kind.activation, family.act, &mut config);
     if c.rope.scaling != RopeScaling::None {
         config["rope_scaling"] = scaling_json(&c.rope.scaling, family.named_factors);
     } else if family.always_scaled {
@@ -89,6 +70,29 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     }
     windows_json(c, family.windows, &mut config).map_err(unsupported)?;
     Ok(config)
+}
+
+/// The activation's name under `key`, and its parameters.
+fn activation(act: Activation, key: &str, config: &mut Value) {
+    config[key] = json!(match act {
+        Activation::Relu => "relu",
+        Activation::FatRelu { .. } => "fatrelu",
+        Activation::Relu2 => "relu2",
+        Activation::Silu | Activation::ClampedSwiglu { .. } | Activation::ClampedSilu { .. } => {
+            "silu"
+        }
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    });
+    match act {
+        Activation::FatRelu { threshold } => config["hidden_act_param"] = json!(threshold),
+        Activation::ClampedSwiglu { limit, alpha } => {
+            config["swiglu_limit"] = json!(limit);
+            config["swiglu_alpha"] = json!(alpha);
+        }
+        Activation::ClampedSilu { limit } => config["swiglu_limit"] = json!(limit),
+        _ => {}
+    }
 }
 
 /// Sliding windows, in the keys that the family's reader understands.

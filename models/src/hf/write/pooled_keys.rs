@@ -30,7 +30,7 @@ pub(super) fn add(c: &ModelConfig, config: &mut Value) {
     }
     config["layer_types"] = pooled.pools.iter().map(|&pool| KINDS[kind(pool)]).collect();
     config["compress_rates"] = Value::Object(rates);
-    // an indexer that chooses everything is not there
+    // the indexer is left out: in this context it would choose everything
     config["index_topk"] = json!(c.max_context);
     if let Some(hyper) = c.form.hyper
         && let Mixing::Sinkhorn { iterations, eps } = hyper.mixing
