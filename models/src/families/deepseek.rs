@@ -3,6 +3,7 @@
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
 use super::{Windows, gguf_names, hf_names};
+use crate::names::{ExpertNames, NameTable};
 
 /// Keys of the experts of such files in GGUF.
 const KEYS: &[&str] = &[
@@ -177,12 +178,22 @@ const GLM4_MOE_LITE: Family = Family {
     ..LATENT
 };
 
+/// All experts of a layer in one tensor.
+const STACKED: NameTable = NameTable {
+    experts: ExpertNames {
+        one: ("", &[]),
+        ..hf_names::LATENT.experts
+    },
+    ..hf_names::LATENT
+};
+
 /// `modeling_mistral4.py` (Mistral Small 4): shares of a softmax, groups by their two best, queries that
 /// grow with their position.
 const MISTRAL4: Family = Family {
     name: "mistral4",
     whole: Some("mistral3"),
     class: Some("Mistral4ForCausalLM"),
+    names_to_write: Some(&STACKED),
     gguf: Some(Arch {
         name: "mistral4",
         reads: &[

@@ -57,7 +57,7 @@ const KIMI_LINEAR: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::NoPadding],
     ..PLAIN
 };
 
@@ -154,7 +154,7 @@ const BAILING_HYBRID: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded, Quirk::NoPadding],
     ..KIMI_LINEAR
 };
 

@@ -164,6 +164,7 @@ const ERNIE4_5_MOE: Family = Family {
         // what the sum of the chosen shares is at least; they are never so small
         Check::AtMost("moe_norm_min", 1e-6),
     ],
+    quirks: &[Quirk::ChoiceRow],
     ..PLAIN
 };
 

@@ -2,7 +2,7 @@
 
 use super::routing::Routing;
 use super::sample::words;
-use super::{ActivationStats, Magnitudes, Misses, Sample};
+use super::{ActivationStats, ExpertStats, Magnitudes, Misses, Sample};
 
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -116,6 +116,12 @@ impl Profile {
         }
     }
 
+    /// The neurons of bank `bank`, of which there are `neurons`, as bit rows, one bit per sampled token:
+    /// `[neurons × words(tokens)]`.
+    pub fn sampled(&self, bank: usize, neurons: usize) -> Vec<u64> {
+        self.sample.transposed(bank, self.banks.len(), neurons)
+    }
+
     pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
         if self.model != other.model {
             return Err(format!(
@@ -185,6 +191,7 @@ impl Profile {
         }
         let experts = stats.layers.iter().flat_map(|l| &l.experts);
         for (b, (bank, expert)) in self.banks.iter().zip(experts).enumerate() {
+            let neurons = expert.counts.len();
             same("batch sizes", bank.unions.len(), BATCHES.len() - 1)?;
             let limits = self.steps[1..].iter();
             for (list, &limit) in bank.unions.iter().zip(limits) {
@@ -206,8 +213,8 @@ impl Profile {
                     .map_err(|e| format!("bank {b}: {e} activations"))?;
             }
         }
-        let bits = self.banks.len().saturating_mul(words(neurons));
-        let last = neurons % 64;
+        let width = words(neurons);
+        let bits = self.banks.len().saturating_mul(width);
         let tokens = self.sample.tokens();
         if tokens.len() > self.sample.capacity {
             return Err("more sampled tokens than the sample holds".into());
@@ -217,8 +224,16 @@ impl Profile {
         }
         for token in tokens {
             same("words of a sampled token", token.bits.len(), bits)?;
-            let ends = token.bits.chunks(words(neurons).max(1));
-            if last > 0 && ends.filter_map(|b| b.last()).any(|w| w >> last != 0) {
+            let experts = stats.layers.iter().flat_map(|l| &l.experts);
+            let banks = token.bits.chunks(width.max(1)).zip(experts);
+            let past = |(bits, expert): (&[u64], &ExpertStats)| {
+                let (whole, last) = (expert.counts.len() / 64, expert.counts.len() % 64);
+                let mut bits = bits.iter().skip(whole);
+                // the word that is partly theirs, then those that are not
+                let partly = bits.next().is_some_and(|w| w >> last != 0);
+                partly || bits.any(|&w| w != 0)
+            };
+            if banks.into_iter().any(past) {
                 return Err("a sampled token fires neurons that do not exist".into());
             }
         }

@@ -70,7 +70,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::FullUnrotated
                 | Quirk::OriginalContextBeside
                 | Quirk::Bounded
-                | Quirk::NtkAlpha,
+                | Quirk::NtkAlpha
+                | Quirk::ChoiceRow,
                 _,
             ) => {}
         }

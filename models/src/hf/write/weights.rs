@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::config::{ModelConfig, Parallel};
 use crate::error::Error;
-use crate::families;
+use crate::families::{self, Quirk};
 use crate::file::flush;
 use crate::hf::safetensors::Raw;
 use crate::hf::{identify, ngrams};
@@ -23,7 +23,7 @@ pub(super) struct Weights {
     file: File,
     slots: Vec<Slot>,
     by_id: HashMap<TensorId, usize>,
-    parts: Vec<Part>,
+    regions: Vec<Region>,
     bytes: Vec<u8>,
 }
 
@@ -33,12 +33,12 @@ struct Slot {
     /// Rows received so far.
     rows: usize,
     /// What of the file holds it, and how.
-    part: usize,
+    region: usize,
     layout: Layout,
 }
 
 /// Elements of the file that hold a tensor, or several.
-struct Part {
+struct Region {
     /// First byte.
     offset: u64,
     elements: usize,
@@ -51,7 +51,7 @@ struct Part {
 }
 
 /// A tensor of the file.
-struct Entry {
+struct FileTensor {
     raw: Raw,
     /// Bytes.
     len: u64,
@@ -62,13 +62,17 @@ fn names_to_write(config: &ModelConfig) -> &'static NameTable {
     let family = families::of(&config.family);
     let two_norms = config.form.parallel == Parallel::TwoNorms;
     let names = family.names_of_two_norms.filter(|_| two_norms);
-    names.unwrap_or(family.names)
+    names.or(family.names_to_write).unwrap_or(family.names)
 }
 
 /// The tensors of the file, in the order of those that they hold.
-fn entries(path: &Path, config: &ModelConfig, tensors: &[Required]) -> Result<Vec<Entry>, Error> {
+fn entries(
+    path: &Path,
+    config: &ModelConfig,
+    tensors: &[Required],
+) -> Result<Vec<FileTensor>, Error> {
     let names = names_to_write(config);
-    let (mut all, mut known) = (Vec::<Entry>::new(), HashSet::new());
+    let (mut all, mut known) = (Vec::<FileTensor>::new(), HashSet::new());
     let mut end = 0u64;
     for want in tensors {
         let id = want.id;
@@ -103,17 +107,17 @@ fn entries(path: &Path, config: &ModelConfig, tensors: &[Required]) -> Result<Ve
             shape,
             offset: end,
         };
-        all.push(Entry { raw, len });
+        all.push(FileTensor { raw, len });
         end = next;
     }
     Ok(all)
 }
 
 /// The file's beginning, up to the first tensor's bytes.
-fn header_of(entries: &[Entry]) -> Vec<u8> {
+fn header_of(entries: &[FileTensor]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt"}));
-    for Entry { raw, len } in entries {
+    for FileTensor { raw, len } in entries {
         let offsets = [raw.offset, raw.offset + len];
         let entry = json!({"dtype": raw.dtype, "shape": raw.shape, "data_offsets": offsets});
         header.insert(raw.name.clone(), entry);
@@ -134,6 +138,9 @@ fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
     match id.role {
         // a matrix of one row in every release
         Role::SharedGate => vec![rows, cols],
+        Role::ChoiceBias if families::of(&config.family).has(Quirk::ChoiceRow) => {
+            vec![rows, cols]
+        }
         // channels, one input of each, taps
         role if role.is_conv() => vec![rows, 1, cols],
         Role::Down => vec![cols, rows],
@@ -161,7 +168,7 @@ impl Weights {
             file,
             slots: Vec::with_capacity(tensors.len()),
             by_id: HashMap::new(),
-            parts: Vec::new(),
+            regions: Vec::new(),
             bytes: Vec::new(),
         };
         weights.place(entries, config, tensors)?;
@@ -171,7 +178,7 @@ impl Weights {
     /// Finds the place of each tensor as the reader does.
     fn place(
         &mut self,
-        entries: Vec<Entry>,
+        entries: Vec<FileTensor>,
         config: &ModelConfig,
         tensors: &[Required],
     ) -> Result<(), Error> {
@@ -180,7 +187,7 @@ impl Weights {
             let all = identify(entry.raw, &self.path, 0, config, None)?;
             found.extend(all.into_iter().map(|tensor| (tensor.id, tensor)));
         }
-        let mut parts = HashMap::new();
+        let mut regions = HashMap::new();
         for &want in tensors {
             let found = found.remove(&want.id);
             let fits = found.filter(|at| at.shape == stored_shape(config, want, at.layout));
@@ -188,17 +195,17 @@ impl Weights {
                 let reason = format!("tensor {} has no place in this family", want.id);
                 return Err(Error::export(&self.path, reason));
             };
-            let part = *parts.entry(at.offset).or_insert_with(|| {
-                self.parts.push(Part {
+            let region = *regions.entry(at.offset).or_insert_with(|| {
+                self.regions.push(Region {
                     offset: at.offset,
                     elements: at.shape.iter().product(),
                     left: 0,
                     whole: None,
                     integers: want.id.role == Role::TokenExperts,
                 });
-                self.parts.len() - 1
+                self.regions.len() - 1
             });
-            let rows = &mut self.parts[part];
+            let rows = &mut self.regions[region];
             rows.left += want.rows;
             if want.rows == 1 || want.cols == 1 || !at.layout.keeps_rows() {
                 rows.whole = Some(Vec::new());
@@ -207,7 +214,7 @@ impl Weights {
             self.slots.push(Slot {
                 want,
                 rows: 0,
-                part,
+                region,
                 layout: at.layout,
             });
         }
@@ -225,21 +232,21 @@ impl Weights {
         let (at, layout) = (slot.rows, slot.layout);
         let sizes = [slot.want.rows, slot.want.cols];
         slot.rows += 1;
-        let part = &mut self.parts[slot.part];
-        part.left -= 1;
-        let (offset, integers) = (part.offset, part.integers);
-        let Some(whole) = &mut part.whole else {
+        let region = &mut self.regions[slot.region];
+        region.left -= 1;
+        let (offset, integers) = (region.offset, region.integers);
+        let Some(whole) = &mut region.whole else {
             let values = row.iter().map(|value| layout.stored(*value));
             let stored: Vec<f32> = values.collect();
             let bytes = if integers { 8 } else { 4 };
             let offset = offset + bytes * layout.place([at, 0], sizes) as u64;
             return self.write(&stored, offset, integers);
         };
-        whole.resize(part.elements, 0.0);
+        whole.resize(region.elements, 0.0);
         for (col, value) in row.iter().enumerate() {
             whole[layout.place([at, col], sizes)] = layout.stored(*value);
         }
-        if part.left > 0 {
+        if region.left > 0 {
             return Ok(());
         }
         let whole = std::mem::take(whole);
