@@ -9,16 +9,17 @@ mod inverse;
 mod joined;
 mod read;
 
-pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
-pub(crate) use self::read::interleaved;
+pub(crate) use self::found::{
+    Found, Layout, RowGroups, ScaleKind, Scales, interleaved, rotary_order,
+};
 
-use self::inverse::rate;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use self::inverse::rate;
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 use crate::config::ModelConfig;
 use crate::dtype::DType;

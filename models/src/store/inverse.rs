@@ -1,7 +1,6 @@
 //! Where a number that is presented is stored, and as what: the inverse of reading, for writers.
 
-use super::Layout;
-use super::read::interleaved;
+use super::found::{Layout, interleaved};
 
 impl Layout {
     /// The stored element that is presented in this row and column, of a tensor of so many rows and

@@ -168,7 +168,7 @@ impl Profile {
 
     /// Checks that the numbers are consistent; returns the inconsistency.
     pub(super) fn check(&self, stats: &ActivationStats) -> Result<(), String> {
-        let [layers, experts, neurons] = stats.sizes();
+        let [layers, experts, _] = stats.sizes();
         let same = |what: &str, found: usize, expected: usize| {
             if found == expected {
                 return Ok(());
@@ -213,7 +213,12 @@ impl Profile {
                     .map_err(|e| format!("bank {b}: {e} activations"))?;
             }
         }
-        let width = words(neurons);
+        self.check_sample(stats)
+    }
+
+    /// The same of the sampled tokens.
+    fn check_sample(&self, stats: &ActivationStats) -> Result<(), String> {
+        let width = words(stats.sizes()[2]);
         let bits = self.banks.len().saturating_mul(width);
         let tokens = self.sample.tokens();
         if tokens.len() > self.sample.capacity {
@@ -223,7 +228,12 @@ impl Profile {
             return Err("sampled tokens are not in order".into());
         }
         for token in tokens {
-            same("words of a sampled token", token.bits.len(), bits)?;
+            if token.bits.len() != bits {
+                return Err(format!(
+                    "{} words of a sampled token, expected {bits}",
+                    token.bits.len()
+                ));
+            }
             let experts = stats.layers.iter().flat_map(|l| &l.experts);
             let banks = token.bits.chunks(width.max(1)).zip(experts);
             let past = |(bits, expert): (&[u64], &ExpertStats)| {

@@ -116,7 +116,7 @@ fn temperature(c: &ModelConfig, config: &mut Value) {
 }
 
 /// Removes keys that the family does not have.
-pub(super) fn remove(config: &mut Value, keys: &[&str]) {
+fn remove(config: &mut Value, keys: &[&str]) {
     if let Some(map) = config.as_object_mut() {
         keys.iter().for_each(|key| {
             map.remove(*key);

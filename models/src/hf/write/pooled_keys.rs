@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::form_keys::remove;
 use super::scaling::scaling_json;
 use crate::config::{Mixing, ModelConfig, Rope, RopeScaling};
 
@@ -42,7 +41,8 @@ pub(super) fn add(c: &ModelConfig, config: &mut Value) {
     let Some(local) = &c.form.local_rope else {
         return;
     };
-    remove(config, &["rope_theta", "rope_scaling"]);
+    // all of it is in the parameters
+    config["rope_scaling"] = Value::Null;
     let one = |rope: &Rope| {
         let mut object = match rope.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
