@@ -101,6 +101,12 @@ fn query_scale(c: &ModelConfig, config: &mut Value) {
         object["llama_4_scaling_beta"] = json!(scale.beta);
         object["original_max_position_embeddings"] = json!(scale.original_context);
     }
+    if c.form.latent.is_some() {
+        // of whole queries, where other classes with latent attention count what is rotated alone
+        config["head_dim"] = json!(c.head_dim);
+        let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
+        object["partial_rotary_factor"] = json!(share);
+    }
     object["rope_theta"] = json!(c.rope.theta);
     remove(config, &["rope_theta", "rope_scaling"]);
     config["rope_parameters"] = object;

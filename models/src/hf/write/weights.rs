@@ -141,11 +141,19 @@ fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
         Role::ChoiceBias if families::of(&config.family).has(Quirk::ChoiceRow) => {
             vec![rows, cols]
         }
+        // one for each head of Kimi Linear's four dimensions
+        Role::DeltaRate if !steps_directly(config) => vec![1, 1, cols, 1],
         // channels, one input of each, taps
         role if role.is_conv() => vec![rows, 1, cols],
         Role::Down => vec![cols, rows],
         _ => stored_shape(config, *want, Layout::AsIs),
     }
+}
+
+/// Whether there is no Kimi Delta Attention whose projections take two steps (Kimi Linear).
+fn steps_directly(config: &ModelConfig) -> bool {
+    let kda = config.form.kda.as_ref();
+    kda.is_none_or(|of| of.shape.direct)
 }
 
 impl Weights {
