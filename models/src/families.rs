@@ -71,6 +71,8 @@ pub(crate) struct Family {
     pub(crate) names: &'static NameTable,
     /// The same of a file with two norms before attention and FFN, to write them.
     pub(crate) names_of_two_norms: Option<&'static NameTable>,
+    /// Those under which tensors are written, where transformers does not read the first ones.
+    pub(crate) names_to_write: Option<&'static NameTable>,
     /// Its architecture in GGUF.
     pub(crate) gguf: Option<Arch>,
     /// The architecture under which it is written as GGUF, where that is another family's.
@@ -413,6 +415,8 @@ pub(crate) enum Quirk {
     NoPadding,
     /// The context before scaling is named beside the scaling.
     OriginalContextBeside,
+    /// Biases of the choice of experts are stored as a matrix of one row (Ernie 4.5).
+    ChoiceRow,
     /// Keys that a folder of this family must not have.
     Lacks(&'static [&'static str]),
 }
@@ -426,6 +430,7 @@ pub(crate) const PLAIN: Family = Family {
     aliases: &[],
     names: &hf_names::PLAIN,
     names_of_two_norms: None,
+    names_to_write: None,
     gguf: None,
     gguf_as: None,
     layer_norm: false,

@@ -1,8 +1,9 @@
 //! Matrices that a checkpoint stores as one, taken apart.
 
+use std::path::Path;
+
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::file::DataFile;
 use crate::names::{Fused, Role, TensorId};
 use crate::store::{Found, Layout, RowGroups, shape_text};
 
@@ -16,20 +17,14 @@ pub(crate) fn split(
     fused: Fused,
     layer: u32,
     config: &ModelConfig,
-    file: &DataFile,
+    path: &Path,
 ) -> Result<Vec<Found>, Error> {
-    let latent = config.form.latent.map_or(0, |latent| latent.rank as usize);
-    let d = match fused {
-        Fused::LatentKeysValues => latent,
-        _ => config.d_model as usize,
-    };
     let parts = parts(fused, layer, config);
-    let rows: usize = parts.iter().map(|part| part.rows).sum();
-    let stored = [rows, d];
+    let stored @ [rows, d] = shape(fused, layer, config);
     let row_bytes = whole.dtype.row_bytes(d);
     let (true, Some(row_bytes)) = (whole.shape == stored, row_bytes) else {
         return Err(Error::WrongShape {
-            path: file.path.clone(),
+            path: path.to_owned(),
             tensor: whole.name.clone(),
             found: shape_text(&whole.shape),
             expected: shape_text(&stored),
@@ -67,6 +62,17 @@ pub(crate) fn split(
         }
     };
     Ok(parts.iter().map(part).collect())
+}
+
+/// The shape of a tensor of `layer` that holds several matrices.
+pub(crate) fn shape(fused: Fused, layer: u32, config: &ModelConfig) -> [usize; 2] {
+    let rows = (parts(fused, layer, config).iter())
+        .map(|part| part.rows)
+        .sum();
+    match (fused, config.form.latent) {
+        (Fused::LatentKeysValues, Some(latent)) => [rows, latent.rank as usize],
+        _ => [rows, config.d_model as usize],
+    }
 }
 
 /// A matrix of those that are stored together.

@@ -4,6 +4,7 @@
 //! [`TensorId`].
 
 mod mixers;
+mod stored;
 
 pub use crate::role::Role;
 pub use crate::tensor_id::{TensorId, UnknownName};
@@ -100,6 +101,20 @@ pub(crate) enum Stack {
     DownBlocks,
 }
 
+impl Stack {
+    /// Whether it holds a matrix, or a bias, of this role for each expert.
+    fn holds(self, role: Role) -> bool {
+        match self {
+            Self::One(one) => role == one,
+            Self::EitherDown | Self::Neurons | Self::DownBlocks => role == Role::Down,
+            Self::GateUp | Self::Pairs | Self::Halves | Self::PairBlocks => {
+                matches!(role, Role::Gate | Role::Up)
+            }
+            Self::PairBias => matches!(role, Role::GateBias | Role::UpBias),
+        }
+    }
+}
+
 impl Named {
     /// The same in this model, where the shared expert may be no bank.
     pub(crate) fn of_model(self, config: &ModelConfig) -> Self {
@@ -185,49 +200,6 @@ impl NameTable {
     pub(crate) fn fused_with(&self, role: Role) -> Option<Fused> {
         let mut fused = self.fused.iter();
         fused.find(|entry| entry.0.holds(role)).map(|entry| entry.0)
-    }
-
-    /// The format's name of `id`, a tensor of a model of this configuration, or the canonical name
-    /// if it has none.
-    pub(crate) fn spell(&self, id: TensorId, config: &ModelConfig) -> String {
-        let find = |table: Spellings| Some(table.iter().find(|entry| entry.0 == id.role)?.1);
-        if let Some(name) = find(self.globals) {
-            return name.to_owned();
-        }
-        if let Some(prefix) = find(self.numbered) {
-            return format!("{prefix}{}.weight", id.expert);
-        }
-        let is_expert = matches!(id.role, Role::Gate | Role::Up | Role::Down)
-            && config.mixture_of(id.layer).is_some();
-        let (prefix, names) = self.experts.one;
-        let stacked = |stack: &Stack| match *stack {
-            Stack::One(role) => role == id.role,
-            Stack::EitherDown => id.role == Role::Down,
-            _ => false,
-        };
-        let fused = || {
-            let mut fused = self.fused.iter();
-            Some(fused.find(|entry| entry.0.holds(id.role))?.1)
-        };
-        let rest = match () {
-            () if !is_expert => {
-                let name = fused().or_else(|| self.layers.iter().find_map(|table| find(table)));
-                name.map(str::to_owned)
-            }
-            () if id.expert == config.experts => {
-                let name = find(self.experts.shared).or_else(fused);
-                name.map(str::to_owned)
-            }
-            () if prefix.is_empty() => {
-                let mut all = self.experts.stacked.iter();
-                all.find(|entry| stacked(&entry.0)).map(|e| e.1.to_owned())
-            }
-            () => find(names).map(|name| format!("{prefix}{}.{name}", id.expert)),
-        };
-        match rest {
-            Some(rest) => format!("{}{}.{rest}", self.layer_prefix, id.layer),
-            None => id.to_string(),
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tensors that hold a matrix of every expert, taken apart.
 
+use std::path::Path;
+
 use crate::config::ModelConfig;
 use crate::error::Error;
-use crate::file::DataFile;
 use crate::names::Role;
 use crate::names::{Stack, TensorId};
 use crate::store::{Found, Layout, Scales, shape_text};
@@ -18,9 +19,10 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(stack: Stack, whole: &Found, config: &ModelConfig) -> Self {
+    /// Those of a tensor of shape `whole`.
+    fn of(stack: Stack, whole: &[usize], config: &ModelConfig) -> Self {
         let (d, ffn) = (config.bundle_width() as usize, config.ffn as usize);
-        let is_neurons = d != ffn && whole.shape.get(1..) == Some(&[ffn, d]);
+        let is_neurons = d != ffn && whole.get(1..) == Some(&[ffn, d]);
         let pair =
             |layout: fn(usize) -> Layout| vec![(Role::Gate, layout(0)), (Role::Up, layout(1))];
         let one = |role, layout| vec![(role, layout)];
@@ -48,6 +50,23 @@ impl Parts {
             matrix,
         }
     }
+
+    /// The shape of the tensor.
+    fn shape(&self, stack: Stack, config: &ModelConfig) -> Vec<usize> {
+        let [rows, cols] = self.matrix;
+        let count = if self.apart { self.found.len() } else { 1 };
+        let experts = config.experts as usize;
+        match stack {
+            Stack::PairBias => vec![experts, cols],
+            Stack::PairBlocks | Stack::DownBlocks => vec![experts, rows, cols / 32, 16],
+            _ => vec![experts, rows * count, cols],
+        }
+    }
+}
+
+/// The shape of a tensor that holds matrices of all experts, as it is written.
+pub(crate) fn shape(stack: Stack, config: &ModelConfig) -> Vec<usize> {
+    Parts::of(stack, &[], config).shape(stack, config)
 }
 
 /// The matrices in `whole`, a tensor of `layer` that is stored `[experts × rows × columns]`; the
@@ -60,21 +79,16 @@ pub(crate) fn split(
     stack: Stack,
     layer: u32,
     config: &ModelConfig,
-    file: &DataFile,
+    path: &Path,
 ) -> Result<Vec<Found>, Error> {
-    let parts = Parts::of(stack, whole, config);
+    let parts = Parts::of(stack, &whole.shape, config);
     let [rows, cols] = parts.matrix;
-    let count = if parts.apart { parts.found.len() } else { 1 };
     let experts = config.experts as usize;
-    let stored = match stack {
-        Stack::PairBias => vec![experts, cols],
-        Stack::PairBlocks | Stack::DownBlocks => vec![experts, rows, cols / 32, 16],
-        _ => vec![experts, rows * count, cols],
-    };
+    let stored = parts.shape(stack, config);
     let bytes = whole.dtype.bytes(rows, cols);
     let (true, Some(bytes)) = (whole.shape == stored, bytes) else {
         return Err(Error::WrongShape {
-            path: file.path.clone(),
+            path: path.to_owned(),
             tensor: whole.name.clone(),
             found: shape_text(&whole.shape),
             expected: match bytes {

@@ -5,11 +5,13 @@
 
 mod found;
 mod identity;
+mod inverse;
 mod joined;
 mod read;
 
-pub(crate) use self::found::{Found, Layout, RowGroups, ScaleKind, Scales, rotary_order};
-pub(crate) use self::read::interleaved;
+pub(crate) use self::found::{
+    Found, Layout, RowGroups, ScaleKind, Scales, interleaved, rotary_order,
+};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use self::inverse::rate;
 use crate::checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -140,7 +143,7 @@ impl Store {
     ) -> Result<(), Error> {
         let Required { id, rows, cols } = wanted;
         let Some(mut tensor) = by_id.remove(&id) else {
-            let expected = self.plain_shape(wanted);
+            let expected = plain_shape(&self.about.config, wanted);
             return Err(Error::MissingTensor {
                 path: self.about.path.clone(),
                 tensor: spell(id),
@@ -152,7 +155,7 @@ impl Store {
             Role::NGramTable => self.join(by_id, &mut tensor, wanted)?,
             _ => Vec::new(),
         };
-        let stored = self.stored_shape(wanted, tensor.layout);
+        let stored = stored_shape(&self.about.config, wanted, tensor.layout);
         let path = &self.files[tensor.file].path;
         if tensor.shape != stored {
             return Err(Error::WrongShape {
@@ -190,48 +193,6 @@ impl Store {
             source_bytes: source_bytes(tensor.dtype, rows, cols),
         });
         Ok(())
-    }
-
-    /// The shape of a tensor as it is stored.
-    fn stored_shape(&self, wanted: Required, layout: Layout) -> Vec<usize> {
-        let Required { rows, cols, .. } = wanted;
-        let mut stored = self.plain_shape(wanted);
-        match layout {
-            Layout::Transposed => stored = vec![cols, rows],
-            Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
-                stored = vec![cols, 2 * rows];
-            }
-            Layout::EveryRow(_) => stored = vec![2 * rows, cols],
-            Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
-            Layout::Grouped(groups) => {
-                stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
-            }
-            Layout::TransposedHeads {
-                stored: of_head,
-                cols,
-            } => {
-                stored = vec![rows / cols.max(1) * of_head, cols];
-            }
-            // as it is presented
-            _ => {}
-        }
-        stored
-    }
-
-    /// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
-    /// and one more for the experts of a layer.
-    fn plain_shape(&self, Required { id, rows, cols }: Required) -> Vec<usize> {
-        let config = &self.about.config;
-        let experts = config.experts as usize;
-        match id.role {
-            Role::GateBias | Role::UpBias | Role::DownBias
-                if config.mixture_of(id.layer).is_some() =>
-            {
-                vec![experts, rows * cols / experts]
-            }
-            role if role.is_vector() => vec![rows * cols],
-            _ => vec![rows, cols],
-        }
     }
 
     /// Predictors are optional, each with its own rank; half of one is an error.
@@ -449,7 +410,6 @@ impl Checkpoint for Store {
             Layout::NegativeLog => {
                 self.read_stored(at, first, out)?;
                 // rounded once, to what converters to GGUF write
-                let rate = |log: f32| -libm::exp(f64::from(log)) as f32;
                 out.iter_mut().for_each(|value| *value = rate(*value));
             }
             Layout::Interleaved { head_dim, rotated } => {
@@ -502,6 +462,45 @@ impl Checkpoint for Store {
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+}
+
+/// The shape of a tensor as it is stored in such a layout.
+pub(crate) fn stored_shape(config: &ModelConfig, wanted: Required, layout: Layout) -> Vec<usize> {
+    let Required { rows, cols, .. } = wanted;
+    let mut stored = plain_shape(config, wanted);
+    match layout {
+        Layout::Transposed => stored = vec![cols, rows],
+        Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
+            stored = vec![cols, 2 * rows];
+        }
+        Layout::EveryRow(_) => stored = vec![2 * rows, cols],
+        Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),
+        Layout::Grouped(groups) => {
+            stored = vec![rows / groups.taken().max(1) * groups.stored, cols];
+        }
+        Layout::TransposedHeads {
+            stored: of_head,
+            cols,
+        } => {
+            stored = vec![rows / cols.max(1) * of_head, cols];
+        }
+        // as it is presented
+        _ => {}
+    }
+    stored
+}
+
+/// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
+/// and one more for the experts of a layer.
+fn plain_shape(config: &ModelConfig, Required { id, rows, cols }: Required) -> Vec<usize> {
+    let experts = config.experts as usize;
+    match id.role {
+        Role::GateBias | Role::UpBias | Role::DownBias if config.mixture_of(id.layer).is_some() => {
+            vec![experts, rows * cols / experts]
+        }
+        role if role.is_vector() => vec![rows * cols],
+        _ => vec![rows, cols],
     }
 }
 

@@ -20,10 +20,8 @@ pub struct Subject {
     pub model: String,
     /// Hash of the text.
     pub text: u64,
-    /// Number of layers; each has one FFN.
-    pub layers: usize,
-    /// Neurons per FFN.
-    pub neurons: usize,
+    /// Neurons of each layer's FFN.
+    pub neurons: Vec<usize>,
     /// Maximum tokens per window.
     pub window: usize,
     /// Tokens to sample.
@@ -62,14 +60,14 @@ impl Recorder {
             layer: layer as u32,
             experts: vec![ExpertStats {
                 expert: 0,
-                counts: vec![0; subject.neurons],
+                counts: vec![0; subject.neurons[layer]],
                 original: Vec::new(),
             }],
         };
         let stats = ActivationStats {
             format: FORMAT_V2.into(),
             tokens: 0,
-            layers: (0..subject.layers).map(layer).collect(),
+            layers: (0..subject.neurons.len()).map(layer).collect(),
             profile: None,
         };
         let profile = Profile {
@@ -78,7 +76,9 @@ impl Recorder {
             window: subject.window as u32,
             pairs: 0,
             steps: [0; BATCHES.len()],
-            banks: vec![BankProfile::new(subject.neurons); subject.layers],
+            banks: (subject.neurons.iter())
+                .map(|&neurons| BankProfile::new(neurons))
+                .collect(),
             sample: Sample::new(subject.sample),
             misses: Misses::default(),
             routing: None,
@@ -89,7 +89,7 @@ impl Recorder {
                 bits: vec![0; subject.window * width(&subject)],
             },
             open: vec![None; BATCHES.len() - 1],
-            trace: FiringTrace::new(subject.layers, subject.neurons),
+            trace: FiringTrace::new(&subject.neurons),
             done: 0,
             stats,
             profile,
@@ -100,17 +100,18 @@ impl Recorder {
     /// Upper bound on the bytes a recorder holds.
     pub fn bytes_for(subject: &Subject) -> u64 {
         let window = 8 * (subject.window * width(subject)) as u64;
-        let counts = 8 * (subject.layers * subject.neurons) as u64 * (BATCHES.len() as u64 + 2);
-        let magnitudes = subject.layers as u64 * (2 << 16);
+        let neurons: usize = subject.neurons.iter().sum();
+        let counts = 8 * neurons as u64 * (BATCHES.len() as u64 + 2);
+        let magnitudes = subject.neurons.len() as u64 * (2 << 16);
         // the current window, one of each size, and one being merged
         let windows = (BATCHES.len() as u64 + 1) * window;
-        let trace = FiringTrace::bytes_for(subject.layers, subject.neurons);
+        let trace = FiringTrace::bytes_for(&subject.neurons);
         trace + windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
     }
 
-    /// Number of tokens to sample for a sample of about `bytes` bytes.
-    pub fn sample_for(layers: usize, neurons: usize, bytes: usize) -> usize {
-        (bytes / (8 * layers * words(neurons)).max(1)).clamp(256, 16384)
+    /// Number of tokens to sample for a sample of about `bytes` bytes, of layers with so many neurons.
+    pub fn sample_for(neurons: &[usize], bytes: usize) -> usize {
+        (bytes / (8 * neurons.len() * of_bank(neurons)).max(1)).clamp(256, 16384)
     }
 
     /// Completed windows.
@@ -136,7 +137,7 @@ impl Recorder {
         hidden: &[f32],
     ) {
         let width = width(&self.subject);
-        let first = bank * words(self.subject.neurons);
+        let first = bank * of_bank(&self.subject.neurons);
         let counted = tokens.saturating_sub(skip);
         let counted = counted.min(self.subject.window.saturating_sub(at));
         let Some(profile) = self.profile.banks.get_mut(bank) else {
@@ -144,7 +145,7 @@ impl Recorder {
         };
         self.now.positions = self.now.positions.max(at + counted);
         let rows = gates.chunks_exact(tokens).zip(hidden.chunks_exact(tokens));
-        for (n, (gates, hidden)) in rows.enumerate().take(self.subject.neurons) {
+        for (n, (gates, hidden)) in rows.enumerate().take(profile.contributed.len()) {
             for i in 0..counted {
                 let (gate, hidden) = (gates[skip + i], hidden[skip + i]);
                 if gate != 0.0 {
@@ -167,7 +168,7 @@ impl Recorder {
             bits: vec![0; self.now.bits.len()],
         };
         let mut now = std::mem::replace(&mut self.now, fresh);
-        let neurons = self.subject.neurons;
+        let words = of_bank(&self.subject.neurons);
         let positions = now.positions;
         self.done += 1;
         self.stats.tokens += positions as u64;
@@ -175,12 +176,12 @@ impl Recorder {
         self.profile.pairs += positions.saturating_sub(1) as u64;
         let layers = self.stats.layers.iter_mut();
         for (bank, expert) in layers.flat_map(|l| &mut l.experts).enumerate() {
-            count(&now, bank, neurons, width, |n| expert.counts[n] += 1);
-            let first = bank * words(neurons);
+            count(&now, bank, words, width, |n| expert.counts[n] += 1);
+            let first = bank * words;
             let later = &mut self.profile.banks[bank].later;
             for (later, lag) in later.iter_mut().zip(LAGS) {
                 for p in lag..positions {
-                    let bits = |p: usize| &now.bits[p * width + first..][..words(neurons)];
+                    let bits = |p: usize| &now.bits[p * width + first..][..words];
                     for (now, then) in bits(p).iter().zip(bits(p - lag)) {
                         later.fired += u64::from(then.count_ones());
                         later.again += u64::from((now & then).count_ones());
@@ -189,7 +190,7 @@ impl Recorder {
             }
             let stayed = &mut self.profile.banks[bank].stayed;
             for p in 1..positions {
-                for w in 0..words(neurons) {
+                for w in 0..words {
                     let at = p * width + first + w;
                     each_bit(now.bits[at] & now.bits[at - width], |bit| {
                         stayed[w * 64 + bit] += 1;
@@ -218,7 +219,7 @@ impl Recorder {
             self.profile.steps[size + 1] += now.positions as u64;
             for (bank, profile) in self.profile.banks.iter_mut().enumerate() {
                 let list = &mut profile.unions[size];
-                count(&now, bank, neurons, width, |n| list[n] += 1);
+                count(&now, bank, words, width, |n| list[n] += 1);
             }
         }
     }
@@ -311,7 +312,7 @@ impl Recorder {
             return Err(damaged("is of another model"));
         }
         let s = &new.subject;
-        let mut stats = ActivationStats::parse(&bytes[at..], s.layers, 1, s.neurons)?;
+        let mut stats = ActivationStats::parse(&bytes[at..], &s.neurons, 1)?;
         let Some(profile) = stats.profile.take() else {
             return Err(damaged("holds no profile"));
         };
@@ -337,7 +338,12 @@ const SEED: u64 = 0x70726f66;
 
 /// Words per position.
 fn width(subject: &Subject) -> usize {
-    subject.layers * words(subject.neurons)
+    subject.neurons.len() * of_bank(&subject.neurons)
+}
+
+/// Words per position of a bank: those of the largest.
+fn of_bank(neurons: &[usize]) -> usize {
+    words(neurons.iter().copied().max().unwrap_or(0))
 }
 
 fn each_bit(mut word: u64, mut f: impl FnMut(usize)) {
@@ -347,10 +353,11 @@ fn each_bit(mut word: u64, mut f: impl FnMut(usize)) {
     }
 }
 
-fn count(fired: &Fired, bank: usize, neurons: usize, width: usize, mut add: impl FnMut(usize)) {
-    let first = bank * words(neurons);
+/// Calls `add` with each neuron that fired of a bank, which has so many of the `width` words of a position.
+fn count(fired: &Fired, bank: usize, words: usize, width: usize, mut add: impl FnMut(usize)) {
+    let first = bank * words;
     for row in fired.bits.chunks_exact(width.max(1)).take(fired.positions) {
-        for (w, &word) in row[first..][..words(neurons)].iter().enumerate() {
+        for (w, &word) in row[first..][..words].iter().enumerate() {
             each_bit(word, |bit| add(w * 64 + bit));
         }
     }
@@ -379,8 +386,7 @@ mod tests {
         Subject {
             model: "m".into(),
             text: 42,
-            layers: 2,
-            neurons: 70,
+            neurons: vec![70, 131],
             window,
             sample: 5,
         }
@@ -398,13 +404,13 @@ mod tests {
         for from in (0..len + 1).step_by(chunk) {
             let tokens = chunk.min(len + 1 - from);
             let skip = usize::from(from == 0);
-            for bank in 0..s.layers {
+            for (bank, &neurons) in s.neurons.iter().enumerate() {
                 let value = |n: usize, t: usize| match (from + t).checked_sub(1) {
                     Some(p) if fires(window, p, bank, n) => 1.5,
                     Some(_) => 0.0,
                     None => 1.0,
                 };
-                let gates: Vec<f32> = (0..s.neurons)
+                let gates: Vec<f32> = (0..neurons)
                     .flat_map(|n| (0..tokens).map(move |t| value(n, t)))
                     .collect();
                 let hidden: Vec<f32> = gates
@@ -430,7 +436,7 @@ mod tests {
         // 5 windows: two pairs, one four, no eight
         assert_eq!(p.steps, [700, 280, 140, 0, 0, 0]);
         for bank in 0..2 {
-            for n in 0..70 {
+            for n in 0..r.subject.neurons[bank] {
                 let at = |w, p| fires(w, p, bank, n);
                 let all = (0..windows).flat_map(|w| (0..len).map(move |p| (w, p)));
                 let naive = all.clone().filter(|&(w, p)| at(w, p)).count() as u64;
@@ -448,7 +454,8 @@ mod tests {
         }
         for (bank, profile) in p.banks.iter().enumerate() {
             for (later, lag) in profile.later.iter().zip(LAGS) {
-                let of = |p| (0..windows).flat_map(move |w| (0..70).map(move |n| (w, n, p)));
+                let neurons = r.subject.neurons[bank];
+                let of = |p| (0..windows).flat_map(move |w| (0..neurons).map(move |n| (w, n, p)));
                 let before = (lag..len).flat_map(of);
                 let before = before.filter(|&(w, n, p)| fires(w, p - lag, bank, n));
                 assert_eq!(later.fired, before.clone().count() as u64);

@@ -28,20 +28,12 @@ pub fn activity(
 /// Damaged statistics, or statistics whose shape does not match the model.
 pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsError> {
     let layers = c.ffn_layers().count();
-    let [experts, neurons] = [c.experts, c.ffn].map(|n| n as usize);
-    let mut sizes = c.banks().map(|bank| bank.neurons as usize);
-    if c.mixture.is_none()
-        && let Some(expected) = sizes.find(|&size| size != neurons)
-    {
-        return Err(StatsError::Shape {
-            what: "the size of every FFN".into(),
-            found: neurons,
-            expected,
-        });
-    }
     match c.mixture {
-        None => ActivationStats::parse(bytes, layers, experts, neurons),
-        Some(_) => ActivationStats::parse_routing(bytes, layers, experts),
+        None => {
+            let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
+            ActivationStats::parse(bytes, &neurons, 1)
+        }
+        Some(_) => ActivationStats::parse_routing(bytes, layers, c.experts as usize),
     }
 }
 

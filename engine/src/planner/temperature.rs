@@ -94,7 +94,8 @@ impl Temperature {
                 ..none()
             });
         }
-        let stats = ActivationStats::parse(&bytes, banks, 1, layout.most_neurons()).map_err(bad)?;
+        let neurons: Vec<usize> = (0..banks as u32).map(|b| layout.neurons(b)).collect();
+        let stats = ActivationStats::parse(&bytes, &neurons, 1).map_err(bad)?;
         let hot = |bank: usize, batch: usize| {
             let counts = stats.counts(bank as u32, 0).unwrap_or_default();
             let (counts, passes, tokens) = measured(&stats, counts, bank, batch);

@@ -3,6 +3,7 @@
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
 use super::{Windows, gguf_names, hf_names};
+use crate::names::{ExpertNames, NameTable};
 
 /// Keys of the experts of such files in GGUF.
 const KEYS: &[&str] = &[
@@ -59,6 +60,7 @@ const LATENT: Family = Family {
 /// `modeling_deepseek_v3.py` (V3, R1). Layers past the last one predict further tokens.
 const DEEPSEEK_V3: Family = Family {
     name: "deepseek_v3",
+    class: Some("DeepseekV3ForCausalLM"),
     gguf: Some(Arch {
         name: "deepseek2",
         without_sigmoids: Some(&DEEPSEEK_V2),
@@ -102,6 +104,7 @@ const INDEXED: Family = Family {
 /// `modeling_deepseek_v32.py`: DeepSeek-V3 whose attention sees what an indexer chooses.
 const DEEPSEEK_V32: Family = Family {
     name: "deepseek_v32",
+    class: Some("DeepseekV32ForCausalLM"),
     experts: Some(Experts {
         groups: [8, 4],
         ..INDEXED_EXPERTS
@@ -117,6 +120,7 @@ const DEEPSEEK_V32: Family = Family {
 /// `modeling_glm_moe_dsa.py` (GLM-5): the same; layers may share what an indexer has chosen.
 const GLM_MOE_DSA: Family = Family {
     name: "glm_moe_dsa",
+    class: Some("GlmMoeDsaForCausalLM"),
     gguf: Some(Arch {
         name: "glm-dsa",
         reads: INDEXED_KEYS,
@@ -136,6 +140,7 @@ const KIMI_K2: Family = Family {
 /// `modeling_deepseek_v2.py` (V2, V2-Lite): experts chosen by a softmax, whose weights stay as they are.
 const DEEPSEEK_V2: Family = Family {
     name: "deepseek_v2",
+    class: Some("DeepseekV2ForCausalLM"),
     gguf_as: Some("deepseek2"),
     experts: Some(Experts {
         count: "n_routed_experts",
@@ -161,6 +166,7 @@ const DEEPSEEK_V2: Family = Family {
 /// `modeling_glm4_moe_lite.py` (GLM-4.7-Flash).
 const GLM4_MOE_LITE: Family = Family {
     name: "glm4_moe_lite",
+    class: Some("Glm4MoeLiteForCausalLM"),
     gguf_as: Some("deepseek2"),
     further_tokens: FurtherTokens::PastLast,
     experts: Some(Experts {
@@ -172,11 +178,22 @@ const GLM4_MOE_LITE: Family = Family {
     ..LATENT
 };
 
+/// All experts of a layer in one tensor.
+const STACKED: NameTable = NameTable {
+    experts: ExpertNames {
+        one: ("", &[]),
+        ..hf_names::LATENT.experts
+    },
+    ..hf_names::LATENT
+};
+
 /// `modeling_mistral4.py` (Mistral Small 4): shares of a softmax, groups by their two best, queries that
 /// grow with their position.
 const MISTRAL4: Family = Family {
     name: "mistral4",
     whole: Some("mistral3"),
+    class: Some("Mistral4ForCausalLM"),
+    names_to_write: Some(&STACKED),
     gguf: Some(Arch {
         name: "mistral4",
         reads: &[

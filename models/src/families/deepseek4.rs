@@ -9,6 +9,7 @@ use crate::names::{ExpertNames, NameTable, Role, Stack};
 /// experts by token.
 const DEEPSEEK_V4: Family = Family {
     name: "deepseek_v4",
+    class: Some("DeepseekV4ForCausalLM"),
     names: &NAMES,
     gguf: Some(Arch {
         name: "deepseek4",
@@ -39,7 +40,7 @@ const DEEPSEEK_V4: Family = Family {
         Check::Flag("norm_topk_prob", true),
         Check::Flag("mlp_bias", false),
         Check::One("n_shared_experts"),
-        Check::Word("expert_dtype", "fp4"),
+        Check::Words("expert_dtype", &["fp4"]),
     ],
     reads: &[
         "q_lora_rank",

@@ -56,6 +56,7 @@ const GRANITE: Family = Family {
 /// `modeling_granitemoe.py` (Granite 3's 1B-A400M and 3B-A800M): Granite 3 with experts.
 const GRANITE_MOE: Family = Family {
     name: "granitemoe",
+    class: Some("GraniteMoeForCausalLM"),
     gguf_as: Some("granitemoe"),
     gguf: None,
     experts: Some(Experts {
@@ -68,6 +69,7 @@ const GRANITE_MOE: Family = Family {
 /// `modeling_granitemoeshared.py`: with a shared expert, or without. Files in GGUF are of both.
 const GRANITE_MOE_SHARED: Family = Family {
     name: "granitemoeshared",
+    class: Some("GraniteMoeSharedForCausalLM"),
     defaults: &[("shared_intermediate_size", Int(0))],
     names: &hf_names::GRANITE_HYBRID,
     gguf: Some(Arch {
@@ -107,6 +109,7 @@ const MAMBA_KEYS: &[&str] = &[
 /// one, or with a dense FFN of that one's size.
 const GRANITE_HYBRID: Family = Family {
     name: "granitemoehybrid",
+    class: Some("GraniteMoeHybridForCausalLM"),
     defaults: &[
         ("hidden_size", Int(4096)),
         ("intermediate_size", Int(11008)),

@@ -308,7 +308,7 @@ const SHARED_EXPERTS: Spellings = &[
     (Role::Down, "mlp.shared_experts.down_proj.weight"),
 ];
 
-/// DeepSeek-V3's experts; Ernie's biases have other names, in releases and as transformers holds them.
+/// DeepSeek-V3's experts.
 pub(super) const ROUTED: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -317,11 +317,6 @@ pub(super) const ROUTED: NameTable = NameTable {
         &[
             (Role::Router, "mlp.gate.weight"),
             (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
-            (Role::ChoiceBias, "mlp.moe_statics.e_score_correction_bias"),
-            (
-                Role::ChoiceBias,
-                "mlp.gate.moe_statics.e_score_correction_bias",
-            ),
         ],
     ],
     experts: ExpertNames {
@@ -331,7 +326,7 @@ pub(super) const ROUTED: NameTable = NameTable {
     ..PLAIN
 };
 
-/// The same with latent attention.
+/// [`ROUTED`] with latent attention.
 pub(super) const LATENT: NameTable = NameTable {
     layers: &[
         NORMS,
@@ -594,7 +589,6 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
     ..PLAIN
 };
 
-/// A DeltaNet's projections are apart.
 /// Projections of a DeltaNet that lie apart.
 pub(super) const DELTA_INPUTS: Spellings = &[
     (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),

@@ -8,6 +8,7 @@ use crate::names::{Fused, NameTable, Role};
 /// `modeling_kimi_linear.py`: Kimi Delta Attention, and latent attention without rotary positions.
 const KIMI_LINEAR: Family = Family {
     name: "kimi_linear",
+    class: Some("KimiLinearForCausalLM"),
     aliases: &[
         ("max_position_embeddings", "model_max_length"),
         ("norm_topk_prob", "moe_renormalize"),
@@ -56,7 +57,7 @@ const KIMI_LINEAR: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::NoPadding],
     ..PLAIN
 };
 
@@ -102,6 +103,7 @@ const BAILING_NAMES: NameTable = NameTable {
 /// with rotary positions and a gate for each head. Layers past the last one predict further tokens.
 const BAILING_HYBRID: Family = Family {
     name: "bailing_hybrid",
+    class: Some("BailingHybridForCausalLM"),
     names: &BAILING_NAMES,
     gguf: Some(Arch {
         name: "bailingmoe3",
@@ -152,7 +154,7 @@ const BAILING_HYBRID: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded],
+    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded, Quirk::NoPadding],
     ..KIMI_LINEAR
 };
 

@@ -37,6 +37,7 @@ const NAMES: NameTable = NameTable {
 const LLAMA4: Family = Family {
     name: "llama4_text",
     whole: Some("llama4"),
+    class: Some("Llama4ForCausalLM"),
     names: &NAMES,
     gguf: Some(Arch {
         name: "llama4",

@@ -87,6 +87,7 @@ const SMALL_THINKER: Family = Family {
 /// Biases everywhere, sinks, a clamped SwiGLU, experts in blocks of four bits.
 const GPT_OSS: Family = Family {
     name: "gpt_oss",
+    class: Some("GptOssForCausalLM"),
     names: &hf_names::GPT_OSS,
     gguf: Some(Arch {
         name: "gpt-oss",

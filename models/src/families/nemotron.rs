@@ -91,6 +91,7 @@ const ARCH: Arch = Arch {
 /// two matrices or experts of such. Without layers of experts, keys of experts mean nothing.
 const NEMOTRON_H: Family = Family {
     name: "nemotron_h",
+    class: Some("NemotronHForCausalLM"),
     defaults: &[
         ("hidden_size", Int(4096)),
         ("intermediate_size", Int(21504)),
@@ -140,6 +141,7 @@ const MOST_TIME_STEP_MIN: f32 = 0.001;
 /// The same with experts, as llama.cpp names it.
 const NEMOTRON_H_MOE: Family = Family {
     name: "nemotron_h_moe",
+    class: None,
     gguf: Some(Arch {
         name: "nemotron_h_moe",
         ..ARCH

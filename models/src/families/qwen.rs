@@ -86,6 +86,7 @@ const DELTA_KEYS: &[&str] = &[
 /// `modeling_qwen3_next.py`: gated DeltaNets, and attention with gates in every fourth layer.
 const QWEN3_NEXT: Family = Family {
     name: "qwen3_next",
+    class: Some("Qwen3NextForCausalLM"),
     defaults: &[("head_dim", Int(256)), ("hidden_act", Text("silu"))],
     act_default: Some("silu"),
     one_act: true,
@@ -119,6 +120,7 @@ const QWEN3_NEXT: Family = Family {
 const QWEN3_5: Family = Family {
     name: "qwen3_5_text",
     whole: Some("qwen3_5"),
+    class: Some("Qwen3_5ForCausalLM"),
     names: &hf_names::QWEN3_5,
     gguf: Some(Arch {
         name: "qwen35",
@@ -135,6 +137,7 @@ const QWEN3_5: Family = Family {
 const QWEN3_5_MOE: Family = Family {
     name: "qwen3_5_moe_text",
     whole: Some("qwen3_5_moe"),
+    class: Some("Qwen3_5MoeForCausalLM"),
     gguf: Some(Arch {
         name: "qwen35moe",
         names: &gguf_names::QWEN3_5,
@@ -184,6 +187,7 @@ const HYPER_KEYS: &[&str] = &[
 const QWEN4_EXP: Family = Family {
     name: "qwen4_exp_text",
     whole: Some("qwen4_exp"),
+    class: Some("Qwen4ExpForCausalLM"),
     names: &qwen_names::HF,
     gguf: Some(Arch {
         name: "qwen4exp",

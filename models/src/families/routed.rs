@@ -7,6 +7,7 @@ use super::{
     Quirk,
 };
 use super::{Windows, gguf_names, hf_names};
+use crate::names::{NameTable, Role};
 
 const ROUTED_ARCH: Arch = Arch {
     names: &gguf_names::ROUTED,
@@ -114,10 +115,29 @@ const MINIMAX_M2: Family = Family {
     ..PLAIN
 };
 
+/// Biases have other names, in releases and as transformers holds them.
+const ERNIE_NAMES: NameTable = NameTable {
+    layers: &[
+        hf_names::ATTENTION,
+        hf_names::NORMS,
+        hf_names::FFN,
+        &[
+            (Role::Router, "mlp.gate.weight"),
+            (Role::ChoiceBias, "mlp.moe_statics.e_score_correction_bias"),
+            (
+                Role::ChoiceBias,
+                "mlp.gate.moe_statics.e_score_correction_bias",
+            ),
+        ],
+    ],
+    ..hf_names::ROUTED
+};
+
 /// `modeling_ernie4_5_moe.py`: softmax plus biases; the rotary order is interleaved.
 const ERNIE4_5_MOE: Family = Family {
     name: "ernie4_5_moe",
-    names: &hf_names::ROUTED,
+    class: Some("Ernie4_5_MoeForCausalLM"),
+    names: &ERNIE_NAMES,
     gguf: Some(Arch {
         name: "ernie4_5-moe",
         interleaved: true,
@@ -144,6 +164,7 @@ const ERNIE4_5_MOE: Family = Family {
         // what the sum of the chosen shares is at least; they are never so small
         Check::AtMost("moe_norm_min", 1e-6),
     ],
+    quirks: &[Quirk::ChoiceRow],
     ..PLAIN
 };
 

@@ -347,8 +347,10 @@ fn identify(
     match named {
         Some(Named::One(id)) if streams::is_unused(id, config) => Ok(Vec::new()),
         Some(Named::One(_)) => Ok(vec![whole]),
-        Some(Named::Stacked(stack, layer)) => stacked::split(&whole, stack, layer, config, file),
-        Some(Named::Fused(fused, layer)) => fused::split(&whole, fused, layer, config, file),
+        Some(Named::Stacked(stack, layer)) => {
+            stacked::split(&whole, stack, layer, config, &file.path)
+        }
+        Some(Named::Fused(fused, layer)) => fused::split(&whole, fused, layer, config, &file.path),
         None => {
             let projections = streams::split(&whole, config, file)?;
             projections.ok_or_else(|| Error::UnexpectedTensor {

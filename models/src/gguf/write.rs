@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use self::forms::{dims, is_float, name, rope_factors};
+use self::forms::{dims, is_float, rope_factors};
 use self::keys::{is_plain, keys};
 use self::types::write_text;
 pub use self::types::{Encoding, GgufFile, GgufValue};
@@ -393,7 +393,7 @@ fn write_entry(
     config: &ModelConfig,
     arch: &Arch,
 ) {
-    write_text(header, &name(tensor.id, config, arch));
+    write_text(header, &arch.names.spell(tensor.id, config));
     let dims = match (tensor.rows, tensor.stack) {
         (rows, Some(place)) => vec![tensor.cols as u64, rows as u64, place.experts.into()],
         (rows, None) => dims(tensor.id.role, [rows, tensor.cols], config),

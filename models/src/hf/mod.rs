@@ -128,7 +128,7 @@ fn open_with(
                 continue;
             }
             raw.name = name.into_owned();
-            for tensor in identify(raw, &file, files.len(), &config, scales)? {
+            for tensor in identify(raw, &file.path, files.len(), &config, scales)? {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
                 } else {
@@ -203,7 +203,7 @@ pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<Mod
 /// What a tensor is: one of the decoder's, or those of all experts.
 fn identify(
     mut raw: safetensors::Raw,
-    file: &DataFile,
+    path: &Path,
     index: usize,
     config: &ModelConfig,
     scales: Option<Scales>,
@@ -214,7 +214,7 @@ fn identify(
     let named = (table.map(Named::One)).or_else(|| family.names.parse(&raw.name, config.experts));
     let Some(named) = named else {
         return Err(Error::UnexpectedTensor {
-            path: file.path.clone(),
+            path: path.to_owned(),
             tensor: raw.name,
             family: config.family.clone(),
         });
@@ -236,7 +236,7 @@ fn identify(
         "F8_E4M3" if scales.is_some() => DType::F8E4M3,
         _ => {
             return Err(Error::WrongDtype {
-                path: file.path.clone(),
+                path: path.to_owned(),
                 tensor: raw.name,
                 found: raw.dtype,
                 supported: DTYPES.into(),
@@ -260,8 +260,8 @@ fn identify(
     };
     match named {
         Named::One(_) => Ok(vec![whole]),
-        Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, file),
-        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, file),
+        Named::Stacked(stack, layer) => stacked::split(&whole, stack, layer, config, path),
+        Named::Fused(fused, layer) => fused::split(&whole, fused, layer, config, path),
     }
 }
 

@@ -7,6 +7,7 @@ use super::safetensors::Raw;
 use super::values::Sizes;
 use crate::config::{Form, HyperConnections, Mixing, ModelConfig, NGrams};
 use crate::error::Error;
+use crate::families;
 use crate::file::DataFile;
 use crate::names::{Role, TensorId};
 
@@ -124,12 +125,46 @@ fn factor(seed: u64, vocab: u64, at: u64) -> u64 {
     2 * ((value ^ (value >> 31)) % bound) + 1
 }
 
+/// A seed that gives these factors; each of the numbers that the first may be the remainder of comes from
+/// one seed, as every step of [`factor`] has an inverse.
+pub(super) fn seed_of(factors: &[u64], vocab: u32) -> Option<i64> {
+    let vocab = u64::from(vocab.max(1));
+    let bound = (i64::MAX as u64 / vocab / 2).max(1);
+    let rest = factors.first()? / 2;
+    let unshifted = |value: u64, by: u32| (0..64 / by).fold(value, |x, _| value ^ (x >> by));
+    let of = |mixed: u64| {
+        let value = unshifted(mixed, 31).wrapping_mul(inverse(MIX[1]));
+        let value = unshifted(value, 27).wrapping_mul(inverse(MIX[0]));
+        unshifted(value, 30).wrapping_sub(GAMMA.wrapping_mul(2))
+    };
+    let gives = |seed: &u64| {
+        let mut numbered = (1..).zip(factors);
+        numbered.all(|(at, &expected)| factor(*seed, vocab, at) == expected)
+    };
+    let mixed = (0..=u64::MAX / bound).filter_map(|n| rest.checked_add(n.checked_mul(bound)?));
+    mixed.map(of).find(gives).map(u64::cast_signed)
+}
+
+/// The number by which an odd one gives 1, modulo 2^64 (Newton's iteration).
+fn inverse(odd: u64) -> u64 {
+    (0..6).fold(odd, |x, _| {
+        x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)))
+    })
+}
+
 fn is_prime(number: u32) -> bool {
     let square = |divisor: u64| divisor * divisor <= number.into();
     number > 1
         && (2..)
             .take_while(|&divisor| square(divisor))
             .all(|divisor| !u64::from(number).is_multiple_of(divisor))
+}
+
+/// The name of the tensor that is all of the table.
+pub(super) fn table_name(config: &ModelConfig) -> String {
+    let prefix = families::of(&config.family).names.layer_prefix;
+    let layer = config.form.ngrams.as_ref().map_or(0, |of| of.layer);
+    format!("{prefix}{layer}.{TABLE}weight")
 }
 
 /// The part of the table, or all of it, that a tensor is; `name` without the prefix of layers.
@@ -175,4 +210,22 @@ pub(super) fn is_repeated(raw: &Raw, file: &DataFile, config: &ModelConfig) -> R
         });
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_give_a_seed_that_gives_them() {
+        for (seed, vocab) in [(1234, 320), (77, 248_320), (-5i64, 1000), (i64::MAX, 7)] {
+            let of = |seed: i64| {
+                let all = (1..=3).map(|at| factor(seed as u64, vocab.into(), at));
+                all.collect::<Vec<u64>>()
+            };
+            let found = seed_of(&of(seed), vocab).unwrap();
+            assert_eq!(of(found), of(seed), "{seed}");
+        }
+        assert_eq!(seed_of(&[3, 5, 7, 9], 320), None);
+    }
 }

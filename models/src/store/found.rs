@@ -159,3 +159,40 @@ pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout>
     };
     Some(Layout::Interleaved { head_dim, rotated })
 }
+
+/// Stored position of rotate-half position `row` in interleaved order, in heads of so many rows, the last
+/// of which are rotated.
+pub(crate) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
+    let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
+        return row;
+    };
+    let half = rotated / 2;
+    row - inside + 2 * (inside % half) + inside / half
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_order_is_the_inverse_of_the_converters_permutation() {
+        // The converter's reshape(heads, 2, half).swapaxes(1, 2), written out.
+        let (heads, head_dim) = (3, 8);
+        let half = head_dim / 2;
+        let mut stored = Vec::new();
+        for head in 0..heads {
+            for pair in 0..half {
+                for part in 0..2 {
+                    stored.push(head * head_dim + part * half + pair);
+                }
+            }
+        }
+        for row in 0..heads * head_dim {
+            assert_eq!(stored[interleaved(row, [head_dim; 2])], row);
+        }
+        // of 7 rows the last 4
+        let found: Vec<usize> = (0..14).map(|row| interleaved(row, [7, 4])).collect();
+        assert_eq!(found[..7], [0, 1, 2, 3, 5, 4, 6]);
+        assert_eq!(found[7..], [7, 8, 9, 10, 12, 11, 13]);
+    }
+}

@@ -8,13 +8,14 @@
 //!             model            length, UTF-8
 //!             texts            number, then each u64 little endian
 //!             tokens, window, pairs, steps × 6
-//!             layers, experts, neurons
-//!             per bank         1 or 0: original ids follow (neurons ×)
+//!             layers, experts, neurons of the largest bank
+//!             per bank         1 or 0: original ids follow (neurons ×); 2 more where its neurons are
+//!                              fewer, whose number comes before them
 //!                              counts, unions × 5, stayed, contributed (neurons × each)
 //!                              gates, hidden: number of buckets, each distance to the last
 //!                              bucket and count
 //!             sample           capacity, tokens; each: priority u64, then words u64 per
-//!                              bank (one bit per neuron), little endian
+//!                              bank (one bit per neuron of the largest), little endian
 //!             later            per bank, for each distance: firings, and those that are followed
 //!                              by another; not in older files
 //!             misses           needed, then missed for each size of the cache, by class of
@@ -47,8 +48,8 @@ pub(super) fn is_binary(bytes: &[u8]) -> bool {
 
 pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u8>, StatsError> {
     // Written data must be readable.
+    stats.check_itself()?;
     let [layers, experts, neurons] = stats.sizes();
-    stats.check(layers, experts, neurons)?;
     let mut out = Out(vec![0; HEADER]);
     out.number(profile.model.len() as u64);
     out.0.extend_from_slice(profile.model.as_bytes());
@@ -63,7 +64,7 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
     }
     let all = stats.layers.iter().flat_map(|l| &l.experts);
     for (expert, bank) in all.zip(&profile.banks) {
-        out.expert(expert);
+        out.expert(expert, neurons);
         bank.unions.iter().for_each(|list| out.numbers(list));
         out.numbers(&bank.stayed);
         out.numbers(&bank.contributed);
@@ -95,8 +96,7 @@ pub(super) fn encode(stats: &ActivationStats, profile: &Profile) -> Result<Vec<u
 
 pub(super) fn decode(bytes: &[u8]) -> Result<ActivationStats, StatsError> {
     let stats = read(bytes).map_err(StatsError::Binary)?;
-    let [layers, experts, neurons] = stats.sizes();
-    stats.check(layers, experts, neurons)?;
+    stats.check_itself()?;
     Ok(stats)
 }
 
@@ -144,14 +144,26 @@ fn read_sizes(body: &mut In<'_>) -> Result<Sizes, String> {
     })
 }
 
-/// Reads one FFN: its neurons' ids and counts.
-fn read_expert(body: &mut In<'_>, expert: usize, neurons: usize) -> Result<ExpertStats, String> {
-    let original = match body.number()? {
+/// Reads one FFN: its neurons' ids and counts; the largest has `most` neurons.
+fn read_expert(body: &mut In<'_>, expert: usize, most: usize) -> Result<ExpertStats, String> {
+    let mark = body.number()?;
+    if mark > 3 {
+        return Err(format!("mark {mark} before original ids, expected 0 to 3"));
+    }
+    let neurons = match mark & 2 {
+        0 => most,
+        _ => body.count(1)?,
+    };
+    if mark & 2 != 0 && neurons >= most {
+        return Err(format!(
+            "{neurons} neurons, where fewer than {most} are expected"
+        ));
+    }
+    let original = match mark & 1 {
         0 => Vec::new(),
-        1 => (body.numbers(neurons)?.into_iter())
+        _ => (body.numbers(neurons)?.into_iter())
             .map(|n| u32::try_from(n).map_err(|_| format!("original id {n}")))
             .collect::<Result<_, _>>()?,
-        n => return Err(format!("mark {n} before original ids, expected 0 or 1")),
     };
     Ok(ExpertStats {
         expert: expert as u32,
@@ -208,8 +220,9 @@ fn read(bytes: &[u8]) -> Result<ActivationStats, String> {
     for layer in 0..sizes.layers {
         let mut experts = Vec::with_capacity(sizes.experts);
         for expert in 0..sizes.experts {
-            experts.push(read_expert(&mut body, expert, sizes.neurons)?);
-            banks.push(read_bank(&mut body, sizes.neurons)?);
+            let expert = read_expert(&mut body, expert, sizes.neurons)?;
+            banks.push(read_bank(&mut body, expert.counts.len())?);
+            experts.push(expert);
         }
         layers.push(LayerStats {
             layer: layer as u32,
@@ -291,12 +304,18 @@ impl Out {
         self.number(first.counts.len() as u64);
         for layer in &routing.layers {
             self.number(u64::from(!layer.neurons.is_empty()));
-            layer.neurons.iter().for_each(|expert| self.expert(expert));
+            let neurons = layer.neurons.iter();
+            neurons.for_each(|expert| self.expert(expert, first.counts.len()));
         }
     }
 
-    fn expert(&mut self, expert: &ExpertStats) {
-        self.number(u64::from(!expert.original.is_empty()));
+    /// Writes one FFN; the largest has `most` neurons.
+    fn expert(&mut self, expert: &ExpertStats, most: usize) {
+        let fewer = expert.counts.len() != most;
+        self.number(u64::from(!expert.original.is_empty()) + 2 * u64::from(fewer));
+        if fewer {
+            self.number(expert.counts.len() as u64);
+        }
         expert.original.iter().for_each(|&i| self.number(i.into()));
         self.numbers(&expert.counts);
     }
@@ -435,182 +454,4 @@ impl<'a> In<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::misses::BINS;
-    use super::*;
-
-    /// Two layers of three neurons with a nonzero value in every field.
-    fn stats() -> ActivationStats {
-        let mut gates = Magnitudes::default();
-        [0.5, 0.5, 3.0].into_iter().for_each(|v| gates.see(v));
-        let layer = |layer: u32, counts: [u64; 3]| LayerStats {
-            layer,
-            experts: vec![ExpertStats {
-                expert: 0,
-                counts: counts.to_vec(),
-                original: if layer == 0 {
-                    vec![2, 0, 1]
-                } else {
-                    Vec::new()
-                },
-            }],
-        };
-        let bank = |counts: [u64; 3]| BankProfile {
-            unions: vec![vec![1, 0, 2]; 5],
-            stayed: counts.iter().map(|c| c / 2).collect(),
-            later: [(40, 30), (9, 0), (2, 1)].map(|(fired, again)| Later {
-                fired: fired.min(counts.iter().sum()),
-                again: again.min(counts[0]),
-            }),
-            contributed: counts.to_vec(),
-            gates: gates.clone(),
-            hidden: Magnitudes::default(),
-        };
-        let mut sample = Sample::new(4);
-        for priority in [7, 3] {
-            sample.insert(Sampled {
-                priority,
-                bits: vec![0b101, priority],
-            });
-        }
-        let mut misses = Misses::default();
-        for (n, number) in misses.numbers_mut().enumerate() {
-            *number = if n < BINS { 90 } else { n as u64 % 91 };
-        }
-        ActivationStats {
-            format: FORMAT_V2.into(),
-            tokens: 300,
-            layers: vec![layer(0, [300, 200, 0]), layer(1, [1, 2, 3])],
-            profile: Some(Box::new(Profile {
-                model: "m 0123".into(),
-                texts: vec![5, u64::MAX],
-                window: 128,
-                pairs: 290,
-                steps: [300, 2, 2, 2, 2, 2],
-                banks: vec![bank([300, 200, 0]), bank([1, 2, 3])],
-                sample,
-                misses,
-                routing: None,
-            })),
-        }
-    }
-
-    fn seal(bytes: &mut [u8]) {
-        let (len, sum) = (bytes.len() as u64, xxh3_64(&bytes[HEADER..]));
-        bytes[8..16].copy_from_slice(&len.to_le_bytes());
-        bytes[16..24].copy_from_slice(&sum.to_le_bytes());
-    }
-
-    #[test]
-    fn round_trip() {
-        let s = stats();
-        let bytes = s.to_bytes().unwrap();
-        assert_eq!(ActivationStats::parse(&bytes, 2, 1, 3).unwrap(), s);
-        assert!(ActivationStats::parse(&bytes, 2, 1, 4).is_err());
-        let moved = stats().permuted(&[vec![1, 2, 0], vec![2, 0, 1]]);
-        let p = moved.profile.as_ref().unwrap();
-        assert_eq!(moved.counts(0, 0).unwrap(), [200, 0, 300]);
-        assert_eq!(p.banks[0].unions[0], [0, 2, 1]);
-        assert_eq!(p.sample.tokens()[0].bits[0], 0b110);
-        assert_eq!(
-            ActivationStats::read(&moved.to_bytes().unwrap()).unwrap(),
-            moved
-        );
-    }
-
-    #[test]
-    fn older_files_lack_what_follows_the_sample() {
-        let s = stats();
-        let mut bytes = s.to_bytes().unwrap();
-        let mut without = s;
-        let profile = without.profile.as_mut().unwrap();
-        // Small numbers have one byte each.
-        bytes.truncate(bytes.len() - profile.misses.numbers_mut().count());
-        seal(&mut bytes);
-        profile.misses = Misses::default();
-        assert_eq!(ActivationStats::read(&bytes).unwrap(), without);
-        // Two banks with two small numbers for each distance.
-        let profile = without.profile.as_mut().unwrap();
-        bytes.truncate(bytes.len() - 2 * 2 * profile.banks[0].later.len());
-        seal(&mut bytes);
-        let old = ActivationStats::read(&bytes).unwrap();
-        for bank in &mut without.profile.as_mut().unwrap().banks {
-            bank.later = Default::default();
-            assert_eq!(bank.later[0].share(), None);
-        }
-        assert_eq!(old, without);
-        // A partial list is damage.
-        bytes.push(0);
-        seal(&mut bytes);
-        assert!(ActivationStats::read(&bytes).is_err());
-    }
-
-    #[test]
-    fn the_checkpoints_order_is_restored() {
-        let mut checkpoint = stats();
-        checkpoint.layers[0].experts[0].original.clear();
-        let order = [vec![1, 2, 0], vec![2, 1, 0]];
-        let packed = checkpoint.clone().permuted(&order);
-        assert_ne!(packed, checkpoint);
-        assert_eq!(packed.restored(&order).unwrap(), checkpoint);
-        assert_eq!(checkpoint.clone().restored(&[]).unwrap(), checkpoint);
-        assert!(checkpoint.restored(&[vec![0, 0, 1], vec![]]).is_err());
-    }
-
-    #[test]
-    fn what_cannot_be_true_is_not_written() {
-        for wrong in 0..9 {
-            let mut s = stats();
-            let p = s.profile.as_mut().unwrap();
-            match wrong {
-                0 => p.banks[0].stayed[2] = 1,
-                1 => p.banks[1].unions[4][0] = 3,
-                2 => p.steps[0] = 299,
-                3 => p.sample.tokens[0].bits[1] = 8,
-                4 => p.pairs = 301,
-                5 => p.banks[0].later[1].again = 10,
-                6 => p.banks[1].later[0].fired = 7,
-                7 => p.misses.missed[3][2] = 91,
-                _ => drop(p.banks.pop()),
-            }
-            assert!(
-                matches!(s.to_bytes(), Err(StatsError::Binary(_))),
-                "{wrong}"
-            );
-        }
-    }
-
-    #[test]
-    fn damaged_files_are_refused() {
-        let good = stats().to_bytes().unwrap();
-        for cut in 0..good.len() {
-            assert!(ActivationStats::read(&good[..cut]).is_err(), "{cut}");
-        }
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 0x10;
-            assert!(ActivationStats::read(&bad).is_err(), "{at}");
-        }
-    }
-
-    #[test]
-    fn sums_are_exact_and_strangers_are_refused() {
-        let (mut a, mut b) = (stats(), stats());
-        assert!(
-            matches!(a.merge(&b), Err(StatsError::Merge(_))),
-            "the same text twice"
-        );
-        b.profile.as_mut().unwrap().texts = vec![9];
-        let mut other_model = b.clone();
-        other_model.profile.as_mut().unwrap().model = "n".into();
-        assert!(a.clone().merge(&other_model).is_err());
-        a.merge(&b).unwrap();
-        assert_eq!(a.tokens, 600);
-        assert_eq!(a.counts(0, 0).unwrap(), [600, 400, 0]);
-        let p = a.profile.as_ref().unwrap();
-        assert_eq!((p.pairs, p.steps), (580, [600, 4, 4, 4, 4, 4]));
-        assert_eq!(p.banks[0].gates.total(), 6);
-        assert_eq!(p.texts, [5, 9, u64::MAX]);
-        assert!(ActivationStats::read(&a.to_bytes().unwrap()).is_ok());
-    }
-}
+mod tests;

@@ -122,18 +122,14 @@ pub enum StatsError {
 }
 
 impl ActivationStats {
-    /// Parses a statistics file of either version and checks it against the model's sizes.
+    /// Parses a statistics file of either version and checks it against the model's sizes: `experts`
+    /// FFNs in each layer, of as many neurons as `neurons` has for the layer.
     ///
     /// # Errors
     /// If the file is damaged, inconsistent, or of another model.
-    pub fn parse(
-        bytes: &[u8],
-        layers: usize,
-        experts: usize,
-        neurons: usize,
-    ) -> Result<Self, StatsError> {
+    pub fn parse(bytes: &[u8], neurons: &[usize], experts: usize) -> Result<Self, StatsError> {
         let stats = Self::read(bytes)?;
-        stats.check(layers, experts, neurons)?;
+        stats.check(neurons, experts)?;
         Ok(stats)
     }
 
@@ -178,8 +174,7 @@ impl ActivationStats {
             return codec::decode(bytes);
         }
         let stats: Self = serde_json::from_slice(bytes)?;
-        let [layers, experts, neurons] = stats.sizes();
-        stats.check(layers, experts, neurons)?;
+        stats.check_itself()?;
         Ok(stats)
     }
 
@@ -194,15 +189,21 @@ impl ActivationStats {
         }
     }
 
-    /// Layers, experts per layer and neurons per expert, taken from the first of each.
+    /// Layers, experts of the first layer, and neurons of the largest FFN.
     pub fn sizes(&self) -> [usize; 3] {
-        let layer = self.layers.first();
-        let expert = layer.and_then(|l| l.experts.first());
-        [
-            self.layers.len(),
-            layer.map_or(0, |l| l.experts.len()),
-            expert.map_or(0, |e| e.counts.len()),
-        ]
+        let experts = self.layers.first().map_or(0, |l| l.experts.len());
+        let most = self.neurons().into_iter().max().unwrap_or(0);
+        [self.layers.len(), experts, most]
+    }
+
+    /// Neurons of each layer's FFNs, taken from its first.
+    pub fn neurons(&self) -> Vec<usize> {
+        let first = |layer: &LayerStats| layer.experts.first().map_or(0, |e| e.counts.len());
+        self.layers.iter().map(first).collect()
+    }
+
+    fn check_itself(&self) -> Result<(), StatsError> {
+        self.check(&self.neurons(), self.sizes()[1])
     }
 
     /// Adds the counts of another part of the text. The result, including the sample, does not
@@ -213,7 +214,7 @@ impl ActivationStats {
     /// cover the same text.
     pub fn merge(&mut self, other: &Self) -> Result<(), StatsError> {
         let refuse = |reason: String| Err(StatsError::Merge(reason));
-        if self.sizes() != other.sizes() {
+        if (self.sizes(), self.neurons()) != (other.sizes(), other.neurons()) {
             let [a, b] = [self.sizes(), other.sizes()];
             return refuse(format!(
                 "one has {} layers of {} × {} neurons, the other {} of {} × {}",
@@ -241,7 +242,7 @@ impl ActivationStats {
         Ok(())
     }
 
-    fn check(&self, layers: usize, experts: usize, neurons: usize) -> Result<(), StatsError> {
+    fn check(&self, neurons: &[usize], experts: usize) -> Result<(), StatsError> {
         let format = if self.profile.is_some() {
             FORMAT_V2
         } else {
@@ -263,8 +264,8 @@ impl ActivationStats {
                 })
             }
         };
-        same("number of layers".into(), self.layers.len(), layers)?;
-        for (l, layer) in self.layers.iter().enumerate() {
+        same("number of layers".into(), self.layers.len(), neurons.len())?;
+        for (l, (layer, &neurons)) in self.layers.iter().zip(neurons).enumerate() {
             same(format!("layer at place {l}"), layer.layer as usize, l)?;
             same(
                 format!("number of experts of layer {l}"),
@@ -326,9 +327,11 @@ impl ActivationStats {
     /// # Errors
     /// If the ids are not a permutation.
     pub fn restored(mut self, original: &[Vec<u32>]) -> Result<Self, StatsError> {
-        let [_, experts, neurons] = self.sizes();
+        let experts = self.sizes()[1];
         let mut inverse = Vec::with_capacity(original.len());
-        for (bank, ids) in original.iter().enumerate() {
+        let counts = self.layers.iter().flat_map(|l| &l.experts);
+        let sizes: Vec<usize> = counts.map(|e| e.counts.len()).collect();
+        for (bank, (ids, neurons)) in original.iter().zip(sizes).enumerate() {
             if !ids.is_empty() && !is_permutation(ids, neurons) {
                 return Err(StatsError::Order {
                     layer: (bank / experts.max(1)) as u32,
@@ -442,17 +445,17 @@ mod tests {
     fn round_trips_and_checks_shape() {
         let s = stats(vec![1, 2, 3]);
         let json = serde_json::to_vec(&s).unwrap();
-        assert_eq!(ActivationStats::parse(&json, 1, 1, 3).unwrap(), s);
+        assert_eq!(ActivationStats::parse(&json, &[3], 1).unwrap(), s);
         assert!(matches!(
-            ActivationStats::parse(&json, 1, 1, 4),
+            ActivationStats::parse(&json, &[4], 1),
             Err(StatsError::Shape { .. })
         ));
         assert!(matches!(
-            ActivationStats::parse(&json, 2, 1, 3),
+            ActivationStats::parse(&json, &[3, 3], 1),
             Err(StatsError::Shape { .. })
         ));
         assert!(matches!(
-            ActivationStats::parse(b"{}", 1, 1, 3),
+            ActivationStats::parse(b"{}", &[3], 1),
             Err(StatsError::Json(_))
         ));
     }
@@ -461,14 +464,14 @@ mod tests {
     fn refuses_impossible_counts_and_other_formats() {
         let json = serde_json::to_vec(&stats(vec![1, 11, 0])).unwrap();
         assert!(matches!(
-            ActivationStats::parse(&json, 1, 1, 3),
+            ActivationStats::parse(&json, &[3], 1),
             Err(StatsError::Count { neuron: 1, .. })
         ));
         let mut s = stats(vec![0]);
         s.format = "v0".into();
         let json = serde_json::to_vec(&s).unwrap();
         assert!(matches!(
-            ActivationStats::parse(&json, 1, 1, 1),
+            ActivationStats::parse(&json, &[1], 1),
             Err(StatsError::Format { .. })
         ));
     }
@@ -485,7 +488,7 @@ mod tests {
         json["layers"][0]["experts"][0]["original"] = serde_json::json!([1, 1, 0]);
         let bytes = serde_json::to_vec(&json).unwrap();
         assert!(matches!(
-            ActivationStats::parse(&bytes, 1, 1, 3),
+            ActivationStats::parse(&bytes, &[3], 1),
             Err(StatsError::Order { .. })
         ));
     }
@@ -495,7 +498,7 @@ mod tests {
         let mut s = stats(vec![u64::MAX, u64::MAX, 0, 0]);
         s.tokens = u64::MAX;
         let json = serde_json::to_vec(&s).unwrap();
-        let s = ActivationStats::parse(&json, 1, 1, 4).unwrap();
+        let s = ActivationStats::parse(&json, &[4], 1).unwrap();
         assert_eq!(s.active_share(), [0.5]);
         assert_eq!(hot_share(s.counts(0, 0).unwrap(), 0.8), 0.5);
     }

@@ -2,7 +2,7 @@
 
 use super::routing::Routing;
 use super::sample::words;
-use super::{ActivationStats, Magnitudes, Misses, Sample};
+use super::{ActivationStats, ExpertStats, Magnitudes, Misses, Sample};
 
 /// Batch sizes for which activity is counted.
 pub const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -116,6 +116,12 @@ impl Profile {
         }
     }
 
+    /// The neurons of bank `bank`, of which there are `neurons`, as bit rows, one bit per sampled token:
+    /// `[neurons × words(tokens)]`.
+    pub fn sampled(&self, bank: usize, neurons: usize) -> Vec<u64> {
+        self.sample.transposed(bank, self.banks.len(), neurons)
+    }
+
     pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
         if self.model != other.model {
             return Err(format!(
@@ -162,7 +168,7 @@ impl Profile {
 
     /// Checks that the numbers are consistent; returns the inconsistency.
     pub(super) fn check(&self, stats: &ActivationStats) -> Result<(), String> {
-        let [layers, experts, neurons] = stats.sizes();
+        let [layers, experts, _] = stats.sizes();
         let same = |what: &str, found: usize, expected: usize| {
             if found == expected {
                 return Ok(());
@@ -185,6 +191,7 @@ impl Profile {
         }
         let experts = stats.layers.iter().flat_map(|l| &l.experts);
         for (b, (bank, expert)) in self.banks.iter().zip(experts).enumerate() {
+            let neurons = expert.counts.len();
             same("batch sizes", bank.unions.len(), BATCHES.len() - 1)?;
             let limits = self.steps[1..].iter();
             for (list, &limit) in bank.unions.iter().zip(limits) {
@@ -206,8 +213,13 @@ impl Profile {
                     .map_err(|e| format!("bank {b}: {e} activations"))?;
             }
         }
-        let bits = self.banks.len().saturating_mul(words(neurons));
-        let last = neurons % 64;
+        self.check_sample(stats)
+    }
+
+    /// The same of the sampled tokens.
+    fn check_sample(&self, stats: &ActivationStats) -> Result<(), String> {
+        let width = words(stats.sizes()[2]);
+        let bits = self.banks.len().saturating_mul(width);
         let tokens = self.sample.tokens();
         if tokens.len() > self.sample.capacity {
             return Err("more sampled tokens than the sample holds".into());
@@ -216,9 +228,22 @@ impl Profile {
             return Err("sampled tokens are not in order".into());
         }
         for token in tokens {
-            same("words of a sampled token", token.bits.len(), bits)?;
-            let ends = token.bits.chunks(words(neurons).max(1));
-            if last > 0 && ends.filter_map(|b| b.last()).any(|w| w >> last != 0) {
+            if token.bits.len() != bits {
+                return Err(format!(
+                    "{} words of a sampled token, expected {bits}",
+                    token.bits.len()
+                ));
+            }
+            let experts = stats.layers.iter().flat_map(|l| &l.experts);
+            let banks = token.bits.chunks(width.max(1)).zip(experts);
+            let past = |(bits, expert): (&[u64], &ExpertStats)| {
+                let (whole, last) = (expert.counts.len() / 64, expert.counts.len() % 64);
+                let mut bits = bits.iter().skip(whole);
+                // the word that is partly theirs, then those that are not
+                let partly = bits.next().is_some_and(|w| w >> last != 0);
+                partly || bits.any(|&w| w != 0)
+            };
+            if banks.into_iter().any(past) {
                 return Err("a sampled token fires neurons that do not exist".into());
             }
         }

@@ -12,7 +12,7 @@
 pub struct Sampled {
     /// Hash of the token's position in the text.
     pub priority: u64,
-    /// One bit per neuron, bank by bank, each bank padded to whole words.
+    /// One bit per neuron, bank by bank, each padded to the words of the largest.
     pub bits: Vec<u64>,
 }
 
@@ -76,13 +76,13 @@ impl Sample {
         }
     }
 
-    /// The neurons of bank `bank` as bit rows, one bit per sampled token: `[neurons ×
+    /// The neurons of bank `bank` of `banks` as bit rows, one bit per sampled token: `[neurons ×
     /// words(tokens)]`.
-    pub fn transposed(&self, bank: usize, neurons: usize) -> Vec<u64> {
+    pub(super) fn transposed(&self, bank: usize, banks: usize, neurons: usize) -> Vec<u64> {
         let width = words(self.tokens.len());
-        let first = bank * words(neurons);
         let mut rows = vec![0u64; neurons * width];
         for (t, token) in self.tokens.iter().enumerate() {
+            let first = bank * (token.bits.len() / banks.max(1));
             for (w, &word) in token.bits[first..][..words(neurons)].iter().enumerate() {
                 let mut left = word;
                 while left != 0 {
@@ -95,18 +95,17 @@ impl Sample {
         rows
     }
 
-    /// Reorders the neurons of every bank.
+    /// Reorders the neurons of every bank; there is an order for each.
     pub(super) fn permute(&mut self, order: &[Vec<u32>]) {
         for token in &mut self.tokens {
             let mut bits = vec![0u64; token.bits.len()];
-            let mut first = 0;
-            for bank in order {
+            let width = token.bits.len() / order.len().max(1);
+            for (bank, first) in order.iter().zip((0..).step_by(width.max(1))) {
                 for (to, &from) in bank.iter().enumerate() {
                     let from = from as usize;
                     let bit = token.bits[first + from / 64] >> (from % 64) & 1;
                     bits[first + to / 64] |= bit << (to % 64);
                 }
-                first += words(bank.len());
             }
             token.bits = bits;
         }
@@ -162,10 +161,10 @@ mod tests {
             priority: 2,
             bits: vec![0b010, 0b101],
         });
-        assert_eq!(s.transposed(0, 3), [0b01, 0b11, 0b00]);
-        assert_eq!(s.transposed(1, 3), [0b10, 0b00, 0b11]);
+        assert_eq!(s.transposed(0, 2, 3), [0b01, 0b11, 0b00]);
+        assert_eq!(s.transposed(1, 2, 3), [0b10, 0b00, 0b11]);
         s.permute(&[vec![1, 2, 0], vec![2, 1, 0]]);
-        assert_eq!(s.transposed(0, 3), [0b11, 0b00, 0b01]);
-        assert_eq!(s.transposed(1, 3), [0b11, 0b00, 0b10]);
+        assert_eq!(s.transposed(0, 2, 3), [0b11, 0b00, 0b01]);
+        assert_eq!(s.transposed(1, 2, 3), [0b11, 0b00, 0b10]);
     }
 }

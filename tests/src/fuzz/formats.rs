@@ -363,13 +363,13 @@ fn use_stats(bytes: &[u8]) -> bool {
     let Ok(stats) = ActivationStats::read(bytes) else {
         return false;
     };
-    let [layers, experts, neurons] = stats.sizes();
-    ActivationStats::parse(bytes, layers, experts, neurons).expect("its own sizes");
+    let (neurons, [_, experts, _]) = (stats.neurons(), stats.sizes());
+    ActivationStats::parse(bytes, &neurons, experts).expect("its own sizes");
     stats.active_share();
     if let Some(profile) = &stats.profile {
         for (b, bank) in profile.banks.iter().enumerate().take(4) {
             bank.gates.quantile(0.5, 1);
-            profile.sample.transposed(b, neurons);
+            profile.sampled(b, bank.contributed.len());
         }
         if let Some(routing) = &profile.routing {
             routing.misses.rate(0.3);

@@ -41,10 +41,6 @@ fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     let (mut families, mut logarithms) = (0, Vec::new());
     for folder in one_per_family() {
         let source = emberflow_models::open(&folder).unwrap();
-        if source.config().form.hyper.is_some() {
-            // refused by name
-            continue;
-        }
         let dir = tempfile::tempdir().unwrap();
         let output = calibrated(&folder, dir.path());
         families += 1;
@@ -65,6 +61,6 @@ fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     }
     let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
     println!("{families} models, {mean:.3} of the error of plain rounding");
-    // some matrices of latent attention, DeltaNets and Mamba-2 are rounded plainly in both
-    assert!(families > 40 && mean < 0.87, "{families} models, {mean}");
+    // some matrices of latent attention, DeltaNets, Mamba-2 and hyper-connections are rounded plainly in both
+    assert!(families > 40 && mean < 0.88, "{families} models, {mean}");
 }

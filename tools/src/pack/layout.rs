@@ -241,7 +241,7 @@ fn order_of(stats: &ActivationStats, number: usize, bank: Bank, coactivation: bo
     let counts = stats.counts(bank.place, bank.expert).unwrap_or_default();
     match &stats.profile {
         Some(profile) if coactivation => {
-            let fired = profile.sample.transposed(number, counts.len());
+            let fired = profile.sampled(number, counts.len());
             order::by_coactivation(counts, stats.tokens, &fired)
         }
         _ => order::by_temperature(counts),

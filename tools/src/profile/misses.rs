@@ -38,15 +38,16 @@ fn class(often: f64) -> usize {
 }
 
 fn key(trace: &FiringTrace, n: usize) -> Key {
-    let each = trace.sampled();
-    Key::new((n / each) as u32, (n % each) as u32)
+    let [bank, neuron] = trace.place(n);
+    Key::new(bank as u32, neuron as u32)
 }
 
 /// A cold region for a share of the sampled neurons, filled as the engine does: with the front of every bank.
 fn filled(trace: &FiringTrace, often: &[f64], share: f64) -> Result<Cold, Failure> {
     let slots = (share * often.len() as f64).round().max(1.0) as u64;
-    let mut cold = Cold::new(slots, &vec![trace.sampled() as u32; trace.banks()])?;
-    let front = slots.div_ceil(trace.banks() as u64) as u32;
+    let banks: Vec<u32> = trace.sampled().into_iter().map(|n| n as u32).collect();
+    let mut cold = Cold::new(slots, &banks)?;
+    let front = slots.div_ceil(banks.len() as u64) as u32;
     for (n, &often) in often.iter().enumerate() {
         let key = key(trace, n);
         cold.set_prior(key, often);
@@ -89,8 +90,7 @@ mod tests {
         let mut recorder = Recorder::new(Subject {
             model: "m".into(),
             text: 1,
-            layers: BANKS,
-            neurons: NEURONS,
+            neurons: vec![NEURONS; BANKS],
             window: tokens,
             sample: 1,
         });

@@ -98,14 +98,13 @@ impl Cut {
     /// Identifies the run: text, model and windows.
     fn subject(&self, meta: &ContainerMeta) -> Subject {
         let c = &meta.config;
-        let (layers, neurons) = (c.ffn_layers().count(), c.ffn as usize);
+        let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
         Subject {
             model: format!("{} {}", c.name, meta.source.fingerprint),
             text: hash(&self.ids, self.window),
-            layers,
-            neurons,
             window: self.window as usize,
-            sample: Recorder::sample_for(layers, neurons, SAMPLE_BYTES),
+            sample: Recorder::sample_for(&neurons, SAMPLE_BYTES),
+            neurons,
         }
     }
 }
@@ -132,11 +131,6 @@ fn run(args: &ProfileRunArgs) -> Result<(), Failure> {
         return experts::run(args, model, &cut, output, start);
     }
     let c = model.text().config().clone();
-    if c.banks().any(|bank| bank.neurons != c.ffn) {
-        let why =
-            "the FFNs of this model's layers have different sizes, which statistics cannot hold";
-        return Err(Failure::usage(why));
-    }
     let original = original_ids(model.container(), &c)?;
     let subject = cut.subject(model.text().meta());
     let checkpoint = checkpoint_of(output);

@@ -154,3 +154,51 @@ fn a_bad_statistics_file_is_named() {
         }
     }
 }
+
+/// Gemma 4 E2B: the layers that share keys and values have FFNs twice as wide.
+#[test]
+fn ffns_of_two_sizes_have_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let folder = at("model");
+    std::fs::create_dir(&folder).unwrap();
+    let source = root().join("tests/fixtures/models/gemma4_inputs");
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let text = std::fs::read_to_string(source.join(name)).unwrap();
+        // neurons that are zero for some tokens
+        let text = text.replace("gelu_pytorch_tanh", "relu");
+        std::fs::write(format!("{folder}/{name}"), text).unwrap();
+    }
+    let weights = "model.safetensors";
+    std::fs::copy(source.join(weights), format!("{folder}/{weights}")).unwrap();
+    let text = part(dir.path(), "text", 0, 600);
+    let [plain, sorted] = [at("plain.ember"), at("sorted.ember")];
+    let quant = ["--quant", "f32", "--json"];
+    json(&[&["pack", &folder, "-o", &plain][..], &quant].concat());
+    let shares = |model: &str, stats: &str| -> Vec<f64> {
+        let output = profile(&text, stats, &[model]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{message}");
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let shares = shown["active_share"].as_array().unwrap().iter();
+        shares.map(|share| share.as_f64().unwrap()).collect()
+    };
+    let first = shares(&plain, &at("stats"));
+    assert!(
+        first.iter().all(|share| (0.1..0.9).contains(share)),
+        "{first:?}"
+    );
+    let stats = at("stats");
+    let pack = ["pack", &folder, "-o", &sorted, "--stats", &stats];
+    json(&[&pack[..], &quant].concat());
+    // neurons in another order fire as often
+    let again = shares(&sorted, &at("again"));
+    assert_eq!(first.len(), again.len());
+    let near = first.iter().zip(&again).all(|(a, b)| (a - b).abs() < 1e-3);
+    assert!(near, "{first:?} {again:?}");
+    let checked = json(&["verify", &sorted, "--source", &folder, "--json"]);
+    assert_eq!(checked["source"]["worst_share_of_bound"], 0.0);
+    let inspected = json(&["inspect", &sorted, "--json"]);
+    let temperatures = inspected["temperature"].as_array().unwrap();
+    assert_eq!(temperatures.len(), first.len());
+}

@@ -4,8 +4,8 @@
 
 use super::types::GgufValue::{self, Bools, F32, I32s, U32};
 use crate::config::{LatentShape, MixerKind, ModelConfig, RopeScaling};
-use crate::families::{self, Arch, Quirk};
-use crate::names::{Role, TensorId};
+use crate::families::{self, Quirk};
+use crate::names::Role;
 
 /// Divisor of the frequencies of pairs that do not rotate, as the converter of Gemma 4 writes it.
 const ENORMOUS: f32 = 1e30;
@@ -14,15 +14,6 @@ const ENORMOUS: f32 = 1e30;
 pub(super) fn is_float(role: Role) -> bool {
     let biases = matches!(role, Role::GateBias | Role::UpBias | Role::DownBias);
     role == Role::Router || biases || role.is_conv()
-}
-
-/// The name of a tensor.
-pub(super) fn name(id: TensorId, config: &ModelConfig, arch: &Arch) -> String {
-    let latent = config.form.latent.and_then(|latent| latent.query_rank);
-    match (id.role, latent) {
-        (Role::Q, Some(_)) => format!("blk.{}.attn_q_b.weight", id.layer),
-        _ => arch.names.spell(id, config),
-    }
 }
 
 /// Dimensions of a tensor of this shape, innermost first.

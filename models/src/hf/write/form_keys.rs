@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::scaling::scaling_json;
+use super::{hyper_keys, mixer_keys, pooled_keys};
 use crate::config::{ModelConfig, Parallel, Rope, RopeScaling};
 use crate::families::{By, Check, Family, Key, Quirk};
 
@@ -26,7 +27,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
         let switches = (0..c.layers).map(|layer| u32::from(c.rotates(layer)));
         config[unrotated.list] = switches.collect();
     }
-    if let Some(local) = &c.form.local_rope {
+    let local = c.form.local_rope.as_ref();
+    if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
     }
     for quirk in family.quirks {
@@ -45,26 +47,31 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::GlobalHeads, _) => global_heads(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
-            (Quirk::ShortConv, _) => short_convs(c, config),
+            (Quirk::ShortConv, _) => mixer_keys::short_convs(c, config),
             // it is its size already
             (Quirk::AdjustedFfn, _) => config["block_auto_adjust_ff_dim"] = json!(false),
             (Quirk::QueryScale, _) => query_scale(c, config),
+            (Quirk::Temperature, _) => temperature(c, config),
+            (Quirk::RotatedByName, _) => {
+                let rotated = c.form.nope_layers.is_empty();
+                config["position_embedding_type"] = json!(if rotated { "rope" } else { "nope" });
+            }
+            (Quirk::DeltaNet(_), _) => mixer_keys::delta_nets(c, config),
+            (Quirk::Latent, _) => mixer_keys::latent(c, config),
+            (Quirk::Kda, _) => mixer_keys::kda(c, family.has(Quirk::Bounded), config),
+            (Quirk::Mamba, _) => mixer_keys::mamba(c, config),
+            (Quirk::Sublayers, _) => mixer_keys::sublayers(c, config),
+            (Quirk::Pooled, _) => pooled_keys::add(c, config),
+            (Quirk::Hyper, _) => hyper_keys::add(c, config),
+            // the indexer is left out: in this context it would choose everything
+            (Quirk::Indexed(key, _), _) => config[*key] = json!(c.max_context),
             (
                 Quirk::OneKvHeadEach
                 | Quirk::FullUnrotated
                 | Quirk::OriginalContextBeside
-                | Quirk::DeltaNet(_)
-                | Quirk::Latent
-                | Quirk::Kda
                 | Quirk::Bounded
-                | Quirk::Hyper
-                | Quirk::Pooled
                 | Quirk::NtkAlpha
-                | Quirk::Indexed(..)
-                | Quirk::Mamba
-                | Quirk::Sublayers
-                | Quirk::RotatedByName
-                | Quirk::Temperature,
+                | Quirk::ChoiceRow,
                 _,
             ) => {}
         }
@@ -87,29 +94,31 @@ fn value_of(c: &ModelConfig, key: &Key) -> Value {
     }
 }
 
-/// The layers that are convolutions.
-fn short_convs(c: &ModelConfig, config: &mut Value) {
-    let convs = c.form.short_conv.as_ref();
-    let kind = |layer| match convs.is_some_and(|convs| convs.layers.contains(&layer)) {
-        true => "conv",
-        false => "full_attention",
-    };
-    config["layer_types"] = (0..c.layers).map(kind).collect();
-    if let Some(convs) = convs {
-        config["conv_L_cache"] = json!(convs.taps);
-    }
-}
-
 /// Queries that grow with their position, beside the rotary scaling.
 fn query_scale(c: &ModelConfig, config: &mut Value) {
-    let mut object = scaling_json(&c.rope.scaling, false);
+    let mut object = config["rope_scaling"].take();
     if let (Some(scale), false) = (c.form.query_scale, object.is_null()) {
         object["llama_4_scaling_beta"] = json!(scale.beta);
         object["original_max_position_embeddings"] = json!(scale.original_context);
     }
+    if c.form.latent.is_some() {
+        // of whole queries, where other classes with latent attention count what is rotated alone
+        config["head_dim"] = json!(c.head_dim);
+        let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
+        object["partial_rotary_factor"] = json!(share);
+    }
     object["rope_theta"] = json!(c.rope.theta);
     remove(config, &["rope_theta", "rope_scaling"]);
     config["rope_parameters"] = object;
+}
+
+/// Queries without rotary positions that grow with their position.
+fn temperature(c: &ModelConfig, config: &mut Value) {
+    config["attn_temperature_tuning"] = json!(c.form.query_scale.is_some());
+    if let Some(scale) = c.form.query_scale {
+        config["attn_scale"] = json!(scale.beta);
+        config["floor_scale"] = json!(scale.original_context);
+    }
 }
 
 /// Removes keys that the family does not have.
@@ -159,16 +168,16 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
     }
 }
 
-/// What no key says: experts in parallel with a dense FFN, and other heads or neurons of some layers.
+/// What no key says: other heads or neurons of some layers.
 pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     let heads = c.form.global_heads;
     let wide = c.form.shared_kv_ffn;
-    match &c.mixture {
-        Some(mixture) if mixture.parallel_dense => Some("a dense FFN in parallel with experts"),
+    let dense = c.mixture.as_ref().map_or(c.ffn, |of| of.shared);
+    match () {
         _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
             Some("another number of heads in layers without a window")
         }
-        _ if wide > 0 && wide != c.ffn.saturating_mul(2) => {
+        _ if wide > 0 && wide != dense.saturating_mul(2) => {
             Some("this number of neurons in layers with shared keys")
         }
         _ => None,
@@ -186,7 +195,6 @@ fn global_heads(c: &ModelConfig, config: &mut Value) {
     config["use_double_wide_mlp"] = json!(form.shared_kv_ffn > 0);
     config["hidden_size_per_layer_input"] = json!(form.layer_inputs.map_or(0, |of| of.width));
     config["vocab_size_per_layer_input"] = json!(form.layer_inputs.map_or(c.vocab, |of| of.vocab));
-    config["enable_moe_block"] = json!(false);
 }
 
 /// Several residual streams and what comes with them.

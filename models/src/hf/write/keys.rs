@@ -4,17 +4,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::form_keys;
 use super::scaling::scaling_json;
-use crate::config::{Activation, Mixture, ModelConfig, RopeScaling, Scoring};
+use super::{expert_keys, form_keys};
+use crate::config::{Activation, ModelConfig, RopeScaling};
 use crate::error::Error;
-use crate::families::{
-    self, Bias, Dense, Experts, QkNorm, Renormalise, ScoringBy, Shared, Windows,
-};
+use crate::families::{self, Bias, QkNorm, Windows};
 
 pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
-    let act = c.ffn_kind.activation;
     let family = families::of(&c.family);
     let Some(class) = family.class else {
         let reason = format!("family {:?} has no folder form", c.family);
@@ -37,24 +34,15 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         "bos_token_id": c.bos,
         "eos_token_id": c.eos,
         "torch_dtype": "float32",
-        family.act: match act {
-            Activation::Relu => "relu",
-            Activation::FatRelu { .. } => "fatrelu",
-            Activation::Relu2 => "relu2",
-            Activation::Silu
-            | Activation::ClampedSwiglu { .. }
-            | Activation::ClampedSilu { .. } => "silu",
-            Activation::Gelu => "gelu",
-            Activation::GeluTanh => "gelu_pytorch_tanh",
-        },
     });
-    if let Activation::FatRelu { threshold } = act {
-        config["hidden_act_param"] = json!(threshold);
-    }
+    activation(c.ffn_kind.activation, family.act, &mut config);
     if c.rope.scaling != RopeScaling::None {
         config["rope_scaling"] = scaling_json(&c.rope.scaling, family.named_factors);
+    } else if family.always_scaled {
+        config["rope_scaling"] = json!({"rope_type": "default"});
     }
-    if family.rotated.is_some() {
+    // that of latent attention has a key of its own
+    if family.rotated.is_some() && c.form.latent.is_none() {
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
         config["partial_rotary_factor"] = json!(share);
     }
@@ -69,71 +57,53 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         Bias::No | Bias::Qkv if c.o_bias => config["attention_bias"] = json!(true),
         Bias::No | Bias::Qkv => {}
     }
-    if let QkNorm::HeadBy(key) = family.qk_norm {
-        config[key] = json!(c.qk_norm);
+    match family.qk_norm {
+        QkNorm::HeadBy(key) => config[key] = json!(c.qk_norm),
+        QkNorm::PlainUnless(key) => config[key] = json!(c.form.plain_qk_norm),
+        _ => {}
     }
     if let Some(clip) = c.clip_qkv {
         config["clip_qkv"] = json!(clip);
     }
-    if let (Some(mixture), Some(of)) = (&c.mixture, &family.experts) {
-        experts_json(c, mixture, of, &mut config);
+    if let Some(of) = &family.experts {
+        expert_keys::add(c, of, &mut config);
     }
     windows_json(c, family.windows, &mut config).map_err(unsupported)?;
     Ok(config)
 }
 
-/// A mixture of experts, in the keys of its family.
-fn experts_json(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut Value) {
-    config[of.count] = json!(c.experts);
-    config[of.chosen] = json!(mixture.chosen);
-    config[of.ffn] = json!(c.ffn);
-    if let Some(key) = of.early_router {
-        config[key] = json!(mixture.early_router);
-    }
-    if let ScoringBy::SoftmaxIf(key) = of.scoring {
-        config[key] = json!(mixture.scoring == Scoring::Softmax);
-    }
-    if let Renormalise::Key(_) = of.renormalise {
-        config["norm_topk_prob"] = json!(mixture.renormalise);
-    }
-    if of.dense == Dense::Steps {
-        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
-        config["mlp_only_layers"] = json!(mixture.dense_layers);
-        config["decoder_sparse_step"] = json!(1);
-    }
-    match of.shared {
-        Some(Shared::Gated(key) | Shared::Plain(key)) => config[key] = json!(mixture.shared),
-        Some(Shared::Experts(key, _)) => config[key] = json!(mixture.shared / c.ffn),
-        Some(Shared::AsOthers) | None => {}
-    }
-    let dense = mixture.dense_layers.len();
-    if let Dense::First(key, _) = of.dense {
-        config[key] = json!(dense);
-        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
-    }
-    if mixture.scoring == Scoring::SparseMixer {
-        config["router_jitter_noise"] = json!(mixture.jitter);
-    }
-    if let Dense::Kinds(key, ..) = of.dense {
-        let kind = |layer| match c.mixture_of(layer) {
-            Some(_) => "sparse",
-            None => "dense",
-        };
-        config[key] = (0..c.layers).map(kind).collect();
-        config["intermediate_size"] = json!(mixture.dense_ffn.max(c.ffn));
-    }
-    if let Some((key, _)) = of.scale {
-        config[key] = json!(mixture.scale);
-    }
-    if let Some(groups) = mixture.groups {
-        config["n_group"] = json!(groups.count);
-        config["topk_group"] = json!(groups.chosen);
+/// The activation's name under `key`, and its parameters.
+fn activation(act: Activation, key: &str, config: &mut Value) {
+    config[key] = json!(match act {
+        Activation::Relu => "relu",
+        Activation::FatRelu { .. } => "fatrelu",
+        Activation::Relu2 => "relu2",
+        Activation::Silu | Activation::ClampedSwiglu { .. } | Activation::ClampedSilu { .. } => {
+            "silu"
+        }
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    });
+    match act {
+        Activation::FatRelu { threshold } => config["hidden_act_param"] = json!(threshold),
+        Activation::ClampedSwiglu { limit, alpha } => {
+            config["swiglu_limit"] = json!(limit);
+            config["swiglu_alpha"] = json!(alpha);
+        }
+        Activation::ClampedSilu { limit } => config["swiglu_limit"] = json!(limit),
+        _ => {}
     }
 }
 
 /// Sliding windows, in the keys that the family's reader understands.
 fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), String> {
-    let Some(&window) = c.window.iter().find(|&&w| w != 0) else {
+    let found = c.window.iter().find(|&&w| w != 0);
+    if let Windows::Chunks(usual) = of {
+        config["attention_chunk_size"] = json!(found.unwrap_or(&usual));
+        config["layer_types"] = kinds(c, "chunked_attention");
+        return Ok(());
+    }
+    let Some(&window) = found else {
         if matches!(
             of,
             Windows::Every | Windows::PatternOf(..) | Windows::Late(..)
@@ -147,6 +117,10 @@ fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), 
     let one_size = c.window.iter().all(|&w| w == 0 || w == window);
     match of {
         Windows::Every if every => config["sliding_window"] = json!(window),
+        // beside pools
+        Windows::Never if every && c.form.pooled.is_some() => {
+            config["sliding_window"] = json!(window);
+        }
         Windows::Layout if one_size => {
             let switch = |&w: &u32| u32::from(w != 0);
             config["sliding_window_size"] = json!(window);
@@ -164,11 +138,7 @@ fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), 
             if matches!(of, Windows::Unrotated | Windows::ByLayer) {
                 config["use_sliding_window"] = json!(true);
             }
-            let kind = |&w: &u32| match w {
-                0 => "full_attention",
-                _ => "sliding_attention",
-            };
-            config["layer_types"] = c.window.iter().map(kind).collect();
+            config["layer_types"] = kinds(c, "sliding_attention");
         }
         _ => {
             return Err(format!(
@@ -178,4 +148,13 @@ fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// The kind of each layer: `windowed`, or attention to all positions.
+fn kinds(c: &ModelConfig, windowed: &str) -> Value {
+    let kind = |&window: &u32| match window {
+        0 => "full_attention",
+        _ => windowed,
+    };
+    c.window.iter().map(kind).collect()
 }

@@ -17,11 +17,11 @@ use crate::pack::options::PackOptions;
 const BATCH: usize = 1024;
 
 /// Whether matrices of this role and format are calibrated. Queries that are projected from a latent
-/// vector and gates of KDA are not: their input is not the layer's.
+/// vector, with or without pools, and gates of KDA are not: their input is not the layer's.
 pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
     let latent = c.form.latent.and_then(|latent| latent.query_rank);
     let deeper = match role {
-        Role::Q => latent.is_some(),
+        Role::Q => latent.is_some() || c.form.pooled.is_some(),
         Role::DeltaGate => c.form.kda.is_some(),
         _ => false,
     };

@@ -88,11 +88,6 @@ pub fn calibrate(
             "--calibrate needs q4, q4k or q8; the requested formats are floats",
         ));
     }
-    if c.form.hyper.is_some() {
-        return Err(Failure::usage(
-            "--calibrate is not implemented for models with hyper-connections",
-        ));
-    }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
     let amount = Amount {
         tokens: how.tokens as usize,

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use emberflow_kernels::{Cpu, Row};
+use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig,
-    ShortConvs, Streams,
+    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig, NGrams,
+    PooledAttention, ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, TensorInfo};
@@ -24,7 +24,7 @@ pub struct LayerPlace<'a> {
     pub source: &'a dyn Checkpoint,
     /// Storage formats.
     pub options: &'a PackOptions,
-    /// Tokens for which the layer has inputs, for models with inputs per token and layer.
+    /// Tokens for which layers have rows, for models with inputs or experts by token.
     pub vocabulary: &'a [u32],
     /// Layer number.
     pub layer: u32,
@@ -49,7 +49,10 @@ impl<'a> OneLayer<'a> {
         let ffn = ffn && c.has_ffn(layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.banks_of(layer).next().map_or(c.ffn, |bank| bank.neurons);
-        let vocab = at.vocabulary.len() as u32;
+        let vocab = match reads_text(c, layer) {
+            true => c.vocab,
+            false => at.vocabulary.len() as u32,
+        };
         let config = ModelConfig {
             vocab,
             form: form_of(c, layer, vocab, ffn),
@@ -63,6 +66,11 @@ impl<'a> OneLayer<'a> {
             mixture: mixture.map(|mixture| Mixture {
                 dense_layers: Vec::new(),
                 dense_ffn: 0,
+                by_token: mixture
+                    .is_by_token(layer)
+                    .then_some(0)
+                    .into_iter()
+                    .collect(),
                 ..mixture.clone()
             }),
             window: vec![c.window[layer as usize]],
@@ -103,6 +111,20 @@ impl<'a> OneLayer<'a> {
     /// Whether the layer has an input of its own, which comes from the tokens.
     fn has_input(&self) -> bool {
         self.config.form.inputs_by_layer().is_some()
+    }
+
+    /// Whether the layer reads rows for the last tokens of the text, by their own numbers.
+    pub fn reads_text(&self) -> bool {
+        reads_text(self.at.source.config(), self.at.layer)
+    }
+
+    /// The format of tables of tokens: that of the whole model for rows for the last tokens, whose table may be most
+    /// of the model.
+    pub fn table_format(&self) -> DType {
+        match self.reads_text() {
+            true => self.at.options.embedding,
+            false => DType::F32,
+        }
     }
 
     /// Whether the layer computes the residual streams from the tokens: the first layer of a model with several
@@ -167,6 +189,24 @@ impl<'a> OneLayer<'a> {
     }
 }
 
+/// Whether a layer reads rows for the last tokens.
+fn reads_text(c: &ModelConfig, layer: u32) -> bool {
+    (c.form.ngrams.as_ref()).is_some_and(|ngrams| ngrams.layer == layer)
+}
+
+/// Attention over pools of a layer alone.
+fn pooled_of(pooled: &PooledAttention, layer: u32) -> PooledAttention {
+    let pool = pooled.pools.get(layer as usize).copied().unwrap_or(0);
+    PooledAttention {
+        pools: vec![pool],
+        overlapping: match pool == pooled.overlapping {
+            true => pool,
+            false => 0,
+        },
+        ..*pooled
+    }
+}
+
 /// The form of layer `layer` alone.
 fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
     // The residual stream already has position embeddings, and there is no head.
@@ -212,6 +252,11 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             }),
             _ => None,
         },
+        pooled: c.form.pooled.as_ref().map(|of| pooled_of(of, layer)),
+        ngrams: (c.form.ngrams.as_ref().filter(|of| of.layer == layer)).map(|of| NGrams {
+            layer: 0,
+            ..of.clone()
+        }),
         without_mixer: (!c.has_mixer(layer)).then_some(0).into_iter().collect(),
         without_ffn: Vec::new(),
         streams: c.form.streams.map(|streams| Streams {
@@ -260,7 +305,14 @@ impl Checkpoint for OneLayer<'_> {
             return Ok(());
         }
         let id = match id.role {
-            Role::FinalNorm | Role::FinalNormBias | Role::Embed => id,
+            Role::FinalNorm | Role::FinalNormBias | Role::Embed | Role::NGramTable => id,
+            // read by nothing, as the streams are not merged here
+            Role::HyperHeadNorm
+            | Role::HyperHeadDown
+            | Role::HyperHeadUp
+            | Role::HyperHeadMix
+            | Role::HyperHeadBase
+            | Role::HyperHeadScale => id,
             Role::StreamIn | Role::LayerInputs | Role::LayerInputsProj | Role::LayerInputsNorm => {
                 id
             }
@@ -269,6 +321,13 @@ impl Checkpoint for OneLayer<'_> {
                 ..id
             },
         };
+        if id.role == Role::TokenExperts {
+            let tokens = self.at.vocabulary.iter().skip(first).take(count);
+            let rows = out.chunks_exact_mut(out.len() / count.max(1));
+            return (tokens.zip(rows)).try_for_each(|(&token, row)| {
+                (self.at.source).read_rows(id, token as usize, 1, row)
+            });
+        }
         if ROLES.contains(&id.role) || !self.has_input() || count == 0 {
             return self.at.source.read_rows(id, first, count, out);
         }

@@ -142,7 +142,10 @@ pub fn run(
             &mut engine,
             &mut sequence,
             StreamRows {
-                tokens: &stream.tokens[these.clone()],
+                tokens: match layer.reads_text() {
+                    true => &stream.text[these.clone()],
+                    false => &stream.tokens[these.clone()],
+                },
                 x: &mut row,
                 stored: stored.map(|both| {
                     both.each_ref()
@@ -210,6 +213,7 @@ fn open(
     }
     let options = PackOptions {
         sector: Some(4096),
+        embedding: layer.table_format(),
         ..PackOptions::new(DType::F32)
     };
     write(layer, &path, &options, None, &mut |_, _| {})?;

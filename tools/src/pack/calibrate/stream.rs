@@ -22,20 +22,28 @@ pub struct Stream {
     pub x: Vec<f32>,
     /// Index into [`vocabulary`] per row.
     pub tokens: Vec<u32>,
+    /// The text's tokens, one per row.
+    pub text: Vec<u32>,
     /// Keys and values that later layers share, by layer, `[rows × kv_heads·head_dim]`.
     pub stored: BTreeMap<u32, [Vec<f32>; 2]>,
     /// Layers whose keys and values are shared, and elements of a row of them.
     sharing: BTreeMap<u32, usize>,
 }
 
-/// The distinct tokens of the text if layers have inputs per token, otherwise a single one.
+/// Whether layers read rows of their own for tokens: inputs, or the experts of a token.
+fn reads_tokens(c: &ModelConfig) -> bool {
+    let by_token = c.mixture.as_ref().is_some_and(|m| !m.by_token.is_empty());
+    by_token || c.form.inputs_by_layer().is_some()
+}
+
+/// The distinct tokens of the text if layers have rows per token, otherwise a single one.
 pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
-    match c.form.inputs_by_layer() {
-        Some(_) => {
+    match reads_tokens(c) {
+        true => {
             let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
             distinct.into_iter().collect()
         }
-        None => vec![0],
+        false => vec![0],
     }
 }
 
@@ -77,8 +85,8 @@ impl<'a> EmbeddingTable<'a> {
 
 impl Stream {
     /// Input of the first layer: token embeddings, plus position embeddings if the model has them, rounded to their
-    /// storage format. With several residual streams the first layer computes them from the tokens, and they are
-    /// zeros here.
+    /// storage format, and in every stream of hyper-connections the same. Other residual streams are computed from
+    /// the tokens by the first layer, and are zeros here.
     ///
     /// # Errors
     /// An embedding cannot be read or stored in its format.
@@ -91,7 +99,8 @@ impl Stream {
         let c = source.config();
         let count = windows.iter().map(Vec::len).sum::<usize>();
         let streams = c.form.streams.map(|streams| streams.count);
-        let width = c.d_model as usize * streams.unwrap_or(1) as usize;
+        let hyper = c.form.hyper.map(|hyper| hyper.count);
+        let width = c.d_model as usize * streams.or(hyper).unwrap_or(1) as usize;
         let number = |&token: &u32| vocabulary.partition_point(|&known| known < token) as u32;
         let shared = (0..c.layers).filter(|&layer| c.kv_layer(layer) != layer);
         let mut stream = Self {
@@ -99,12 +108,13 @@ impl Stream {
             windows: windows.iter().map(Vec::len).collect(),
             x: vec![0.0; count * width],
             tokens: windows.iter().flatten().map(number).collect(),
+            text: windows.iter().flatten().copied().collect(),
             stored: BTreeMap::new(),
             sharing: (shared.map(|layer| c.kv_layer(layer)))
                 .map(|owner| (owner, c.heads_of(owner).stored()))
                 .collect(),
         };
-        if c.form.inputs_by_layer().is_none() {
+        if !reads_tokens(c) {
             stream.tokens.fill(0);
         }
         if streams.is_none() {
@@ -119,10 +129,11 @@ impl Stream {
         options: &PackOptions,
         windows: &[Vec<u32>],
     ) -> Result<(), Failure> {
-        let (c, d) = (source.config(), self.width);
+        let (c, width) = (source.config(), self.width);
+        let d = c.d_model as usize;
         let tokens = EmbeddingTable::new(source, options, Role::Embed);
-        for (&token, row) in windows.iter().flatten().zip(self.x.chunks_exact_mut(d)) {
-            tokens.read(token as usize, row)?;
+        for (&token, row) in windows.iter().flatten().zip(self.x.chunks_exact_mut(width)) {
+            tokens.read(token as usize, &mut row[..d])?;
         }
         if c.form.embedding_scale != 1.0 {
             (self.x.iter_mut()).for_each(|x| *x *= c.form.embedding_scale);
@@ -131,10 +142,14 @@ impl Stream {
             let positions = EmbeddingTable::new(source, options, Role::Positions);
             let numbers = windows.iter().flat_map(|window| 0..window.len());
             let mut vector = vec![0.0; d];
-            for (number, row) in numbers.zip(self.x.chunks_exact_mut(d)) {
+            for (number, row) in numbers.zip(self.x.chunks_exact_mut(width)) {
                 positions.read(before as usize + number, &mut vector)?;
                 row.iter_mut().zip(&vector).for_each(|(x, v)| *x += v);
             }
+        }
+        for row in self.x.chunks_exact_mut(width) {
+            let (first, others) = row.split_at_mut(d);
+            (others.chunks_exact_mut(d)).for_each(|stream| stream.copy_from_slice(first));
         }
         Ok(())
     }

@@ -9,8 +9,9 @@ use emberflow_models::config::ModelConfig;
 use super::*;
 use crate::pack::write::write;
 
-fn gemma3n() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/gemma3n")
+fn fixture(name: &str) -> PathBuf {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+    models.join(name)
 }
 
 fn windows(c: &ModelConfig) -> Vec<Vec<u32>> {
@@ -61,23 +62,28 @@ fn whole(source: &dyn Checkpoint, options: &PackOptions, folder: &Path) -> Vec<V
 
 #[test]
 fn layers_of_several_streams_read_what_they_read_in_the_whole_model() {
-    let dir = tempfile::tempdir().unwrap();
-    let source = emberflow_models::open(&gemma3n()).unwrap();
-    let options = PackOptions::new(DType::F32);
-    let expected = whole(source.as_ref(), &options, dir.path());
-    let (job, mut stream) = job(source.as_ref(), &options, dir.path());
-    let wanted = PassInputs {
-        visits: true,
-        advance: true,
-        ..PassInputs::default()
-    };
-    let rows = LayerRows::default();
     let mut shared = 0;
-    for (number, expected) in (0..).zip(&expected) {
-        let layer = OneLayer::new(job.place(number), &rows, true);
-        shared += u32::from(layer.shares().is_some());
-        let seen = job.pass(&layer, &mut stream, wanted).unwrap();
-        assert!(seen.visits.unwrap().x == *expected, "layer {number}");
+    for name in ["gemma3n", "deepseek_v4", "qwen4_exp", "qwen4_exp_plain"] {
+        let dir = tempfile::tempdir().unwrap();
+        let source = emberflow_models::open(&fixture(name)).unwrap();
+        let options = PackOptions::new(DType::F32);
+        let expected = whole(source.as_ref(), &options, dir.path());
+        let (job, mut stream) = job(source.as_ref(), &options, dir.path());
+        let wanted = PassInputs {
+            visits: true,
+            advance: true,
+            ..PassInputs::default()
+        };
+        let rows = LayerRows::default();
+        for (number, expected) in (0..).zip(&expected) {
+            let layer = OneLayer::new(job.place(number), &rows, true);
+            shared += u32::from(layer.shares().is_some());
+            let seen = job.pass(&layer, &mut stream, wanted).unwrap();
+            assert!(
+                seen.visits.unwrap().x == *expected,
+                "{name}: layer {number}"
+            );
+        }
     }
     assert!(shared > 1);
 }
@@ -85,7 +91,7 @@ fn layers_of_several_streams_read_what_they_read_in_the_whole_model() {
 #[test]
 fn a_stopped_run_knows_the_keys_and_values_that_are_shared() {
     let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let source = emberflow_models::open(&gemma3n()).unwrap();
+    let source = emberflow_models::open(&fixture("gemma3n")).unwrap();
     let options = PackOptions::new(DType::Q4);
     let [(whole, mut stream), (stopped, mut early)] = dirs
         .each_ref()

@@ -1,0 +1,116 @@
+//! Where a number that is presented is stored, and as what: the inverse of reading, for writers.
+
+use super::found::{Layout, interleaved};
+
+impl Layout {
+    /// The stored element that is presented in this row and column, of a tensor of so many rows and
+    /// columns.
+    pub(crate) fn place(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> usize {
+        let by_row = |row: usize| row * cols + col;
+        match self {
+            Self::AsIs | Self::PlusOne | Self::Negative | Self::NegativeLog => by_row(row),
+            Self::Transposed => col * rows + row,
+            Self::EveryRow(place) => by_row(2 * row + place),
+            Self::EveryElement(place) => 2 * by_row(row) + place,
+            Self::TransposedEvery(place) => 2 * (col * rows + row) + place,
+            Self::TransposedHalf(half) => (2 * col + half) * rows + row,
+            Self::Grouped(groups) => by_row(groups.stored_row(row, rows)),
+            Self::Interleaved { head_dim, rotated } => match rows {
+                1 => interleaved(col, [head_dim, rotated]),
+                _ => by_row(interleaved(row, [head_dim, rotated])),
+            },
+            Self::TransposedHeads { stored, cols: rank } => {
+                (row / rank * stored + col) * rank + row % rank
+            }
+        }
+    }
+
+    /// Whether a row that is presented is a row that is stored.
+    pub(crate) fn keeps_rows(self) -> bool {
+        match self {
+            Self::AsIs
+            | Self::PlusOne
+            | Self::Negative
+            | Self::NegativeLog
+            | Self::EveryRow(_)
+            | Self::Grouped(_)
+            | Self::Interleaved { .. } => true,
+            Self::Transposed
+            | Self::EveryElement(_)
+            | Self::TransposedEvery(_)
+            | Self::TransposedHalf(_)
+            | Self::TransposedHeads { .. } => false,
+        }
+    }
+
+    /// What is stored for a number that is presented as `value`.
+    pub(crate) fn stored(self, value: f32) -> f32 {
+        match self {
+            Self::PlusOne => value - 1.0,
+            Self::Negative => -value,
+            Self::NegativeLog => log_of(value),
+            _ => value,
+        }
+    }
+}
+
+/// `-exp(log)` as it is read.
+pub(super) fn rate(log: f32) -> f32 {
+    -libm::exp(f64::from(log)) as f32
+}
+
+/// The logarithm that `rate` is read from, exactly if there is one.
+fn log_of(rate_read: f32) -> f32 {
+    let about = libm::log(-f64::from(rate_read)) as f32;
+    let steps = (0..64i32).flat_map(|step| [step, -step]);
+    let mut near = steps.map(|n| f32::from_bits(about.to_bits().wrapping_add_signed(n)));
+    near.find(|&log| rate(log) == rate_read).unwrap_or(about)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::RowGroups;
+
+    #[test]
+    fn every_element_has_a_place_of_its_own() {
+        let groups = RowGroups {
+            stored: 5,
+            parts: [[1, 2], [4, 1], [0, 0]],
+        };
+        let heads = |head_dim| Layout::Interleaved {
+            head_dim,
+            rotated: head_dim - 2,
+        };
+        let keys = Layout::TransposedHeads { stored: 7, cols: 3 };
+        for (layout, [rows, cols], stored) in [
+            (Layout::AsIs, [6, 4], 24),
+            (Layout::Transposed, [6, 4], 24),
+            (Layout::EveryRow(1), [6, 4], 48),
+            (Layout::EveryElement(1), [6, 1], 12),
+            (Layout::TransposedEvery(1), [6, 4], 48),
+            (Layout::TransposedHalf(1), [6, 4], 48),
+            (Layout::Grouped(groups), [6, 4], 40),
+            (heads(6), [12, 4], 48),
+            (heads(6), [1, 12], 12),
+            (keys, [6, 4], 42),
+        ] {
+            let all = (0..rows).flat_map(|row| (0..cols).map(move |col| [row, col]));
+            let mut places: Vec<usize> = all.map(|at| layout.place(at, [rows, cols])).collect();
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), rows * cols, "{layout:?}");
+            assert!(places.iter().all(|&place| place < stored), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn a_rate_gives_a_logarithm_that_reads_back() {
+        for log in (-400..400).map(|n| n as f32 / 57.0) {
+            let read = rate(log);
+            assert_eq!(rate(Layout::NegativeLog.stored(read)), read, "{log}");
+        }
+        assert_eq!(Layout::PlusOne.stored(1.25), 0.25);
+        assert_eq!(Layout::Negative.stored(2.0), -2.0);
+    }
+}
