@@ -147,6 +147,29 @@ proptest! {
         }
     }
 
+    /// With sums of another processor.
+    #[test]
+    fn products_of_sums(
+        (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
+    ) {
+        let oracle = Quantised::new(&x);
+        for cpu in Cpu::all() {
+            let mut quantised = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut quantised);
+            let mut quants = Vec::new();
+            quantised.all().each_quant(0, |quant| quants.push(i32::from(quant)));
+            prop_assert_eq!(&quants[..m.n], &oracle.quants[..]);
+            prop_assert_eq!(quants.len(), m.n.next_multiple_of(GROUP));
+            for row in m.rows() {
+                let products: Vec<i32> = (0..m.n).map(|i| reference::quant(row, i) as i32 * quants[i]).collect();
+                let sums: Vec<i32> = products.chunks(GROUP).map(|group| group.iter().sum()).collect();
+                let x = quantised.token(0);
+                let [found, expected] = [cpu.dot_of_sums(row, &sums, x), cpu.dot_q(row, x)];
+                prop_assert_eq!(bits(&[found]), bits(&[expected]), "{} {}", cpu.name(), m.dtype);
+            }
+        }
+    }
+
     #[test]
     fn matrices(
         (m, xs) in length().prop_flat_map(|n| (stored(n, 0usize..40), tokens(n, 1usize..30))),
