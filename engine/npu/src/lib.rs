@@ -56,6 +56,15 @@ impl Provider {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Cpu, Self::OpenVino, Self::Qnn, Self::CoreMl];
 
+    /// The one to expect on such a machine: of Apple, of Arm, or of another.
+    pub const HERE: Self = if cfg!(target_vendor = "apple") {
+        Self::CoreMl
+    } else if cfg!(target_arch = "aarch64") {
+        Self::Qnn
+    } else {
+        Self::OpenVino
+    };
+
     /// Its name on command lines.
     pub fn name(self) -> &'static str {
         match self {
