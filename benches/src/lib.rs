@@ -45,6 +45,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Serve(args) => bench::serve::command(&args),
         Split(args) => bench::split::command(&args),
         MeasureMachine => emberflow::machine::command(),
+        CheckNpu { provider } => emberflow::npu::command(provider),
         Program(command) => emberflow::dispatch(*command),
     }
 }
