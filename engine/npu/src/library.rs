@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ort::environment::Environment;
 
-use crate::Error;
+use crate::error::Error;
 
 /// Variables that name the library or its folder; nothing else is tried where one is set.
 const VARIABLES: [&str; 2] = ["EMBERFLOW_ONNXRUNTIME", "ORT_DYLIB_PATH"];
@@ -74,7 +74,7 @@ fn load() -> Result<Library, Error> {
             }
             Err(e) => {
                 tracing::debug!(path = %path.display(), error = %e, "no ONNX Runtime");
-                why.push(e.to_string());
+                why.push(reason(&e));
             }
         }
     }
@@ -83,6 +83,15 @@ fn load() -> Result<Library, Error> {
         ort::MINOR_VERSION,
         why.join("; ")
     )))
+}
+
+/// Why a library was not loaded, with what the system's loader says.
+fn reason(e: &ort::LoadDynamicError) -> String {
+    let of_loader = match e {
+        ort::LoadDynamicError::Dlopen { error, .. } => std::error::Error::source(error),
+        _ => None,
+    };
+    of_loader.map_or_else(|| e.to_string(), ToString::to_string)
 }
 
 /// Which build a library is, from what it says: `ORT Build Info: git-branch=…, git-commit-id=…, …`.

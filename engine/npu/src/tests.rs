@@ -1,7 +1,8 @@
 //! The graphs on ONNX Runtime's own kernels beside plain arithmetic. Where the library is missing the tests pass without a
 //! word, unless `EMBERFLOW_NEEDS_ONNXRUNTIME` is set, as it is in CI.
 
-use super::*;
+use crate::graph::GROUP;
+use crate::{Form, Npu, Provider, RAISED, Sums, Weights};
 
 /// The provider for processors.
 fn npu() -> Option<Npu> {

@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use emberflow_kernels::{ActivationsRef, Cpu, DType, Row};
+use emberflow_kernels::{ActivationsRef, Cpu, DType, Row, dot_of_sums};
 use emberflow_npu as npu;
 use emberflow_npu::{Form, Provider, RAISED, RUN_BYTES, Weights};
 
@@ -232,7 +232,7 @@ impl Graphs {
                     }
                     for (i, sums) in gathered.chunks_exact(groups).take(count).enumerate() {
                         let x = of.x.range(first + i, 1);
-                        then(row, first + i, cpu.dot_of_sums(weights, sums, x));
+                        then(row, first + i, dot_of_sums(cpu, weights, sums, x));
                     }
                 }
             }

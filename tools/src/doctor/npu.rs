@@ -21,8 +21,8 @@ pub(super) fn npu() -> Check {
     };
     let known = |name: &String| name.parse().ok();
     let providers = first.providers.iter().filter_map(known);
-    let results: Vec<Probed> = providers
-        .map(|provider| Probed {
+    let results: Vec<OfProvider> = providers
+        .map(|provider| OfProvider {
             provider,
             found: match provider {
                 Provider::Cpu => Ok(first.clone()),
@@ -30,8 +30,8 @@ pub(super) fn npu() -> Check {
             },
         })
         .collect();
-    let texts: Vec<String> = results.iter().map(Probed::words).collect();
-    let data: Vec<Value> = results.iter().map(Probed::json).collect();
+    let texts: Vec<String> = results.iter().map(OfProvider::words).collect();
+    let data: Vec<Value> = results.iter().map(OfProvider::json).collect();
     let found = format!(
         "ONNX Runtime {} ({}): {}",
         first.library,
@@ -45,12 +45,12 @@ pub(super) fn npu() -> Check {
 }
 
 /// A provider, and what was found.
-struct Probed {
+struct OfProvider {
     provider: Provider,
     found: Result<Found, DeviceError>,
 }
 
-impl Probed {
+impl OfProvider {
     fn words(&self) -> String {
         let judged = match &self.found {
             Ok(found) if found.same_bits => "bit-identical to the CPU".to_owned(),

@@ -3,7 +3,9 @@
 
 use crate::reference;
 use crate::reference::Quantised;
-use emberflow_kernels::{Activations, Columns, Cpu, DType, GROUP, Row, matmul_scratch_q};
+use emberflow_kernels::{
+    Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q,
+};
 use proptest::prelude::*;
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -164,7 +166,7 @@ proptest! {
                 let products: Vec<i32> = (0..m.n).map(|i| reference::quant(row, i) as i32 * quants[i]).collect();
                 let sums: Vec<i32> = products.chunks(GROUP).map(|group| group.iter().sum()).collect();
                 let x = quantised.token(0);
-                let [found, expected] = [cpu.dot_of_sums(row, &sums, x), cpu.dot_q(row, x)];
+                let [found, expected] = [dot_of_sums(cpu, row, &sums, x), cpu.dot_q(row, x)];
                 prop_assert_eq!(bits(&[found]), bits(&[expected]), "{} {}", cpu.name(), m.dtype);
             }
         }
