@@ -1,24 +1,21 @@
 //! Static graphs of integer products.
 //!
 //! ```text
-//! weights [height, row bytes] u8    rows as they lie, each with its scales behind it
-//! tokens  [width, groups, 32] u8    activations + 128
+//! weights [height, row bytes] i8 or u8   rows as they lie, each with its scales behind it
+//! tokens  [width, groups, 32] i8
 //! sums    [groups, height, width]   i32
 //!
 //! weights ─Slice─Reshape─Transpose─▶ [groups, height, bytes of a group] ─bytes or nibbles─▶ ┐
 //! tokens ───────────────Transpose──▶ [groups, 32, width] ──────────────────────────────────▶ MatMulInteger ─▶ sums
 //! ```
 //!
-//! Both sides are unsigned: kernels that multiply unsigned by signed bytes add pairs of products in 16 bits on some
-//! processors, which saturate.
+//! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
+//! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
 
 use crate::onnx::{Attribute, Element, Graph};
 
 /// Elements of a group.
 pub(crate) const GROUP: usize = 32;
-
-/// What is added to activations, and to weights of 8 bits, so that they are unsigned.
-pub const RAISED: u8 = 128;
 
 /// How weights are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,6 +27,13 @@ pub enum Weights {
 }
 
 impl Weights {
+    fn element(self) -> Element {
+        match self {
+            Self::Bytes => Element::I8,
+            Self::Nibbles(_) => Element::U8,
+        }
+    }
+
     /// Bytes of a group.
     pub fn group_bytes(self) -> usize {
         match self {
@@ -73,27 +77,24 @@ impl Form {
         let Tile { height, width } = tile;
         let bytes = weights.group_bytes();
         let graph = Graph::new("group sums")
-            .input(WEIGHTS, Element::U8, &[height, row_bytes])
-            .input(TOKENS, Element::U8, &[width, groups, GROUP])
+            .input(WEIGHTS, weights.element(), &[height, row_bytes])
+            .input(TOKENS, Element::I8, &[width, groups, GROUP])
             .output(SUMS, Element::I32, &[groups, height, width])
             .list("start", &[0])
             .list("end", &[groups * bytes])
             .list("axis", &[1])
             .list("by group", &[height, groups, bytes])
-            .byte("raised", RAISED)
             .node("Slice", &[WEIGHTS, "start", "end", "axis"], "rows", None)
             .node("Reshape", &["rows", "by group"], "grouped", None)
             .node("Transpose", &["grouped"], "stored", permuted(&[1, 0, 2]))
             .node("Transpose", &[TOKENS], "x", permuted(&[1, 2, 0]));
         let graph = match weights {
-            Weights::Bytes => graph
-                .node("BitwiseXor", &["stored", "raised"], "w", None)
-                .node("MatMulInteger", &["w", "x", "raised", "raised"], SUMS, None),
+            Weights::Bytes => graph.node("MatMulInteger", &["stored", "x"], SUMS, None),
             Weights::Nibbles(less) => graph
-                .byte("15", 15)
+                .byte("16", 16)
                 .byte("4", 4)
                 .byte("less", less)
-                .node("BitwiseAnd", &["stored", "15"], "low", None)
+                .node("Mod", &["stored", "16"], "low", None)
                 .node(
                     "BitShift",
                     &["stored", "4"],
@@ -106,7 +107,7 @@ impl Form {
                     "w",
                     Some(("axis", Attribute::Number(2))),
                 )
-                .node("MatMulInteger", &["w", "x", "less", "raised"], SUMS, None),
+                .node("MatMulInteger", &["w", "x", "less"], SUMS, None),
         };
         graph.model()
     }

@@ -22,7 +22,7 @@ mod tests;
 mod tiles;
 
 pub use error::Error;
-pub use graph::{Form, RAISED, Weights};
+pub use graph::{Form, Weights};
 pub use npu::{Listed, Npu, Sums, list};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};

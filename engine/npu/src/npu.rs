@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use ort::session::Session;
-use ort::value::TensorRef;
+use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
 use crate::error::Error;
-use crate::graph::{Form, GROUP, SUMS, TOKENS, Tile, WEIGHTS};
+use crate::graph::{Form, GROUP, SUMS, TOKENS, Tile, WEIGHTS, Weights};
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::divide;
@@ -77,7 +77,7 @@ pub struct Npu {
     sessions: HashMap<Key, Session>,
     /// Rows and tokens of a short tile, padded.
     rows: Vec<u8>,
-    tokens: Vec<u8>,
+    tokens: Vec<i8>,
 }
 
 impl Npu {
@@ -152,7 +152,7 @@ impl Npu {
         })
     }
 
-    /// Multiplies rows, which lie one after the other, with tokens, `[tokens × groups × 32]` activations + [`RAISED`]: calls
+    /// Multiplies rows, which lie one after the other, with tokens, `[tokens × groups × 32]` activations: calls
     /// `then` with the sums of tile after tile.
     ///
     /// # Errors
@@ -161,11 +161,13 @@ impl Npu {
         &mut self,
         form: Form,
         rows: &[u8],
-        tokens: &[u8],
+        tokens: &[i8],
         mut then: impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let token_bytes = form.groups * GROUP;
-        if token_bytes == 0 || rows.len() % form.row_bytes != 0 || tokens.len() % token_bytes != 0 {
+        let whole =
+            rows.len().is_multiple_of(form.row_bytes) && tokens.len().is_multiple_of(token_bytes);
+        if token_bytes == 0 || !whole {
             return Err(Error(
                 "rows and tokens of other lengths than the graphs'".into(),
             ));
@@ -182,7 +184,8 @@ impl Npu {
                 if result.is_ok() {
                     let tile = Tile { height, width };
                     let of = [its_rows, its_tokens.clone()];
-                    result = self.tile(Key { form, tile }, of, [rows, tokens], &mut then);
+                    let inputs = Inputs { rows, tokens };
+                    result = self.tile(Key { form, tile }, of, inputs, &mut then);
                 }
             });
         });
@@ -194,24 +197,27 @@ impl Npu {
         &mut self,
         key: Key,
         [rows, tokens]: [Range<usize>; 2],
-        [all_rows, all_tokens]: [&[u8]; 2],
+        inputs: Inputs<'_>,
         then: &mut impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error("such rows are not prepared".into()))?;
-        let weights = whole(all_rows, &rows, height, form.row_bytes, &mut self.rows);
+        let weights = whole(inputs.rows, &rows, height, form.row_bytes, &mut self.rows);
         let x = whole(
-            all_tokens,
+            inputs.tokens,
             &tokens,
             width,
             form.groups * GROUP,
             &mut self.tokens,
         );
-        let weights = TensorRef::from_array_view(([height, form.row_bytes], weights));
-        let x = TensorRef::from_array_view(([width, form.groups, GROUP], x));
-        let inputs =
-            ort::inputs![WEIGHTS => weights.map_err(Error::of)?, TOKENS => x.map_err(Error::of)?];
+        let shape = [height, form.row_bytes];
+        let weights = match form.weights {
+            Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
+            Weights::Nibbles(_) => tensor(shape, weights)?,
+        };
+        let x = tensor([width, form.groups, GROUP], x)?;
+        let inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)
@@ -231,20 +237,36 @@ impl Npu {
     }
 }
 
+/// All rows and tokens of a product.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    rows: &'a [u8],
+    tokens: &'a [i8],
+}
+
+/// Memory as a tensor, without a copy.
+fn tensor<'a, T, const N: usize>(shape: [usize; N], values: &'a [T]) -> Result<ValueRef<'a>, Error>
+where
+    T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static,
+{
+    let tensor = TensorRef::from_array_view((shape, values)).map_err(Error::of)?;
+    Ok(tensor.into_dyn())
+}
+
 /// Some of what lies one after the other, `of` bytes each: `count` of it, where it is, or padded in `room`.
-fn whole<'a>(
-    all: &'a [u8],
+fn whole<'a, T: Copy + Default>(
+    all: &'a [T],
     some: &Range<usize>,
     count: usize,
     of: usize,
-    room: &'a mut Vec<u8>,
-) -> &'a [u8] {
+    room: &'a mut Vec<T>,
+) -> &'a [T] {
     let there = &all[some.start * of..some.end * of];
     if some.len() == count {
         return there;
     }
     room.clear();
     room.extend_from_slice(there);
-    room.resize(count * of, 0);
+    room.resize(count * of, T::default());
     room
 }

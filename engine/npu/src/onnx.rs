@@ -55,6 +55,7 @@ impl Message {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     U8 = 2,
+    I8 = 3,
     I32 = 6,
     I64 = 7,
 }

@@ -14,6 +14,8 @@ pub enum Provider {
     Cpu,
     /// Intel's OpenVINO: its NPU where there is one.
     OpenVino,
+    /// Its kernels for processors, for tests.
+    OpenVinoCpu,
     /// Qualcomm's QNN: the Hexagon NPU.
     Qnn,
     /// Apple's Core ML: the Neural Engine.
@@ -22,7 +24,13 @@ pub enum Provider {
 
 impl Provider {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Cpu, Self::OpenVino, Self::Qnn, Self::CoreMl];
+    pub const ALL: [Self; 5] = [
+        Self::Cpu,
+        Self::OpenVino,
+        Self::OpenVinoCpu,
+        Self::Qnn,
+        Self::CoreMl,
+    ];
 
     /// The one to expect on such a machine: of Apple, of Arm, or of another.
     pub const HERE: Self = if cfg!(target_vendor = "apple") {
@@ -38,6 +46,7 @@ impl Provider {
         match self {
             Self::Cpu => "cpu",
             Self::OpenVino => "openvino",
+            Self::OpenVinoCpu => "openvino-cpu",
             Self::Qnn => "qnn",
             Self::CoreMl => "coreml",
         }
@@ -47,7 +56,7 @@ impl Provider {
     pub(crate) fn is_available(self) -> Result<bool, Error> {
         let available = match self {
             Self::Cpu => ep::CPU::is_available(),
-            Self::OpenVino => ep::OpenVINO::is_available(),
+            Self::OpenVino | Self::OpenVinoCpu => ep::OpenVINO::is_available(),
             Self::Qnn => ep::QNN::is_available(),
             Self::CoreMl => ep::CoreML::is_available(),
         };
@@ -59,6 +68,7 @@ impl Provider {
         let provider = match self {
             Self::Cpu => ep::CPU::default().with_arena_allocator(false).build(),
             Self::OpenVino => ep::OpenVINO::default().with_device_type("NPU").build(),
+            Self::OpenVinoCpu => ep::OpenVINO::default().with_device_type("CPU").build(),
             Self::Qnn => ep::QNN::default().with_backend_path(QNN).build(),
             Self::CoreMl => ep::CoreML::default().build(),
         };
@@ -69,7 +79,9 @@ impl Provider {
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Cpu => "install the package onnxruntime",
-            Self::OpenVino => "`pip install onnxruntime-openvino` in place of onnxruntime",
+            Self::OpenVino | Self::OpenVinoCpu => {
+                "`pip install onnxruntime-openvino` in place of onnxruntime"
+            }
             Self::Qnn => "`pip install onnxruntime-qnn` in place of onnxruntime",
             Self::CoreMl => "use the package onnxruntime for macOS",
         }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use emberflow_kernels::{ActivationsRef, Cpu, DType, Row, dot_of_sums};
 use emberflow_npu as npu;
-use emberflow_npu::{Form, Provider, RAISED, RUN_BYTES, Weights};
+use emberflow_npu::{Form, Provider, RUN_BYTES, Weights};
 
 use super::host::{Arithmetic, HostDevice, Task, Tokens};
 use super::{DeviceError, Facts, Program, SharedMatrix};
@@ -33,7 +33,7 @@ pub struct Graphs {
     cpu: Cpu,
     npu: npu::Npu,
     /// Quants of all tokens, as graphs read them.
-    tokens: Vec<u8>,
+    tokens: Vec<i8>,
     /// Sums of some products, each of all groups.
     gathered: Vec<i32>,
     /// Products of neurons and rows.
@@ -205,7 +205,7 @@ impl Graphs {
     fn quantize(&mut self, x: ActivationsRef<'_>) {
         self.tokens.clear();
         for token in 0..x.tokens() {
-            x.each_quant(token, |quant| self.tokens.push(quant as u8 ^ RAISED));
+            x.each_quant(token, |quant| self.tokens.push(quant));
         }
     }
 
