@@ -176,8 +176,9 @@ mod tests {
             candidates(&move |asked| (asked == name).then(|| value.clone()))
         };
         // A variable is the only one that counts.
-        assert_eq!(with("ORT_DYLIB_PATH", &library), [library.clone()]);
-        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel), [library.clone()]);
+        let only = std::slice::from_ref(&library);
+        assert_eq!(with("ORT_DYLIB_PATH", &library), only);
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel), only);
         let missing = dir.path().join("missing.so");
         assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &missing), [missing]);
         // Without, a package comes before what the system has.
