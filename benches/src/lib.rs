@@ -47,6 +47,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Split(args) => bench::split::command(&args),
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
+        CheckNpu { provider } => emberflow::npu::command(provider),
         Program(command) => emberflow::dispatch(*command),
     }
 }

@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{DenseShape, InUse, Verdict, checked, multiplies};
+use crate::device::{DenseShape, InUse, Verdict, checked};
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -170,8 +170,10 @@ fn checked_device(
     // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
     let mut products = BTreeSet::new();
     if verdict.same_bits {
+        let known = |of: &(DType, usize)| device.facts().multiplies(of.0);
         let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
-        for (dtype, cols) in multiplied(&layout.container, c).into_iter().chain(of_gates) {
+        let all = multiplied(&layout.container, c).into_iter().chain(of_gates);
+        for (dtype, cols) in all.filter(known) {
             if lease.prepare_products(dtype, cols)? {
                 products.insert((dtype, cols));
             } else {
@@ -189,7 +191,7 @@ fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)
     let names = projections.chain([name_of(head_role(c), 0)]);
     let entries = names.filter_map(|name| container.tensor(&name));
     let of = |entry: &TensorEntry| match (DType::from_code(entry.dtype), entry.dims()) {
-        (Some(dtype), [_, cols]) if multiplies(dtype) => Some((dtype, *cols as usize)),
+        (Some(dtype), [_, cols]) => Some((dtype, *cols as usize)),
         _ => None,
     };
     entries.filter_map(of).collect()

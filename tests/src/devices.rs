@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use emberflow_engine::device::{
     Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
-    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Taken, Team, Ticket, Work, list,
+    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket, Work,
+    list,
 };
 
-/// The CPU as a device, and the OpenCL devices of this machine, so fast that they get all that they hold.
+/// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels where it is
+/// installed; so fast that they get all that they hold.
 pub fn devices() -> Vec<Device> {
     let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
     plain_devices().iter().map(fast).collect()
@@ -21,7 +23,16 @@ pub fn plain_devices() -> Vec<Device> {
     let open = |n| DeviceChoice::OpenCl(n).open().ok().flatten();
     std::iter::once(cpu)
         .chain((0..list().len()).filter_map(open))
+        .chain(npu())
         .collect()
+}
+
+/// The NPU that processors stand in for.
+fn npu() -> Option<Device> {
+    let opened = DeviceChoice::Npu(Provider::Cpu).open();
+    let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+    assert!(opened.is_ok() || !needed, "{opened:?}");
+    opened.ok().flatten()
 }
 
 /// The same devices with memories of their own, which the CPU cannot read: what they compute is copied to them.

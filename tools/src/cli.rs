@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use emberflow_engine::Budget;
+use emberflow_engine::device::Provider;
 use emberflow_storage::io::IoChoice;
 
 pub use self::bench::*;
@@ -110,6 +111,12 @@ gave different logits; 130 interrupted by Ctrl-C."
     /// Internal: measure the processor and the memory.
     #[command(hide = true)]
     MeasureMachine,
+    /// Internal: open an NPU and compare it with the CPU.
+    #[command(hide = true)]
+    CheckNpu {
+        /// The provider.
+        provider: Provider,
+    },
 }
 
 /// `plan`

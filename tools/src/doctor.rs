@@ -5,6 +5,7 @@
 mod check;
 mod devices;
 mod memory;
+mod npu;
 mod processor;
 mod storage;
 
@@ -19,6 +20,7 @@ use serde_json::{Map, json};
 use self::check::{Check, Status};
 use self::devices::devices;
 use self::memory::{cgroup, huge_pages, locked_memory, memory};
+use self::npu::npu;
 use self::processor::{cores, energy, isa};
 use self::storage::{device_profile, direct_io, facts, io_uring, read_ahead};
 use crate::cli::DoctorArgs;
@@ -90,5 +92,6 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
         device_profile(facts.as_ref().ok(), machine),
         energy(),
         devices(args.retry_devices),
+        npu(),
     ]
 }

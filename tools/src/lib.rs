@@ -28,6 +28,7 @@ pub mod machine;
 pub mod man;
 pub mod measure;
 pub mod model;
+pub mod npu;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
@@ -73,5 +74,6 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::CheckGrammar => serve::check_grammar(),
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine => machine::command(),
+        cli::Command::CheckNpu { provider } => npu::command(provider),
     }
 }

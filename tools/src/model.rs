@@ -10,7 +10,7 @@ use emberflow_storage::container::Container;
 
 use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
-use crate::{Failure, budget};
+use crate::{Failure, budget, npu};
 
 /// Opens the container that `arg` names, or a bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -158,7 +158,7 @@ pub fn open_routed(
 }
 
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
-    let device = args.device.choice.open();
+    let device = npu::open(args.device.choice);
     let device = device.map_err(emberflow_engine::Error::from)?;
     Ok(Options {
         budget: match args.ffn_resident {

@@ -96,6 +96,12 @@ Example:
     /// Measure processor and memory; used by this program itself.
     #[command(hide = true)]
     MeasureMachine,
+    /// Open an NPU and compare it with the CPU; used by this program itself.
+    #[command(hide = true)]
+    CheckNpu {
+        /// The provider.
+        provider: emberflow_engine::device::Provider,
+    },
     /// Any command of the program emberflow; used by tests.
     #[command(subcommand, hide = true)]
     Program(Box<emberflow::cli::Command>),

@@ -210,6 +210,22 @@ impl<'a> ActivationsRef<'a> {
         }
     }
 
+    /// The quants of token `token`, group after group in the order of its elements, each passed to `then`. Those beyond
+    /// `n` in the last group are zero.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub fn each_quant(&self, token: usize, mut then: impl FnMut(i8)) {
+        let groups = self.n.div_ceil(GROUP);
+        let chunks = self.range(token, 1).chunks;
+        for g in 0..groups {
+            let at = first_half(g % CHUNK_GROUPS);
+            let halves =
+                [at, at + SECOND_HALF].map(|at| &chunks[g / CHUNK_GROUPS].quants[at..at + HALF]);
+            halves.into_iter().flatten().for_each(|&quant| then(quant));
+        }
+    }
+
     /// The stored value of element `i` of token `token`: its quant times its group's scale. For
     /// tests and reports.
     ///

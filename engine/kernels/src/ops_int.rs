@@ -145,3 +145,13 @@ impl Cpu {
 pub const fn matmul_scratch_q(n: usize) -> usize {
     simd::int::scratch_len(n)
 }
+
+/// [`Cpu::dot_q`] with the integer sums of another processor, one for each group: `Σ_j q[j] · x[j]` of the row's stored
+/// integers, which are nibbles less 8 in q4, nibbles in q4k, doubled floats in mxfp4. Same bits.
+///
+/// # Panics
+/// As [`Cpu::dot_q`], or if `sums.len()` is not the number of groups.
+#[inline]
+pub fn dot_of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_>) -> f32 {
+    simd::int::of_sums(cpu, row, sums, x)
+}

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use emberflow_opencl::list;
 
-use super::{CpuDevice, Device, DeviceError, Kept, OpenCl};
+use super::{CpuDevice, Device, DeviceError, Kept, NpuDevice, OpenCl, Provider};
 
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,6 +20,8 @@ pub enum DeviceChoice {
     OpenCl(usize),
     /// The same, taken to have a memory of its own whatever it says, so that weights are copied to it.
     OpenClApart(usize),
+    /// An NPU, or what computes its graphs.
+    Npu(Provider),
 }
 
 impl FromStr for DeviceChoice {
@@ -31,6 +33,8 @@ impl FromStr for DeviceChoice {
             "auto" => Some(Self::Auto),
             "cpu" => Some(Self::Cpu),
             "opencl" => Some(Self::OpenCl(0)),
+            "npu" => Some(Self::Npu(Provider::HERE)),
+            _ if name.starts_with("npu:") => name[4..].parse().map(Self::Npu).ok(),
             _ => name
                 .strip_prefix("opencl:")
                 .and_then(|n| match n.split_once(':') {
@@ -41,7 +45,8 @@ impl FromStr for DeviceChoice {
         };
         known.ok_or_else(|| {
             format!(
-                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N or opencl:N:copies (see doctor)"
+                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N, opencl:N:copies, npu, npu:cpu, \
+                 npu:openvino, npu:qnn or npu:coreml (see doctor)"
             )
         })
     }
@@ -56,6 +61,9 @@ impl DeviceChoice {
         let number = match self {
             Self::None => return Ok(None),
             Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
+            Self::Npu(provider) => {
+                return Ok(Some(Device::new(Box::new(NpuDevice::open(provider)?))));
+            }
             Self::OpenCl(number) | Self::OpenClApart(number) => number,
             Self::Auto => match list().iter().position(|found| found.gpu) {
                 Some(number) => number,
@@ -68,11 +76,10 @@ impl DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Where verdicts on such a device are kept. Those of OpenCL alone are: the others compute with the
-    /// CPU's kernels.
+    /// Where verdicts on such a device are kept; `None` of those that compute with the CPU's kernels.
     pub fn kept(self) -> Option<Kept> {
         match self {
-            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Auto => Kept::here(),
+            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Npu(_) | Self::Auto => Kept::here(),
             Self::None | Self::Cpu => None,
         }
     }

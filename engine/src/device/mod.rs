@@ -14,7 +14,9 @@
 pub mod check;
 mod choice;
 mod cpu;
+mod host;
 mod in_use;
+mod npu;
 mod opencl;
 mod order;
 pub(crate) mod products;
@@ -30,6 +32,7 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType};
 use emberflow_models::config::{Activation, FfnKind};
+pub use emberflow_npu::{Listed as NpuLibrary, Provider, list as list_npu};
 pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, Team, list};
 
 pub(crate) use self::check::OfProducts;
@@ -37,6 +40,7 @@ pub use self::check::{Entry, Found, Kept, Times, Verdict, checked};
 pub use self::choice::DeviceChoice;
 pub use self::cpu::CpuDevice;
 pub(crate) use self::in_use::InUse;
+pub use self::npu::NpuDevice;
 pub use self::opencl::OpenCl;
 pub use self::products::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
@@ -62,11 +66,20 @@ pub struct Facts {
     pub longest: u64,
     /// Matrices take room for a multiple of so many rows.
     pub rows_at_once: usize,
+    /// It knows rows of floats.
+    pub floats: bool,
+    /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
+    pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
     pub kernels: [String; 2],
 }
 
 impl Facts {
+    /// Whether it knows rows of a format.
+    pub fn multiplies(&self, dtype: DType) -> bool {
+        multiplies(dtype) && (self.floats || dtype.is_grouped())
+    }
+
     /// How it computes with rows of a format, in words.
     pub fn kernels(&self, dtype: DType) -> &str {
         &self.kernels[usize::from(dtype.is_grouped())]

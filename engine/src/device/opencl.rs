@@ -9,7 +9,7 @@ use emberflow_models::config::Activation;
 use emberflow_opencl as cl;
 use emberflow_storage::prefer_huge_pages;
 
-use super::cpu::put;
+use super::host::put;
 use super::order::{InRows, InTiles, scale_bytes};
 use super::products::TOGETHER;
 use super::{
@@ -33,6 +33,8 @@ fn facts(of: &cl::Listed) -> Facts {
         memory: of.memory,
         longest: of.longest,
         rows_at_once: cl::TILE_ROWS,
+        floats: true,
+        work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
 }

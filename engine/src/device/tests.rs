@@ -1,13 +1,27 @@
-//! Every kernel variant on the OpenCL devices of this machine. Where there is none the tests pass
-//! without a word, unless `EMBERFLOW_NEEDS_OPENCL` is set, as it is in CI.
+//! Every kernel variant on the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels. What is
+//! not there is passed over without a word, unless `EMBERFLOW_NEEDS_OPENCL` and `EMBERFLOW_NEEDS_ONNXRUNTIME` are set, as
+//! they are in CI.
 
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::{DenseShape, Device, DeviceChoice, Program, check, list};
+use super::{DenseShape, Device, DeviceChoice, Program, Provider, check, list};
 
-/// All devices of this machine.
-pub(super) fn devices() -> Vec<Device> {
+/// The NPU that processors stand in for.
+fn npu() -> Option<Device> {
+    let opened = DeviceChoice::Npu(Provider::Cpu).open();
+    let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+    assert!(opened.is_ok() || !needed, "{opened:?}");
+    opened.ok().flatten()
+}
+
+/// All devices of this machine, and an NPU.
+fn devices() -> Vec<Device> {
+    opencl_devices().into_iter().chain(npu()).collect()
+}
+
+/// All OpenCL devices of this machine.
+pub(super) fn opencl_devices() -> Vec<Device> {
     let count = list().len();
     assert!(
         count > 0 || std::env::var_os("EMBERFLOW_NEEDS_OPENCL").is_none(),
@@ -40,13 +54,16 @@ fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
             DType::BF16,
             DType::F32,
         ] {
+            if !device.facts().multiplies(dtype) {
+                continue;
+            }
             for d in [96, 520, 1100] {
                 let shape = shape(dtype, d, Activation::Relu, false);
                 let verdict =
                     check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
                 let name = &device.facts().name;
                 assert!(
-                    verdict.same_bits || !name.contains("pthread"),
+                    verdict.same_bits || !(name.contains("pthread") || name.contains("npu")),
                     "{name}: {dtype} rows of {d}: {verdict:?}"
                 );
             }
@@ -70,7 +87,7 @@ fn every_activation_has_the_cpus_bits() {
                     check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
                 let name = &device.facts().name;
                 assert!(
-                    verdict.same_bits || !name.contains("pthread"),
+                    verdict.same_bits || !(name.contains("pthread") || name.contains("npu")),
                     "{name}: {activation:?}, ungated {ungated}: {verdict:?}"
                 );
             }
@@ -123,6 +140,27 @@ fn formats_and_activations_are_known_or_refused_by_name() {
     }
 }
 
+/// Products too, and floats are refused by name.
+#[test]
+fn npus_multiply_integers() {
+    let Some(device) = npu() else { return };
+    let lease = device.lease().unwrap();
+    for dtype in [DType::Q4, DType::Q4k, DType::Q8] {
+        for cols in [96, 530, 1100] {
+            assert!(
+                lease.prepare_products(dtype, cols).unwrap(),
+                "{dtype} {cols}"
+            );
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let program = Program::Ffn(shape(dtype, 96, Activation::Relu, false));
+        let refused = lease.backend().prepare(&program).unwrap_err().to_string();
+        let told = [dtype.name(), "--quant q8", "npu:cpu"];
+        assert!(told.iter().all(|told| refused.contains(told)), "{refused}");
+    }
+}
+
 #[test]
 fn names_of_devices() {
     let parse = |name: &str| name.parse::<DeviceChoice>();
@@ -130,6 +168,9 @@ fn names_of_devices() {
     assert_eq!(parse("opencl"), Ok(DeviceChoice::OpenCl(0)));
     assert_eq!(parse("opencl:3"), Ok(DeviceChoice::OpenCl(3)));
     assert!(parse("opencl:x").unwrap_err().contains("opencl:N"));
+    assert_eq!(parse("npu:cpu"), Ok(DeviceChoice::Npu(Provider::Cpu)));
+    assert_eq!(parse("npu"), Ok(DeviceChoice::Npu(Provider::HERE)));
+    assert!(parse("npu:x").unwrap_err().contains("npu:openvino"));
     assert!(DeviceChoice::None.open().unwrap().is_none());
     let missing = DeviceChoice::OpenCl(999).open().unwrap_err().to_string();
     assert!(missing.contains("OpenCL"), "{missing}");

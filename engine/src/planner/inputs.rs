@@ -193,7 +193,7 @@ impl Opened<'_> {
             };
             let width = self.config.bundle_width() as usize;
             let room = shape.room_bytes(&room.of_device(width), unified);
-            room + products.bytes(unified) + streamed
+            room + products.bytes(unified) + streamed + device.facts().work_bytes
         };
         device.map_or(0, of)
     }

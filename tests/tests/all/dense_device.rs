@@ -191,6 +191,9 @@ fn families_and_formats_on_a_device() {
         let tokens = Golden::load(&case, "golden.json").tokens;
         let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
         for device in devices() {
+            if !device.facts().multiplies(dtype) {
+                continue;
+            }
             for bytes in [100 << 10, 100 << 20] {
                 let options = Options {
                     device: Some(device.clone()),
@@ -230,6 +233,9 @@ fn experts_on_a_device_change_no_bit() {
             ..roomy(64)
         };
         for device in devices().into_iter().chain(devices_apart()) {
+            if !device.facts().multiplies(dtype) {
+                continue;
+            }
             for (bytes, chunk) in [(200 << 10, 3), (100 << 20, 1), (100 << 20, 5)] {
                 let mut engine = open(&path, on(&device, bytes));
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
@@ -303,6 +309,7 @@ fn products_on_a_device_change_no_bit() {
         let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
         for (device, fault) in plain_devices()
             .iter()
+            .filter(|device| device.facts().multiplies(dtype))
             .flat_map(|device| [(device, Fault::Multiply), (device, Fault::TakeProducts)])
         {
             for lost_at in [usize::MAX - 1, 0, 7] {

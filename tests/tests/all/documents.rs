@@ -241,6 +241,7 @@ fn targets_exist(document: &str, words: &[String]) {
     let folders = [
         "engine",
         "engine/kernels",
+        "engine/npu",
         "engine/opencl",
         "storage",
         "models",

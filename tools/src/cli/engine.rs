@@ -74,9 +74,9 @@ pub struct EngineArgs {
     /// Which FFN neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// Device that holds and computes the hottest neurons: none, opencl or opencl:N (see doctor), cpu (a
-    /// second CPU backend, for tests), auto (a GPU if there is one). =SIZE limits its memory, as in
-    /// opencl=2GiB; the default follows its speed. Memory shared with the CPU counts towards --memory.
+    /// Device that holds and computes the hottest neurons: none, opencl or opencl:N (see doctor), npu or
+    /// npu:PROVIDER (by ONNX Runtime: openvino, qnn, coreml, cpu), cpu (a second CPU backend, for tests), auto
+    /// (a GPU if there is one). =SIZE limits its memory, as in opencl=2GiB; the default follows its speed. Memory shared with the CPU counts towards --memory.
     /// Experts are computed there only if SIZE is given.
     #[arg(long, value_name = "DEVICE[=SIZE]", default_value = "none")]
     pub device: DeviceArg,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::common::{call, emberflow, json};
+use crate::npu::has_onnxruntime;
 use serde_json::Value;
 
 fn run(more: &[&str]) -> Value {
@@ -28,6 +29,9 @@ fn a_device_computes_the_same_text_within_the_budget() {
     if has_opencl() {
         devices.push("opencl:0");
     }
+    if has_onnxruntime() {
+        devices.push("npu:cpu");
+    }
     for device in devices {
         for share in ["0.45", "1"] {
             let device_part = format!("{device}=2MiB");
@@ -41,7 +45,7 @@ fn a_device_computes_the_same_text_within_the_budget() {
             assert!(held["clusters"].as_u64() > Some(0), "{report}");
             assert!(held["bytes"].as_u64() <= Some(2 << 20), "{report}");
             assert_eq!(held["lost"], Value::Null);
-            if device == "cpu" {
+            if device != "opencl:0" {
                 assert_eq!(held["numerics"], "cpu");
             }
         }
@@ -54,6 +58,7 @@ fn devices_that_are_not_there_are_refused() {
         ("opencl:99", "OpenCL"),
         ("gpu", "opencl:N"),
         ("opencl:", "opencl:N"),
+        ("npu:gpu", "npu:openvino"),
     ] {
         let output = call(&["run", "-p", "x", "-n", "1", "--device", name]);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -18,6 +18,7 @@ mod fields;
 mod first_hour;
 mod hashes;
 mod interrupt;
+mod npu;
 mod ollama;
 mod outputs;
 mod peers;

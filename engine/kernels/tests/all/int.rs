@@ -3,7 +3,9 @@
 
 use crate::reference;
 use crate::reference::Quantised;
-use emberflow_kernels::{Activations, Columns, Cpu, DType, GROUP, Row, matmul_scratch_q};
+use emberflow_kernels::{
+    Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q,
+};
 use proptest::prelude::*;
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -144,6 +146,29 @@ proptest! {
             prop_assert_eq!(bits(&y), bits(&expected), "matvec {}", cpu.name());
             cpu.dot_rows_q(&split, x, &mut y);
             prop_assert_eq!(bits(&y), bits(&reversed), "rows {}", cpu.name());
+        }
+    }
+
+    /// With sums of another processor.
+    #[test]
+    fn products_of_sums(
+        (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
+    ) {
+        let oracle = Quantised::new(&x);
+        for cpu in Cpu::all() {
+            let mut quantised = Activations::default();
+            cpu.quantize_activations(&x, 1, &mut quantised);
+            let mut quants = Vec::new();
+            quantised.all().each_quant(0, |quant| quants.push(i32::from(quant)));
+            prop_assert_eq!(&quants[..m.n], &oracle.quants[..]);
+            prop_assert_eq!(quants.len(), m.n.next_multiple_of(GROUP));
+            for row in m.rows() {
+                let products: Vec<i32> = (0..m.n).map(|i| reference::quant(row, i) as i32 * quants[i]).collect();
+                let sums: Vec<i32> = products.chunks(GROUP).map(|group| group.iter().sum()).collect();
+                let x = quantised.token(0);
+                let [found, expected] = [dot_of_sums(cpu, row, &sums, x), cpu.dot_q(row, x)];
+                prop_assert_eq!(bits(&[found]), bits(&[expected]), "{} {}", cpu.name(), m.dtype);
+            }
         }
     }
 

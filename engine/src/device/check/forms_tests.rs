@@ -7,12 +7,12 @@ use emberflow_models::config::{Activation, FfnKind};
 
 use super::products::apart;
 use super::reference::{Case, Reference, cases};
-use crate::device::tests::devices as all_devices;
+use crate::device::tests::opencl_devices;
 use crate::device::{Backend, DenseShape, Dots, Form, Kernels, OpenCl, Order, Program, Team, list};
 
 /// Devices with memories of their own, so that both orders are possible.
 fn devices() -> Vec<OpenCl> {
-    let count = all_devices().len();
+    let count = opencl_devices().len();
     assert_eq!(count, list().len());
     let open = |number| OpenCl::open(number, true).unwrap();
     (0..count).map(open).collect()

@@ -33,7 +33,7 @@ pub(super) type Chunks<const T: usize> = [*const Chunk; T];
 
 /// Vector operations for an integer dot product. Pointers need no alignment.
 pub(super) trait Unit {
-    /// One i32 for each group of a chunk, in order.
+    /// One i32 for each group of a chunk, in order, and nothing else: any bits are such sums.
     type Sums: Copy;
     /// The 16 chains.
     type Chains: Copy;
@@ -158,6 +158,42 @@ pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
     let [sum] =
         unsafe { with_form!(row.dtype(), F => tile::<U, F, 1>(row, [x.as_ptr()], None, None)) };
     sum
+}
+
+/// [`dot`] of a row whose exact sums are known, one for each group.
+///
+/// # Safety
+/// As for [`dot`]; there is a sum for each group of the row.
+#[inline(always)]
+pub(super) unsafe fn of_sums<U: Unit>(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
+    // SAFETY: passed on from the caller.
+    unsafe { with_form!(row.dtype(), F => of_sums_as::<U, F>(row, sums, x)) }
+}
+
+/// [`of_sums`] in the format `F`.
+///
+/// # Safety
+/// As for [`of_sums`].
+#[inline(always)]
+unsafe fn of_sums_as<U: Unit, F: Form>(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
+    const { assert!(size_of::<U::Sums>() == size_of::<[i32; CHUNK_GROUPS]>()) };
+    let scales_bytes = const { F::DTYPE.scales_bytes(CHUNK) };
+    // SAFETY: chunk `k` of the row has the scales of its groups; sums are 16 i32.
+    unsafe {
+        let mut chains = U::zero();
+        for (k, (sums, x)) in sums.chunks(CHUNK_GROUPS).zip(x).enumerate() {
+            let mut all = [0; CHUNK_GROUPS];
+            all[..sums.len()].copy_from_slice(sums);
+            let its_sums = all.as_ptr().cast::<U::Sums>().read_unaligned();
+            let scales = row.scales().as_ptr().add(k * scales_bytes);
+            let Factors { scales, mins } = factors_of::<U, F>(scales, sums.len(), None);
+            chains = U::add(chains, its_sums, scales, x);
+            if let Some(mins) = mins {
+                chains = U::less(chains, mins, x);
+            }
+        }
+        U::fold(chains)
+    }
 }
 
 /// [`dot`] of every row.

@@ -24,6 +24,12 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn of_sums(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
+            // SAFETY: as in `dot`.
+            unsafe { $crate::simd::int::dot::of_sums::<$unit>(row, sums, x) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn dots<R: Rows>(rows: R, x: &[Chunk], y: &mut [f32]) {
             // SAFETY: as in `dot`.
             unsafe { $crate::simd::int::dot::dots::<$unit, R>(rows, x, y) }
@@ -137,6 +143,7 @@ use crate::{
     ActivationsRef, Chunk, Columns, Row,
     activations::CHUNK,
     cpu::{Cpu, Isa},
+    dtype::GROUP,
     matrix::Matrix,
 };
 
@@ -189,6 +196,13 @@ pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
     check_token(x);
     check_row(row, x);
     dispatch!(cpu, dot(row, x.chunks()))
+}
+
+pub(crate) fn of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_>) -> f32 {
+    check_token(x);
+    check_row(row, x);
+    check_len("sums", sums.len(), row.len().div_ceil(GROUP));
+    dispatch!(cpu, of_sums(row, sums, x.chunks()))
 }
 
 pub(crate) fn dot_rows(cpu: Cpu, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mut [f32]) {

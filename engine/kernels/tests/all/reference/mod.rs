@@ -23,7 +23,7 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
 }
 
 /// Element `i` of a quantised row before it is scaled.
-fn quant(row: Row<'_>, i: usize) -> f32 {
+pub fn quant(row: Row<'_>, i: usize) -> f32 {
     if row.dtype() == DType::Q8 {
         return f32::from(row.quants()[i] as i8);
     }

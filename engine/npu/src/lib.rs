@@ -1,0 +1,31 @@
+//! Exact integer products on an NPU, by ONNX Runtime: sums of groups of 32 weights and activations.
+//!
+//! ```text
+//! sum[g][row][token] = Σ_j  weight[row][g][j] · activation[token][g][j]        |sum| < 2^24, so any order gives it
+//! ```
+//!
+//! NPUs compute static graphs: there is one for each of some numbers of rows and tokens (`tiles.rs`, after HeteroInfer,
+//! §4.1), and what is left is padded. Weights are inputs of a graph, so that rows which come from flash are read where they
+//! are. Scales are the caller's: they are floats, of which no two processors have the same sums.
+//!
+//! The library is looked for when an NPU is asked for (`library.rs`). Apart from the provider `cpu` nothing is left to the
+//! library's own kernels: a graph that a provider does not take as a whole is an error.
+
+mod error;
+mod graph;
+mod library;
+mod npu;
+mod onnx;
+mod provider;
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+pub use error::Error;
+pub use graph::{Form, Weights};
+pub use npu::{Listed, Npu, Sums, list};
+pub use provider::Provider;
+pub use tiles::{RUN_BYTES, WIDTHS};
+
+/// Tells versions of the graphs from each other.
+pub const GRAPHS: u32 = 1;

@@ -1,0 +1,197 @@
+//! The ONNX Runtime library: where it is, and its environment, made once.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use ort::environment::Environment;
+
+use crate::error::Error;
+
+/// Variables that name the library or its folder; nothing else is tried where one is set.
+const VARIABLES: [&str; 2] = ["EMBERFLOW_ONNXRUNTIME", "ORT_DYLIB_PATH"];
+
+/// Names of the library that the system's loader may know.
+#[cfg(target_vendor = "apple")]
+const NAMES: [&str; 1] = ["libonnxruntime.dylib"];
+#[cfg(not(target_vendor = "apple"))]
+const NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
+
+/// Where a library may be within the folders of Python, and how folders and files begin.
+const PYTHON: &str = "python3";
+const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
+const IN_WHEEL: &str = "onnxruntime/capi";
+const PREFIX: &str = "libonnxruntime.";
+
+/// What to do where there is none.
+const ADVICE: &str = "`pip install onnxruntime` (onnxruntime-openvino or onnxruntime-qnn for those NPUs), or set \
+                      EMBERFLOW_ONNXRUNTIME to the path of libonnxruntime.so";
+
+/// A library that is loaded; it stays.
+#[derive(Clone)]
+pub(crate) struct Library {
+    pub path: PathBuf,
+    /// What it says of its build.
+    pub build: String,
+    pub environment: Environment,
+}
+
+/// The library, once it was found: a process has one.
+static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+
+/// The library, found and loaded at the first call.
+///
+/// # Errors
+/// There is none, it is too old or damaged, or this program cannot load libraries.
+pub(crate) fn library() -> Result<Library, Error> {
+    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*library {
+        Some(library) => Ok(library.clone()),
+        None => Ok(library.insert(load()?).clone()),
+    }
+}
+
+/// Loads the first of the candidates that is a library of a version that is known.
+fn load() -> Result<Library, Error> {
+    if cfg!(target_feature = "crt-static") {
+        return Err(Error(
+            "a static program cannot load ONNX Runtime: use one that is linked dynamically, or --device none".into(),
+        ));
+    }
+    let mut why = Vec::new();
+    for path in candidates(&|name| std::env::var_os(name).map(PathBuf::from)) {
+        match ort::init_from(&path) {
+            Ok(environment) => {
+                let named = environment.with_name("emberflow").with_telemetry(false);
+                let environment = named.build().map_err(|e| Error(e.to_string()))?;
+                let build = build(ort::info());
+                tracing::debug!(path = %path.display(), build, "ONNX Runtime");
+                return Ok(Library {
+                    path,
+                    build,
+                    environment,
+                });
+            }
+            Err(e) => {
+                tracing::debug!(path = %path.display(), error = %e, "no ONNX Runtime");
+                why.push(reason(&e));
+            }
+        }
+    }
+    Err(Error(format!(
+        "no ONNX Runtime 1.{} or later was found ({}): {ADVICE}",
+        ort::MINOR_VERSION,
+        why.join("; ")
+    )))
+}
+
+/// Why a library was not loaded, with what the system's loader says.
+fn reason(e: &ort::LoadDynamicError) -> String {
+    let of_loader = match e {
+        ort::LoadDynamicError::Dlopen { error, .. } => std::error::Error::source(error),
+        _ => None,
+    };
+    of_loader.map_or_else(|| e.to_string(), ToString::to_string)
+}
+
+/// Which build a library is, from what it says: `ORT Build Info: git-branch=…, git-commit-id=…, …`.
+fn build(info: &str) -> String {
+    let commit = info.split("git-commit-id=").nth(1);
+    let commit = commit.and_then(|rest| rest.split([',', ' ']).next());
+    format!("build {}", commit.unwrap_or("unknown"))
+}
+
+/// Where the library may be, by the variables of the environment: what they name; or else what the system's loader knows, and
+/// the packages of Python.
+fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let named = VARIABLES.iter().filter_map(|name| variable(name));
+    let named: Vec<PathBuf> = named
+        .filter(|path| !path.as_os_str().is_empty())
+        .flat_map(|path| match path.is_dir() {
+            true => libraries(&path),
+            false => vec![path],
+        })
+        .collect();
+    if !named.is_empty() {
+        return named;
+    }
+    let home = variable("HOME").map(|home| home.join(".local"));
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter();
+    let prefixes = environments
+        .filter_map(|name| variable(name))
+        .chain(home)
+        .chain(["/usr/local", "/usr"].map(PathBuf::from));
+    let mut all: Vec<PathBuf> = prefixes.flat_map(|prefix| in_python(&prefix)).collect();
+    all.extend(NAMES.map(PathBuf::from));
+    all
+}
+
+/// The libraries in packages of Python under a prefix.
+fn in_python(prefix: &Path) -> Vec<PathBuf> {
+    let versions = entries(&prefix.join("lib"), PYTHON);
+    let folders = versions.iter().flat_map(|version| {
+        let packages = PACKAGES.iter();
+        packages.map(|packages| version.join(packages).join(IN_WHEEL))
+    });
+    folders.flat_map(|folder| libraries(&folder)).collect()
+}
+
+/// The libraries in a folder.
+fn libraries(folder: &Path) -> Vec<PathBuf> {
+    entries(folder, PREFIX)
+}
+
+/// Entries of a folder whose names begin so, in their order.
+fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(found) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let begins = |path: &PathBuf| {
+        let name = path.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.starts_with(prefix))
+    };
+    let found = found.filter_map(Result::ok).map(|entry| entry.path());
+    let mut found: Vec<PathBuf> = found.filter(begins).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_looked_for_where_they_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let wheel = dir
+            .path()
+            .join("lib/python3.11/site-packages")
+            .join(IN_WHEEL);
+        std::fs::create_dir_all(&wheel).unwrap();
+        let library = wheel.join("libonnxruntime.so.1.32.0");
+        std::fs::write(&library, "").unwrap();
+        std::fs::write(wheel.join("libonnxruntime_providers_shared.so"), "").unwrap();
+        let with = |name: &'static str, value: &Path| {
+            let value = value.to_path_buf();
+            candidates(&move |asked| (asked == name).then(|| value.clone()))
+        };
+        // A variable is the only one that counts.
+        let only = std::slice::from_ref(&library);
+        assert_eq!(with("ORT_DYLIB_PATH", &library), only);
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel), only);
+        let missing = dir.path().join("missing.so");
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &missing), [missing]);
+        // Without, a package comes before what the system has.
+        let found = with("VIRTUAL_ENV", dir.path());
+        assert_eq!(found[0], library);
+        assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
+        assert!(candidates(&|_| None).ends_with(&NAMES.map(PathBuf::from)));
+    }
+
+    #[test]
+    fn builds_are_named() {
+        let info = "ORT Build Info: git-branch=HEAD, git-commit-id=fab30a4, build type=Release";
+        assert_eq!(build(info), "build fab30a4");
+        assert_eq!(build("other"), "build unknown");
+    }
+}

@@ -1,0 +1,272 @@
+//! A provider, and the sessions that compute its graphs.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use ort::session::Session;
+use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
+
+use crate::error::Error;
+use crate::graph::{Form, GROUP, SUMS, TOKENS, Tile, WEIGHTS, Weights};
+use crate::library::{Library, library};
+use crate::provider::Provider;
+use crate::tiles::divide;
+
+/// The library of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its path.
+    pub path: String,
+    /// Its build.
+    pub build: String,
+    /// The providers that it has.
+    pub providers: Vec<Provider>,
+}
+
+impl Listed {
+    fn of(library: &Library) -> Result<Self, Error> {
+        let mut providers = Vec::new();
+        for provider in Provider::ALL {
+            if provider.is_available()? {
+                providers.push(provider);
+            }
+        }
+        Ok(Self {
+            path: library.path.display().to_string(),
+            build: library.build.clone(),
+            providers,
+        })
+    }
+}
+
+/// Loads the library, and says what it has.
+///
+/// # Errors
+/// There is none that can be used: what to install.
+pub fn list() -> Result<Listed, Error> {
+    Listed::of(&library()?)
+}
+
+/// Sums of a tile that was computed.
+#[derive(Debug, Clone)]
+pub struct Sums<'a> {
+    /// Rows and tokens of the tile.
+    pub rows: Range<usize>,
+    /// See `rows`.
+    pub tokens: Range<usize>,
+    /// Sum `(g, row, token)` is at `g · group + row · width + token`, rows and tokens counted from the tile's first.
+    pub sums: &'a [i32],
+    /// Distance of groups.
+    pub group: usize,
+    /// Distance of rows.
+    pub width: usize,
+}
+
+/// Which graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    form: Form,
+    tile: Tile,
+}
+
+/// A provider, and the graphs that it has.
+pub struct Npu {
+    library: Library,
+    provider: Provider,
+    listed: Listed,
+    sessions: HashMap<Key, Session>,
+    /// Rows and tokens of a short tile, padded.
+    rows: Vec<u8>,
+    tokens: Vec<i8>,
+}
+
+impl Npu {
+    /// Opens a provider.
+    ///
+    /// # Errors
+    /// There is no library, or it does not have the provider: what to install.
+    pub fn open(provider: Provider) -> Result<Self, Error> {
+        let library = library()?;
+        let listed = Listed::of(&library)?;
+        if !listed.providers.contains(&provider) {
+            return Err(Error(format!(
+                "the ONNX Runtime in {} has no provider {provider}: {}",
+                listed.path,
+                provider.advice()
+            )));
+        }
+        Ok(Self {
+            library,
+            provider,
+            listed,
+            sessions: HashMap::new(),
+            rows: Vec::new(),
+            tokens: Vec::new(),
+        })
+    }
+
+    /// The library.
+    pub fn listed(&self) -> &Listed {
+        &self.listed
+    }
+
+    /// Makes the graphs for rows of a form, unless there are some.
+    ///
+    /// # Errors
+    /// The provider does not take one as a whole, or has no memory for it.
+    pub fn prepare(&mut self, form: Form) -> Result<(), Error> {
+        for tile in form.tiles() {
+            let key = Key { form, tile };
+            if !self.sessions.contains_key(&key) {
+                let session = self.session(&form.model(tile))?;
+                self.sessions.insert(key, session);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all graphs back.
+    pub fn clear(&mut self) {
+        self.sessions.clear();
+    }
+
+    fn session(&self, model: &[u8]) -> Result<Session, Error> {
+        let builder = Session::builder(&self.library.environment).map_err(Error::of)?;
+        let builder = builder.with_intra_threads(1).map_err(Error::of)?;
+        // Threads that spin take the cores of those that compute.
+        let builder = builder.with_intra_op_spinning(false).map_err(Error::of)?;
+        let mut builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
+        if self.provider != Provider::Cpu {
+            builder = builder.with_disable_cpu_fallback().map_err(Error::of)?;
+        }
+        let provider = [self.provider.dispatch()];
+        let mut builder = builder
+            .with_execution_providers(provider)
+            .map_err(Error::of)?;
+        builder.commit_from_memory(model).map_err(|e| {
+            let Error(why) = Error::of(e);
+            Error(format!(
+                "the provider {} does not take a graph: {why}; --device none does without it",
+                self.provider
+            ))
+        })
+    }
+
+    /// Multiplies rows, which lie one after the other, with tokens, `[tokens × groups × 32]` activations: calls
+    /// `then` with the sums of tile after tile.
+    ///
+    /// # Errors
+    /// The form is not prepared, lengths do not fit it, or the provider fails.
+    pub fn multiply(
+        &mut self,
+        form: Form,
+        rows: &[u8],
+        tokens: &[i8],
+        mut then: impl FnMut(Sums<'_>),
+    ) -> Result<(), Error> {
+        let token_bytes = form.groups * GROUP;
+        let whole =
+            rows.len().is_multiple_of(form.row_bytes) && tokens.len().is_multiple_of(token_bytes);
+        if token_bytes == 0 || !whole {
+            return Err(Error(
+                "rows and tokens of other lengths than the graphs'".into(),
+            ));
+        }
+        let (height, width) = (rows.len() / form.row_bytes, tokens.len() / token_bytes);
+        let tiles = form.tiles();
+        let mut widths: Vec<usize> = tiles.iter().map(|tile| tile.width).collect();
+        widths.dedup();
+        let mut result = Ok(());
+        divide(width, &widths, |its_tokens, width| {
+            let of_width = tiles.iter().filter(|tile| tile.width == width);
+            let heights: Vec<usize> = of_width.map(|tile| tile.height).collect();
+            divide(height, &heights, |its_rows, height| {
+                if result.is_ok() {
+                    let tile = Tile { height, width };
+                    let of = [its_rows, its_tokens.clone()];
+                    let inputs = Inputs { rows, tokens };
+                    result = self.tile(Key { form, tile }, of, inputs, &mut then);
+                }
+            });
+        });
+        result
+    }
+
+    /// Multiplies a tile.
+    fn tile(
+        &mut self,
+        key: Key,
+        [rows, tokens]: [Range<usize>; 2],
+        inputs: Inputs<'_>,
+        then: &mut impl FnMut(Sums<'_>),
+    ) -> Result<(), Error> {
+        let (form, Tile { height, width }) = (key.form, key.tile);
+        let session = self.sessions.get_mut(&key);
+        let session = session.ok_or_else(|| Error("such rows are not prepared".into()))?;
+        let weights = whole(inputs.rows, &rows, height, form.row_bytes, &mut self.rows);
+        let x = whole(
+            inputs.tokens,
+            &tokens,
+            width,
+            form.groups * GROUP,
+            &mut self.tokens,
+        );
+        let shape = [height, form.row_bytes];
+        let weights = match form.weights {
+            Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
+            Weights::Nibbles(_) => tensor(shape, weights)?,
+        };
+        let x = tensor([width, form.groups, GROUP], x)?;
+        let inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
+        let outputs = session.run(inputs).map_err(Error::of)?;
+        let sums = outputs
+            .get(SUMS)
+            .ok_or_else(|| Error("no sums came out".into()))?;
+        let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
+        if sums.len() != form.groups * height * width {
+            return Err(Error("sums of another shape came out".into()));
+        }
+        then(Sums {
+            rows,
+            tokens,
+            sums,
+            group: height * width,
+            width,
+        });
+        Ok(())
+    }
+}
+
+/// All rows and tokens of a product.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    rows: &'a [u8],
+    tokens: &'a [i8],
+}
+
+/// Memory as a tensor, without a copy.
+fn tensor<'a, T, const N: usize>(shape: [usize; N], values: &'a [T]) -> Result<ValueRef<'a>, Error>
+where
+    T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static,
+{
+    let tensor = TensorRef::from_array_view((shape, values)).map_err(Error::of)?;
+    Ok(tensor.into_dyn())
+}
+
+/// Some of what lies one after the other, `of` bytes each: `count` of it, where it is, or padded in `room`.
+fn whole<'a, T: Copy + Default>(
+    all: &'a [T],
+    some: &Range<usize>,
+    count: usize,
+    of: usize,
+    room: &'a mut Vec<T>,
+) -> &'a [T] {
+    let there = &all[some.start * of..some.end * of];
+    if some.len() == count {
+        return there;
+    }
+    room.clear();
+    room.extend_from_slice(there);
+    room.resize(count * of, T::default());
+    room
+}

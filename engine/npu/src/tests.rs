@@ -1,0 +1,134 @@
+//! The graphs on processors beside plain arithmetic. Where the library is missing the tests pass without a
+//! word, unless `EMBERFLOW_NEEDS_ONNXRUNTIME` is set, as it is in CI.
+
+use crate::graph::GROUP;
+use crate::{Form, Npu, Provider, Sums, Weights};
+
+/// ONNX Runtime's own kernels, or OpenVINO's where the library has those.
+fn npu() -> Option<Npu> {
+    let opened = Npu::open(Provider::OpenVinoCpu);
+    match opened.or_else(|_| Npu::open(Provider::Cpu)) {
+        Ok(npu) => Some(npu),
+        Err(e) => {
+            let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+            assert!(!needed, "{e}");
+            None
+        }
+    }
+}
+
+/// Rows of random bytes and tokens of random activations.
+struct Case {
+    form: Form,
+    rows: Vec<u8>,
+    tokens: Vec<i8>,
+}
+
+impl Case {
+    fn new(form: Form, [rows, tokens]: [usize; 2]) -> Self {
+        let mut random = fastrand::Rng::with_seed((31 * rows + tokens) as u64);
+        let mut bytes = vec![0; rows * form.row_bytes];
+        random.fill(&mut bytes);
+        // The largest products too.
+        bytes[0] = 0x80;
+        let len = tokens * form.groups * GROUP;
+        let mut x: Vec<i8> = (0..len).map(|_| random.i8(-127..)).collect();
+        x[0] = -127;
+        Self {
+            form,
+            rows: bytes,
+            tokens: x,
+        }
+    }
+
+    fn weight(&self, row: usize, group: usize, j: usize) -> i32 {
+        let bytes = self.form.weights.group_bytes();
+        let of_group = &self.rows[row * self.form.row_bytes + group * bytes..][..bytes];
+        match self.form.weights {
+            Weights::Bytes => i32::from(of_group[j] as i8),
+            Weights::Nibbles(less) => {
+                let byte = of_group[j % bytes];
+                i32::from(byte >> (4 * (j / bytes)) & 15) - i32::from(less)
+            }
+        }
+    }
+
+    fn sum(&self, row: usize, token: usize, group: usize) -> i32 {
+        let x = &self.tokens[(token * self.form.groups + group) * GROUP..][..GROUP];
+        let products = x
+            .iter()
+            .enumerate()
+            .map(|(j, &x)| self.weight(row, group, j) * i32::from(x));
+        products.sum()
+    }
+}
+
+#[test]
+fn sums_are_exact() {
+    let Some(mut npu) = npu() else { return };
+    for weights in [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)] {
+        for groups in [1, 3, 17] {
+            // Scales of any length lie behind the groups.
+            let row_bytes = groups * weights.group_bytes() + 2 * groups + 5;
+            let form = Form {
+                weights,
+                groups,
+                row_bytes,
+            };
+            npu.prepare(form).unwrap();
+            for of in [[1, 1], [130, 1], [128, 5], [200, 40], [7, 300], [1100, 1]] {
+                let case = Case::new(form, of);
+                let mut seen = 0;
+                let compare = |tile: Sums<'_>| {
+                    for (r, row) in tile.rows.clone().enumerate() {
+                        for (t, token) in tile.tokens.clone().enumerate() {
+                            for g in 0..groups {
+                                let found = tile.sums[g * tile.group + r * tile.width + t];
+                                assert_eq!(found, case.sum(row, token, g), "{form:?} {of:?}");
+                            }
+                            seen += 1;
+                        }
+                    }
+                };
+                npu.multiply(form, &case.rows, &case.tokens, compare)
+                    .unwrap();
+                assert_eq!(seen, of[0] * of[1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let Some(mut npu) = npu() else { return };
+    let form = Form {
+        weights: Weights::Bytes,
+        groups: 2,
+        row_bytes: 68,
+    };
+    let none = |_: Sums<'_>| {};
+    let unprepared = npu.multiply(form, &[0; 68], &[0; 64], none).unwrap_err();
+    assert!(unprepared.to_string().contains("not prepared"));
+    npu.prepare(form).unwrap();
+    assert!(npu.multiply(form, &[0; 68], &[0; 64], none).is_ok());
+    assert!(npu.multiply(form, &[0; 67], &[0; 64], none).is_err());
+    assert!(npu.multiply(form, &[0; 68], &[0; 63], none).is_err());
+    npu.clear();
+    assert!(npu.multiply(form, &[0; 68], &[0; 64], none).is_err());
+}
+
+#[test]
+fn a_provider_that_is_not_there_is_named() {
+    let Some(npu) = npu() else { return };
+    for provider in Provider::ALL {
+        assert_eq!(provider.name().parse(), Ok(provider));
+        if !npu.listed().providers.contains(&provider) {
+            let error = Npu::open(provider).err().unwrap().to_string();
+            assert!(
+                error.contains(provider.name()) && error.contains("onnxruntime"),
+                "{error}"
+            );
+        }
+    }
+    assert!("gpu".parse::<Provider>().is_err());
+}

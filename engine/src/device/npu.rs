@@ -1,0 +1,243 @@
+//! NPUs, by ONNX Runtime: the sums of groups of Gate, Up and other matrices come from static graphs, exact as integers.
+//! Scales, activations and Down are the host's, by the CPU's formulas: text has the CPU's bits.
+//!
+//! ```text
+//! NPU    sum[g][row][token] = Σ_j q[row][g][j] · x[token][g][j]         i32
+//! host   product = chains of fma(sum, weight scale · activation scale)  as the CPU's kernels add them
+//!        hidden = activated gate · up; Down: fma by fma, in the order of neurons
+//! ```
+//!
+//! The hidden values are floats and Down's scales differ from neuron to neuron, so no integer sum over neurons has the CPU's
+//! bits.
+
+use std::ops::Range;
+use std::path::Path;
+
+use emberflow_kernels::{ActivationsRef, Cpu, DType, Row, dot_of_sums};
+use emberflow_npu as npu;
+use emberflow_npu::{Form, Provider, RUN_BYTES, Weights};
+
+use super::host::{Arithmetic, HostDevice, Task, Tokens};
+use super::{DeviceError, Facts, Program, SharedMatrix};
+use crate::activation::{Gating, of_up};
+use crate::cluster::CLUSTER;
+
+/// An NPU.
+pub type NpuDevice = HostDevice<Graphs>;
+
+/// Products whose sums are gathered together, for which a cache line is read once.
+const TOGETHER: usize = 16;
+
+/// Sums from graphs, the rest by the CPU's kernels.
+pub struct Graphs {
+    cpu: Cpu,
+    npu: npu::Npu,
+    /// Quants of all tokens, as graphs read them.
+    tokens: Vec<i8>,
+    /// Sums of some products, each of all groups.
+    gathered: Vec<i32>,
+    /// Products of neurons and rows.
+    products: Vec<f32>,
+}
+
+impl NpuDevice {
+    /// Opens a provider.
+    ///
+    /// # Errors
+    /// No library, or none that has the provider: what to install.
+    pub fn open(provider: Provider) -> Result<Self, DeviceError> {
+        let name = format!("npu:{provider}");
+        let opened = npu::Npu::open(provider).map_err(|e| DeviceError {
+            device: name.clone(),
+            what: e.to_string(),
+        })?;
+        let listed = opened.listed();
+        let file = Path::new(&listed.path).file_name().unwrap_or_default();
+        let facts = Facts {
+            name,
+            driver: format!("{}, {}", file.display(), listed.build),
+            unified: true,
+            memory: u64::MAX,
+            longest: u64::MAX,
+            rows_at_once: 1,
+            floats: false,
+            work_bytes: RUN_BYTES as u64,
+            kernels: [String::new(), format!("integer graphs {}", npu::GRAPHS)],
+        };
+        let by = Graphs {
+            cpu: Cpu::detect(),
+            npu: opened,
+            tokens: Vec::new(),
+            gathered: Vec::new(),
+            products: Vec::new(),
+        };
+        Ok(Self::computing(facts, by))
+    }
+}
+
+/// Rows of a format as graphs read them.
+fn form(dtype: DType, cols: usize) -> Result<Form, String> {
+    let weights = match dtype {
+        DType::Q8 => Weights::Bytes,
+        DType::Q4 => Weights::Nibbles(8),
+        DType::Q4k => Weights::Nibbles(0),
+        DType::F32 | DType::F16 | DType::BF16 | DType::Mxfp4 => {
+            return Err(format!(
+                "NPUs do not know {dtype}: pack the model with --quant q8, q4 or q4k"
+            ));
+        }
+    };
+    Ok(Form {
+        weights,
+        groups: cols.div_ceil(emberflow_kernels::GROUP),
+        row_bytes: dtype.row_bytes(cols),
+    })
+}
+
+impl Arithmetic for Graphs {
+    fn prepare(&mut self, program: &Program) -> Result<(), String> {
+        let (dtype, cols) = match program {
+            Program::Ffn(shape) => {
+                self.npu.clear();
+                (shape.dtype, shape.d)
+            }
+            Program::Products { dtype, cols } => (*dtype, *cols),
+            Program::Room(_) | Program::ProductRoom(_) => return Ok(()),
+        };
+        let prepared = self.npu.prepare(form(dtype, cols)?);
+        prepared.map_err(|e| e.to_string())
+    }
+
+    fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String> {
+        let (shape, rows) = (task.part.shape, task.rows());
+        let some = task.first..task.first + task.neurons();
+        self.quantize(task.tokens.quantized.all());
+        let of = |matrix| Multiplied {
+            dtype: shape.dtype,
+            bytes: task.part.some(some.clone(), matrix),
+            x: task.tokens.quantized.all(),
+        };
+        let mut gates = std::mem::take(&mut self.products);
+        gates.resize(task.neurons() * rows, 0.0);
+        let made = self.multiply(&of(0), |n, row, product| gates[n * rows + row] = product);
+        let gating = Gating {
+            activation: shape.kind.activation,
+            cut: task.cut,
+            top: None,
+        };
+        add_biases(&mut gates, &task.gate_bias, rows);
+        gating.apply(self.cpu, &[], &mut gates);
+        for (n, of_neuron) in gates.chunks_exact_mut(rows).enumerate() {
+            for (row, gate) in of_neuron.iter_mut().enumerate() {
+                *gate = if task.wants(n, row) { *gate } else { 0.0 };
+            }
+        }
+        let fired = gates.iter().filter(|&&gate| gate != 0.0).count();
+        hidden.extend_from_slice(&gates);
+        self.products = gates;
+        made?;
+        if !shape.kind.ungated {
+            let bias = &task.up_bias;
+            self.multiply(&of(1), |n, row, up| {
+                let value = &mut hidden[n * rows + row];
+                if *value != 0.0 {
+                    *value *= of_up(shape.kind, up + bias.get(n).unwrap_or(&0.0));
+                }
+            })?;
+        }
+        Ok(fired as u64)
+    }
+
+    fn sum(&mut self, task: &Task, cluster: usize, hidden: &[f32], sums: &mut [f32]) {
+        let (rows, last) = (task.rows(), task.part.shape.matrices() - 1);
+        let first = task.first + cluster * CLUSTER;
+        let neurons = first..first + hidden.len() / rows;
+        let down: Vec<Row<'_>> = neurons.map(|i| task.part.row(i, last)).collect();
+        self.cpu.sum_rows_tokens(hidden, &down, rows, sums);
+    }
+
+    fn products(
+        &mut self,
+        matrix: &SharedMatrix,
+        rows: Range<usize>,
+        tokens: &Tokens,
+        out: &mut Vec<f32>,
+    ) -> Result<(), String> {
+        let len = matrix.dtype.row_bytes(matrix.cols);
+        let bytes: &[u8] = (*matrix.bytes).as_ref();
+        let of = Multiplied {
+            dtype: matrix.dtype,
+            bytes: &bytes[rows.start * len..rows.end * len],
+            x: tokens.quantized.all(),
+        };
+        self.quantize(of.x);
+        let (first, count) = (out.len(), rows.len());
+        out.resize(first + of.x.tokens() * count, 0.0);
+        self.multiply(&of, |row, token, product| {
+            out[first + token * count + row] = product;
+        })
+    }
+}
+
+/// Adds each neuron's bias to its values, `[neurons × rows]`.
+fn add_biases(values: &mut [f32], bias: &[f32], rows: usize) {
+    for (values, bias) in values.chunks_exact_mut(rows).zip(bias) {
+        values.iter_mut().for_each(|value| *value += bias);
+    }
+}
+
+/// Rows, which lie one after the other, and tokens.
+struct Multiplied<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    x: ActivationsRef<'a>,
+}
+
+impl Multiplied<'_> {
+    fn row(&self, row: usize) -> Row<'_> {
+        let (n, len) = (self.x.n(), self.dtype.row_bytes(self.x.n()));
+        Row::inline(self.dtype, n, &self.bytes[row * len..][..len])
+    }
+}
+
+impl Graphs {
+    /// Puts the quants of all tokens as graphs read them.
+    fn quantize(&mut self, x: ActivationsRef<'_>) {
+        self.tokens.clear();
+        for token in 0..x.tokens() {
+            x.each_quant(token, |quant| self.tokens.push(quant));
+        }
+    }
+
+    /// The products of rows with the tokens of [`Graphs::quantize`]: calls `then` with row, token and product.
+    fn multiply(
+        &mut self,
+        of: &Multiplied<'_>,
+        mut then: impl FnMut(usize, usize, f32),
+    ) -> Result<(), String> {
+        let form = form(of.dtype, of.x.n())?;
+        let (cpu, groups, gathered) = (self.cpu, form.groups, &mut self.gathered);
+        gathered.resize(TOGETHER * groups, 0);
+        let fold = |tile: npu::Sums<'_>| {
+            for (r, row) in tile.rows.clone().enumerate() {
+                let weights = of.row(row);
+                for first in tile.tokens.clone().step_by(TOGETHER) {
+                    let count = TOGETHER.min(tile.tokens.end - first);
+                    let at = r * tile.width + first - tile.tokens.start;
+                    for g in 0..groups {
+                        let sums = &tile.sums[g * tile.group + at..][..count];
+                        for (i, &sum) in sums.iter().enumerate() {
+                            gathered[i * groups + g] = sum;
+                        }
+                    }
+                    for (i, sums) in gathered.chunks_exact(groups).take(count).enumerate() {
+                        let x = of.x.range(first + i, 1);
+                        then(row, first + i, dot_of_sums(cpu, weights, sums, x));
+                    }
+                }
+            }
+        };
+        let multiplied = self.npu.multiply(form, of.bytes, &self.tokens, fold);
+        multiplied.map_err(|e| e.to_string())
+    }
+}

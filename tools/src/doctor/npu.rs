@@ -1,0 +1,70 @@
+//! NPUs, by ONNX Runtime.
+
+use emberflow_engine::device::{DeviceError, Provider};
+use serde_json::{Value, json};
+
+use super::check::Check;
+use crate::npu::{Found, probe};
+
+/// Looks for ONNX Runtime, and compares all providers that it has with the CPU, each in a process of its own.
+pub(super) fn npu() -> Check {
+    const NAME: &str = "npu";
+    let first = match probe(Provider::Cpu) {
+        Ok(found) => found,
+        Err(DeviceError { what, .. }) => {
+            let check = Check::ok(NAME, format!("none: {what}")).with("devices", json!([]));
+            return match what.starts_with("no ONNX Runtime") {
+                true => check,
+                false => check.advise("install another ONNX Runtime: `pip install onnxruntime`"),
+            };
+        }
+    };
+    let known = |name: &String| name.parse().ok();
+    let providers = first.providers.iter().filter_map(known);
+    let results: Vec<OfProvider> = providers
+        .map(|provider| OfProvider {
+            provider,
+            found: match provider {
+                Provider::Cpu => Ok(first.clone()),
+                _ => probe(provider),
+            },
+        })
+        .collect();
+    let texts: Vec<String> = results.iter().map(OfProvider::words).collect();
+    let data: Vec<Value> = results.iter().map(OfProvider::json).collect();
+    let found = format!(
+        "ONNX Runtime {} ({}): {}",
+        first.library,
+        first.build,
+        texts.join("; ")
+    );
+    Check::ok(NAME, found)
+        .with("library", first.library)
+        .with("build", first.build)
+        .with("devices", data)
+}
+
+/// A provider, and what was found.
+struct OfProvider {
+    provider: Provider,
+    found: Result<Found, DeviceError>,
+}
+
+impl OfProvider {
+    fn words(&self) -> String {
+        let judged = match &self.found {
+            Ok(found) if found.same_bits => "bit-identical to the CPU".to_owned(),
+            Ok(_) => "not bit-identical to the CPU".to_owned(),
+            Err(e) => format!("not usable: {}", e.what),
+        };
+        format!("npu:{} {judged}", self.provider)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "device": format!("npu:{}", self.provider),
+            "same_bits": self.found.as_ref().ok().map(|found| found.same_bits),
+            "error": self.found.as_ref().err().map(|e| &e.what),
+        })
+    }
+}
