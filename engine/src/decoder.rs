@@ -19,7 +19,7 @@ use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::ngrams::NGramLayer;
-use crate::norm::{add_output, add_rows, rows_or_copy};
+use crate::norm::{add_output, add_rows, rows_or_copy, scale_logits};
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::{RouterAhead, likely_banks};
@@ -601,22 +601,10 @@ impl Decoder {
             let rows = logits.chunks_exact_mut(bias.len());
             rows.for_each(|row| add_rows(row, bias, bias.len()));
         }
-        let (scale, cap) = (c.form.logit_scale, c.form.logit_cap);
-        if scale != 1.0 || cap.is_some() {
-            let scaled = |_: usize, _: usize, logits: &mut [f32]| {
-                logits.iter_mut().for_each(|logit| *logit *= scale);
-                if let Some(cap) = cap {
-                    on.cpu.soft_cap(logits, cap);
-                }
-            };
-            (on.workers).for_each_chunk_mut(logits, LOGITS_PER_CHUNK, &scaled);
-        }
+        scale_logits(on, logits, c.form.logit_scale, c.form.logit_cap);
         self.times.head += start.elapsed();
     }
 }
-
-/// Logits that one thread scales at once: 16 KiB, which stay in its cache.
-const LOGITS_PER_CHUNK: usize = 4096;
 
 /// Adds the time since `last` to `sum` and restarts.
 fn lap(sum: &mut Duration, last: &mut Instant) {

@@ -132,7 +132,7 @@ impl Embedding {
     ) -> Result<(), Error> {
         match self.is_held() {
             true => Ok(()),
-            false => store.ask(&mut self.reads, tokens),
+            false => self.reads.ask(store, tokens),
         }
     }
 
@@ -156,7 +156,7 @@ impl Embedding {
             }
             return Ok(());
         }
-        store.fetch(&mut self.reads, tokens, &mut |n, bytes| {
+        self.reads.fetch(store, tokens, &mut |n, bytes| {
             decode(bytes, &mut out[n * d..(n + 1) * d]);
         })
     }

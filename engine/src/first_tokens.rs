@@ -32,6 +32,11 @@ pub(crate) struct FirstTokens {
 }
 
 impl FirstTokens {
+    /// Forgets the tokens of a window that something else than decoding interrupts.
+    pub fn restart(&mut self) {
+        self.tokens = 0;
+    }
+
     /// Counts a token, after which the counters are `now`. What the counted ones did, once they are complete.
     pub fn count(&mut self, now: Counters) -> Option<Counters> {
         if self.rounds == ROUNDS {
@@ -70,5 +75,17 @@ mod tests {
             assert_eq!(seen.unwrap().fired, COUNTED as u64);
         }
         assert_eq!(first.rounds, 2);
+        // A prompt comes between: its tokens are not counted, and the window begins again.
+        for token in 1..=FILLING as u64 {
+            assert!(first.count(at(1000 + token)).is_none());
+        }
+        first.restart();
+        for token in 1..(FILLING + COUNTED) as u64 {
+            assert!(first.count(at(5000 + token)).is_none());
+        }
+        let seen = first.count(at(5000 + (FILLING + COUNTED) as u64));
+        assert_eq!(seen.unwrap().fired, COUNTED as u64);
+        assert_eq!(first.rounds, ROUNDS);
+        assert!(first.count(at(6000)).is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Norms of rows of the residual stream, and soft caps of scores.
 
-use emberflow_kernels::Cpu;
+use emberflow_kernels::{Compute, Cpu, soft_cap};
 
 /// A norm and its weights, each of a row's length.
 #[derive(Debug)]
@@ -43,6 +43,23 @@ pub(crate) fn rows_or_copy(norm: Option<&Norm>, cpu: Cpu, x: &[f32], out: &mut [
         Some(norm) => norm.rows(cpu, x, out),
         None => out[..x.len()].copy_from_slice(x),
     }
+}
+
+/// Logits that one thread scales at once: 16 KiB, which stay in its cache.
+const LOGITS_PER_CHUNK: usize = 4096;
+
+/// `logit · scale`, then the soft cap if there is one.
+pub(crate) fn scale_logits(on: &Compute, logits: &mut [f32], scale: f32, cap: Option<f32>) {
+    if scale == 1.0 && cap.is_none() {
+        return;
+    }
+    let scaled = |_: usize, _: usize, logits: &mut [f32]| {
+        logits.iter_mut().for_each(|logit| *logit *= scale);
+        if let Some(cap) = cap {
+            soft_cap(on.cpu, logits, cap);
+        }
+    };
+    (on.workers).for_each_chunk_mut(logits, LOGITS_PER_CHUNK, &scaled);
 }
 
 /// `1 / (1 + e^−x)`.

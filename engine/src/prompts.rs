@@ -20,7 +20,7 @@ use crate::lanes::ProductRoom;
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
-use crate::planner::{Division, Ways};
+use crate::planner::{Division, FORECAST_MARGIN, Ways};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
 use crate::scratch::product_room;
@@ -33,6 +33,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
+        self.first_tokens.restart();
         let batch = self.division.batch;
         let division = (self.planner()).divide_again(self.settled(), bytes, batch, Ways::All)?;
         apply(self, division)
@@ -185,9 +186,18 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
         "neurons of the first tokens"
     );
     engine.planner.firing = firing;
-    let (settled, budget) = (engine.settled(), engine.memory().budget());
-    let division = (engine.planner).divide_again(settled, budget, 1, Ways::All)?;
-    apply(engine, division)
+    let (planner, settled) = (&engine.planner, engine.settled());
+    match planner.divide_again(settled, engine.memory().budget(), 1, Ways::All) {
+        // Moving the regions costs reads.
+        Ok(new) if planner.speed(&new, 1) > FORECAST_MARGIN * planner.speed(settled, 1) => {
+            apply(engine, new)
+        }
+        Ok(_) => Ok(()),
+        Err(e) => {
+            tracing::warn!(error = %e, "memory stays divided as it is");
+            Ok(())
+        }
+    }
 }
 
 /// The same on a device, if there is one.

@@ -122,7 +122,7 @@ pub use delta::{Decay, DeltaToken};
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
 pub use math::argmax;
 pub use narrow::{NARROW_GROUP, Narrow};
-pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid, selective_scan};
+pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid, selective_scan, soft_cap};
 pub use ops_int::{dot_of_sums, matmul_scratch_q};
 pub use q4k::{SIX_BITS, SuperBlock, best_super_block, nibble, store_q4k_row, super_blocks};
 pub use quantize::{QuantizeError, error_bound, mxfp4_group, quantize_row, store_q4_row};

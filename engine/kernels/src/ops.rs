@@ -362,12 +362,6 @@ impl Cpu {
         simd::gelu_tanh(self, x);
     }
 
-    /// `x = cap · tanh(x / cap)` of every element, by [`math::tanh`](crate::math::tanh).
-    #[inline]
-    pub fn soft_cap(self, x: &mut [f32], cap: f32) {
-        simd::soft_cap(self, x, cap);
-    }
-
     /// Rotary embedding of one head in the rotate-half layout: with `h = cos.len()`, rotates the
     /// pair `(x[i], x[i + h])` by the angle of `cos[i]`, `sin[i]`. Elements from `2h` on are
     /// unchanged (partial rotary).
@@ -442,6 +436,12 @@ pub fn selective_scan(
     out: &mut [f32],
 ) {
     simd::selective_scan(cpu, before, state, token, out);
+}
+
+/// `x = cap · tanh(x / cap)` of every element, by [`math::tanh`](crate::math::tanh).
+#[inline]
+pub fn soft_cap(cpu: Cpu, x: &mut [f32], cap: f32) {
+    simd::soft_cap(cpu, x, cap);
 }
 
 /// `x[i] = x[i] / (1 + e^−gate[i])`.

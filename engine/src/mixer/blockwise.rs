@@ -10,7 +10,7 @@ mod tests;
 
 use std::ops::Range;
 
-use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch};
+use emberflow_kernels::{Columns, Compute, Cpu, GROUP, Workers, matmul_scratch, soft_cap};
 use emberflow_models::config::Reach;
 
 use crate::state::{BLOCK, LayerKv, Sequence, Span};
@@ -429,7 +429,7 @@ impl Pass<'_> {
         {
             let scores = &mut scores[seen.start - start..seen.end - start];
             if let Some(cap) = self.cap {
-                cpu.soft_cap(scores, cap);
+                soft_cap(cpu, scores, cap);
             }
             let (max, sum) = cpu.exp_block(scores);
             *sums = Sums { max, sum };

@@ -42,8 +42,9 @@ pub struct Firing {
     /// By layer: every token needs all neurons, while other layers are sparse. The cold region
     /// holds none of these layers.
     pub always: Vec<bool>,
-    /// Misses of a cold region, relative to those assumed without a measured curve.
-    pub miss_times: f64,
+    /// Misses of a cold region, relative to those assumed without a measured curve; `None` before tokens were
+    /// seen.
+    pub miss_times: Option<f64>,
     /// Whether the first tokens of a run correct these assumptions.
     pub assumed: bool,
 }
@@ -79,7 +80,7 @@ impl Firing {
             misses: None,
             measured: false,
             always: Vec::new(),
-            miss_times: 1.0,
+            miss_times: None,
             assumed: false,
         };
         let all = || (0..new.banks.len()).flat_map(|b| new.groups(b, 0));
@@ -116,12 +117,12 @@ impl Firing {
     pub fn corrected(&self, share: f64, missed: Option<f64>, slots: u64, first: &[usize]) -> Self {
         let new = Self {
             always: self.always.clone(),
-            miss_times: self.miss_times,
+            miss_times: Some(self.miss_times.unwrap_or(1.0)),
             ..Self::skewed(self.banks.len(), self.neurons, share)
         };
         let Some(missed) = missed else { return new };
         let plain = Self {
-            miss_times: 1.0,
+            miss_times: None,
             ..new.clone()
         };
         let absent = plain.absent(slots, first);
@@ -134,9 +135,14 @@ impl Firing {
         }
         let (low, high) = MISS_TIMES;
         Self {
-            miss_times: (missed * needed / f64::max(misses, 1e-9)).clamp(low, high),
+            miss_times: Some((missed * needed / f64::max(misses, 1e-9)).clamp(low, high)),
             ..new
         }
+    }
+
+    /// Whether frequencies were measured, or corrected by tokens of this run.
+    pub fn known(&self) -> bool {
+        self.measured || self.miss_times.is_some()
     }
 
     /// Assumptions for the neurons of experts: `share` of them fire, all equally often. Since the
@@ -292,7 +298,8 @@ impl Absent {
         let locality = (1.08 - 0.66 * share).clamp(0.77, 1.0);
         // Recurring neurons hit as far as the cache holds those of two tokens.
         let recurring = (share / (2.0 * firing.share())).min(1.0);
-        let locality = (locality * (1.0 - recurring * (1.0 - firing.miss_times))).min(1.0);
+        let locality =
+            (locality * (1.0 - recurring * (1.0 - firing.miss_times.unwrap_or(1.0)))).min(1.0);
         let mut left = share * classes.iter().sum::<f64>();
         let mut absent = [1.0; BINS];
         for (absent, &neurons) in absent.iter_mut().zip(&classes).rev() {

@@ -71,7 +71,7 @@ impl Planner {
 
     /// Expected tokens per second of `division` with all threads, in passes of `tokens` tokens. 0
     /// without rates.
-    pub(super) fn speed(&self, division: &Division, tokens: usize) -> f64 {
+    pub(crate) fn speed(&self, division: &Division, tokens: usize) -> f64 {
         let outlook = outlook(self, division);
         let pass = self.pass(division, self.threads);
         let expected = pass.map(|pass| self.expect(&pass, division, &outlook, tokens));

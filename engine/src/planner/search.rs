@@ -20,7 +20,7 @@ const MAX_SLOWDOWN: f64 = 1.08;
 
 /// A forecast is about 10 % off, so a choice that moves more bytes must promise a larger gain: whole
 /// clusters instead of single neurons, or a long chunk in place of cached weights.
-pub(super) const FORECAST_MARGIN: f64 = 1.1;
+pub(crate) const FORECAST_MARGIN: f64 = 1.1;
 
 /// Smallest speedup for which a device is used: less is within the noise of its measured times.
 const MIN_DEVICE_GAIN: f64 = 1.02;
@@ -217,7 +217,7 @@ impl Planner {
     /// single neurons are short reads. The text is the same in all of them.
     fn ways(&self) -> Vec<Needs> {
         let mut ways = vec![self.needs];
-        if self.needs.gates_divide && self.firing.measured && self.compares() {
+        if self.needs.gates_divide && self.firing.known() && self.compares() {
             ways.push(Needs {
                 gates_help: false,
                 ..self.needs

@@ -247,6 +247,9 @@ impl<'e> Stepper<'e> {
         if !self.parked.is_empty() {
             return Ok(());
         }
+        if !matches!(self.texts.as_slice(), [text] if text.wants() == Wants::Decode) {
+            self.engine.first_tokens.restart();
+        }
         match self.texts.as_slice() {
             [text] => match text.wants() {
                 Wants::Prompt(_) if self.considered == Some(text.id) => Ok(()),

@@ -64,102 +64,104 @@ fn take_row(
     Ok(())
 }
 
-impl NeuronStore {
+impl RowReads {
     /// Begins to read the first of the `wanted` rows, as many as there are buffers, for a
-    /// [`NeuronStore::fetch`] of the same rows.
+    /// [`RowReads::fetch`] of the same rows.
     pub fn ask(
         &mut self,
-        of: &mut RowReads,
+        store: &mut NeuronStore,
         wanted: impl Iterator<Item = u32>,
     ) -> Result<(), Error> {
-        self.latch.check()?;
-        if self.mapped.is_some() {
+        store.latch.check()?;
+        if store.mapped.is_some() {
             return Ok(());
         }
-        self.drop_rows(of)?;
-        self.request_rows(of, &mut wanted.enumerate())
+        self.drop_rows(store)?;
+        self.request_rows(store, &mut wanted.enumerate())
     }
 
     /// Requests `wanted` rows while there are buffers.
     fn request_rows(
         &mut self,
-        of: &mut RowReads,
+        store: &mut NeuronStore,
         wanted: &mut impl Iterator<Item = (usize, u32)>,
     ) -> Result<(), Error> {
-        while let Some(slot) = of.arrivals.take() {
+        while let Some(slot) = self.arrivals.take() {
             let Some((number, row)) = wanted.next() else {
-                of.arrivals.put(slot);
+                self.arrivals.put(slot);
                 break;
             };
-            let from = of.rows.offset_of(row as usize);
-            let part = self.layout.cover_of(from, of.rows.stored_len());
-            of.coming.push((number, row));
-            let table = of.table;
-            self.reads.part(Tag::Row { table, row }, part, slot, 0)?;
+            let from = self.rows.offset_of(row as usize);
+            let part = store.layout.cover_of(from, self.rows.stored_len());
+            self.coming.push((number, row));
+            let table = self.table;
+            store.reads.part(Tag::Row { table, row }, part, slot, 0)?;
         }
-        self.reads.submit()
+        store.reads.submit()
     }
 
     /// Waits for rows that nobody takes, and frees their buffers.
-    fn drop_rows(&mut self, of: &mut RowReads) -> Result<(), Error> {
-        while !of.coming.is_empty() {
-            let Some((row, slot)) = self.arrived(of.table) else {
-                self.wait()?;
+    fn drop_rows(&mut self, store: &mut NeuronStore) -> Result<(), Error> {
+        while !self.coming.is_empty() {
+            let Some((row, slot)) = self.arrived(store) else {
+                store.wait()?;
                 continue;
             };
-            of.position(row);
-            of.arrivals.put(slot);
+            self.position(row);
+            self.arrivals.put(slot);
         }
         Ok(())
     }
 
-    /// A row of a table that has arrived.
-    fn arrived(&mut self, table: u32) -> Option<(u32, Slot)> {
-        let mut rows = self.reads.rows.iter();
-        let at = rows.position(|arrived| arrived.0 == table)?;
-        let (_, row, slot) = self.reads.rows.swap_remove(at);
+    /// A row that has arrived.
+    fn arrived(&self, store: &mut NeuronStore) -> Option<(u32, Slot)> {
+        let mut rows = store.reads.rows.iter();
+        let at = rows.position(|arrived| arrived.0 == self.table)?;
+        let (_, row, slot) = store.reads.rows.swap_remove(at);
         Some((row, slot))
     }
 
     /// Reads the `wanted` rows, as many at a time as there are buffers, and takes those that were
-    /// [asked](NeuronStore::ask) for. Passes each verified row to `then` with its position in `wanted`.
+    /// [asked](RowReads::ask) for. Passes each verified row to `then` with its position in `wanted`.
     pub fn fetch(
         &mut self,
-        of: &mut RowReads,
+        store: &mut NeuronStore,
         wanted: impl Iterator<Item = u32> + Clone,
         then: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        self.latch.check()?;
-        if let Some(mapped) = &self.mapped {
+        store.latch.check()?;
+        if let Some(mapped) = &store.mapped {
             let mapped = &mapped.bundles;
             mapped.still_whole()?;
             for (n, row) in wanted.enumerate() {
                 let row = row as usize;
-                then(n, mapped.row(&self.layout.container, &of.rows, row)?);
-                mapped.release_row(&of.rows, row)?;
+                then(n, mapped.row(&store.layout.container, &self.rows, row)?);
+                mapped.release_row(&self.rows, row)?;
             }
             return Ok(());
         }
         let mut same = wanted.clone();
-        if (of.coming.iter()).any(|&(_, row)| same.next() != Some(row)) {
-            self.drop_rows(of)?;
+        if (self.coming.iter()).any(|&(_, row)| same.next() != Some(row)) {
+            self.drop_rows(store)?;
         }
-        let mut wanted = wanted.enumerate().skip(of.coming.len());
+        let mut wanted = wanted.enumerate().skip(self.coming.len());
         loop {
-            self.request_rows(of, &mut wanted)?;
-            if of.coming.is_empty() {
+            self.request_rows(store, &mut wanted)?;
+            if self.coming.is_empty() {
                 return Ok(());
             }
-            let Some((row, slot)) = self.arrived(of.table) else {
-                self.wait()?;
+            let Some((row, slot)) = self.arrived(store) else {
+                store.wait()?;
                 continue;
             };
-            let taken = match of.position(row) {
+            let taken = match self.position(row) {
                 None => Ok(()),
-                Some(n) => take_row(&self.layout, &of.rows, row, &slot, |bytes| then(n, bytes)),
+                Some(n) => take_row(&store.layout, &self.rows, row, &slot, |bytes| {
+                    then(n, bytes)
+                }),
             };
-            of.arrivals.put(slot);
-            self.latch.keep(taken)?;
+            self.arrivals.put(slot);
+            store.latch.keep(taken)?;
         }
     }
 }
@@ -181,14 +183,14 @@ mod tests {
     }
 
     fn ask(store: &mut NeuronStore, table: &mut RowReads, rows: &[u32]) {
-        store.ask(table, rows.iter().copied()).unwrap();
+        table.ask(store, rows.iter().copied()).unwrap();
     }
 
     /// Fetches rows and checks each; returns the number of reads since `before`.
     fn fetch(store: &mut NeuronStore, table: &mut RowReads, rows: &[u32], before: u64) -> u64 {
         let mut found = vec![Vec::new(); rows.len()];
         let mut take = |n: usize, bytes: &[u8]| found[n] = bytes.to_vec();
-        store.fetch(table, rows.iter().copied(), &mut take).unwrap();
+        (table.fetch(store, rows.iter().copied(), &mut take)).unwrap();
         let expected: Vec<_> = rows.iter().map(|&row| table_row(row)).collect();
         assert_eq!(found, expected);
         store.counters().reads - before

@@ -17,6 +17,9 @@ use crate::names::{NameTable, Named, Required, Role, TensorId};
 use crate::store::{Layout, stored_shape};
 use crate::{fused, stacked};
 
+/// Elements that are written at once. Few in tests, so that regions have several chunks.
+const CHUNK: usize = if cfg!(test) { 7 } else { 1 << 16 };
+
 /// A `model.safetensors` being written.
 pub(super) struct Weights {
     path: PathBuf,
@@ -246,9 +249,7 @@ impl Weights {
         let Some(whole) = &mut region.whole else {
             let values = row.iter().map(|value| layout.stored(*value));
             let stored: Vec<f32> = values.collect();
-            let bytes = if integers { 8 } else { 4 };
-            let offset = offset + bytes * layout.place([at, 0], sizes) as u64;
-            return self.write(&stored, offset, integers);
+            return self.write(&stored, offset, layout.place([at, 0], sizes), integers);
         };
         whole.resize(region.elements, 0.0);
         for (col, value) in row.iter().enumerate() {
@@ -258,15 +259,22 @@ impl Weights {
             return Ok(());
         }
         let whole = std::mem::take(whole);
-        let mut offset = offset;
-        for values in whole.chunks(1 << 16) {
-            self.write(values, offset, integers)?;
-            offset += 4 * values.len() as u64;
+        for (chunk, values) in whole.chunks(CHUNK).enumerate() {
+            self.write(values, offset, chunk * CHUNK, integers)?;
         }
         Ok(())
     }
 
-    fn write(&mut self, values: &[f32], offset: u64, integers: bool) -> Result<(), Error> {
+    /// Writes elements from number `first` on of a region that begins at `offset`.
+    fn write(
+        &mut self,
+        values: &[f32],
+        offset: u64,
+        first: usize,
+        integers: bool,
+    ) -> Result<(), Error> {
+        let element = if integers { 8 } else { 4 };
+        let offset = offset + element * first as u64;
         self.bytes.clear();
         match integers {
             true => (self.bytes).extend(values.iter().flat_map(|v| (*v as i64).to_le_bytes())),
