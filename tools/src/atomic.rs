@@ -247,16 +247,18 @@ impl Partial {
         let own = format!(".partial{}", std::process::id());
         let named = |ending: &str| {
             let partial = beside(path, ending);
-            File::create_new(&partial).map(|file| (file, partial))
+            // Before the file is there, so that Ctrl-C never leaves it.
+            let unfinished = Unfinished::planned(&partial);
+            File::create_new(&partial).map(|file| (file, partial, unfinished))
         };
         let created = named(".partial").or_else(|e| match e.kind() {
             ErrorKind::AlreadyExists => named(&own),
             _ => Err(e),
         });
-        let (file, partial) = created.map_err(Failure::file(path))?;
+        let (file, partial, unfinished) = created.map_err(Failure::file(path))?;
         Ok(Self {
             path: path.to_owned(),
-            _unfinished: Some(Unfinished::at(&partial)),
+            _unfinished: Some(unfinished),
             partial: Some(partial),
             file,
         })

@@ -1,9 +1,13 @@
-//! NPUs are opened and compared with the CPU by a child process first, this program again: a library or a driver that crashes
-//! or hangs ends that process, and is an error here.
+//! NPUs are opened and compared with the CPU by a child process first, this program again. It loads the library, compiles and
+//! runs the graphs of all formats of weights, for short rows: where that crashes or hangs the child ends, and this process has
+//! an error.
+//!
+//! What comes after that happens in this process. Where loading the library or compiling the graphs for a model's rows crashes
+//! or hangs here, so does this process. Work on a device that hangs is an error after a minute (the engine's `HostDevice`).
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use emberflow_engine::device::check::check;
@@ -13,6 +17,7 @@ use emberflow_engine::device::{
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::{Failure, print_json};
 
@@ -20,14 +25,24 @@ use crate::{Failure, print_json};
 const COMMAND: &str = "check-npu";
 
 /// Longest time of a child process.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Longest wait for its end once it is killed: one that the kernel cannot end, as in a driver's call, is left behind.
+const KILLED: Duration = Duration::from_secs(1);
 
 /// How often its end is looked for.
 const STEP: Duration = Duration::from_millis(5);
 
-/// The FFN that is compared: every width of graphs, in a moment.
+/// Bytes of what a child writes that are kept, the last ones, and how many are read at once.
+const MOST: usize = 64 << 10;
+const CHUNK: u64 = 4 << 10;
+
+/// Formats of weights that have graphs of their own.
+const FORMATS: [DType; 3] = [DType::Q8, DType::Q4, DType::Q4k];
+
+/// The FFN that is compared, in each of [`FORMATS`]: every width of graphs, on short rows.
 const SHAPE: DenseShape = DenseShape {
-    dtype: DType::Q8,
+    dtype: FORMATS[0],
     d: 32,
     kind: FfnKind {
         activation: Activation::Relu,
@@ -49,13 +64,52 @@ pub struct Found {
     pub same_bits: bool,
 }
 
+/// What is wrong with an NPU: the engine's causes, by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// There is no library where it is looked for.
+    Missing,
+    /// This program is linked statically and cannot load libraries.
+    Static,
+    /// A library, a provider or a driver cannot be used, or fails.
+    Broken,
+}
+
+/// An NPU that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unusable {
+    /// What it is about.
+    pub cause: Cause,
+    /// What failed, and what to do.
+    pub what: String,
+}
+
+impl Unusable {
+    fn broken(what: impl Into<String>) -> Self {
+        let (cause, what) = (Cause::Broken, what.into());
+        Self { cause, what }
+    }
+}
+
+/// The line of JSON that a child process prints.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer {
+    Found(Found),
+    Unusable(Unusable),
+}
+
 /// Opens a device, an NPU in a child process first.
 ///
 /// # Errors
 /// No such device, or the driver's.
 pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     if let DeviceChoice::Npu(provider) = choice {
-        probe(provider)?;
+        probe(provider).map_err(|Unusable { what, .. }| DeviceError {
+            device: format!("npu:{provider}"),
+            what,
+        })?;
     }
     choice.open()
 }
@@ -64,7 +118,7 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
 ///
 /// # Errors
 /// There is no library or provider that works: what to do.
-pub fn probe(provider: Provider) -> Result<Found, DeviceError> {
+pub fn probe(provider: Provider) -> Result<Found, Unusable> {
     // Works even if the executable was replaced on disk.
     probe_by(Command::new("/proc/self/exe"), provider, LIMIT)
 }
@@ -77,55 +131,86 @@ pub fn probe_by(
     mut program: Command,
     provider: Provider,
     limit: Duration,
-) -> Result<Found, DeviceError> {
-    let failed = |what: String| DeviceError {
-        device: format!("npu:{provider}"),
-        what,
-    };
+) -> Result<Found, Unusable> {
     let child = program.args([COMMAND, provider.name()]);
     let child = child.stdin(Stdio::null()).stdout(Stdio::piped());
     let child = child.stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|e| failed(format!("cannot start a process: {e}")))?;
-    let [output, said] = [
+    let mut child = child.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
+    let [output, errors] = [
         child.stdout.take().map(reader),
         child.stderr.take().map(reader),
     ];
-    let text = |of: Option<std::sync::mpsc::Receiver<String>>| {
+    let text = |of: Option<Receiver<String>>| {
         of.and_then(|text| text.recv_timeout(limit).ok())
             .unwrap_or_default()
     };
     match ended(&mut child, limit) {
-        None => Err(failed(format!(
+        None => Err(Unusable::broken(format!(
             "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
             limit.as_secs()
         ))),
-        Some(status) if status.success() => serde_json::from_str(&text(output))
-            .map_err(|e| failed(format!("said nothing that can be read: {e}"))),
-        Some(status) if status.code().is_some() => {
-            let said = text(said);
-            let last = said.lines().last().unwrap_or("no error message");
-            Err(failed(last.trim_start_matches("emberflow: ").to_owned()))
-        }
-        Some(status) => Err(failed(format!(
+        Some(status) if status.success() => match answer(&text(output)) {
+            Some(Answer::Found(found)) => Ok(found),
+            Some(Answer::Unusable(unusable)) => Err(unusable),
+            None => Err(Unusable::broken("ended without an answer")),
+        },
+        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&text(errors)))),
+        Some(status) => Err(Unusable::broken(format!(
             "its library or driver crashed ({status}): update it, or use --device none"
         ))),
     }
 }
 
-/// Reads all that a child says, in a thread: what it has started may keep the pipe open.
-fn reader(mut from: impl Read + Send + 'static) -> std::sync::mpsc::Receiver<String> {
+/// The last line that is an answer: libraries and drivers print lines of their own, some only at the end.
+fn answer(output: &str) -> Option<Answer> {
+    let mut lines = output.lines().rev();
+    lines.find_map(|line| serde_json::from_str(line).ok())
+}
+
+/// The message of a panic, or else the last line.
+fn error(text: &str) -> String {
+    let panic = text
+        .lines()
+        .skip_while(|line| !line.contains(" panicked at "));
+    let message = panic
+        .skip(1)
+        .take_while(|line| !line.starts_with("note: ") && !line.starts_with("stack backtrace:"));
+    let message: Vec<&str> = message.collect();
+    if !message.is_empty() {
+        return message.join(" ");
+    }
+    let last = text.lines().last().unwrap_or("no error message");
+    last.trim_start_matches("emberflow: ").to_owned()
+}
+
+/// Reads what a child writes to its end, and keeps the last [`MOST`] bytes, in a thread: what the child has started may keep the
+/// pipe open.
+fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until then counts.
-        let _ = from.read_to_end(&mut bytes);
+        // What was read until an error counts.
+        while let Ok(1..) = from.by_ref().take(CHUNK).read_to_end(&mut bytes) {
+            bytes.drain(..bytes.len().saturating_sub(MOST));
+        }
         let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     receive
 }
 
-/// How a child ended; `None` if it had to be ended.
+/// How a child ended; `None` if it was killed because its time was over.
 fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let status = ends(child, limit);
+    if status.is_none() {
+        // It may have ended just now.
+        let _ = child.kill();
+        ends(child, KILLED);
+    }
+    status
+}
+
+/// How a child ends within a time.
+fn ends(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let start = Instant::now();
     while start.elapsed() < limit {
         match child.try_wait() {
@@ -134,25 +219,37 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
             Err(_) => break,
         }
     }
-    // It may have ended just now.
-    let _ = child.kill();
-    let _ = child.wait();
     None
 }
 
-/// The hidden command: opens an NPU, compares it with the CPU, and prints what it found.
+/// The hidden command: opens an NPU, compares it with the CPU, and prints what it found, in a line of its own.
 ///
 /// # Errors
-/// As [`probe`], without the device's name.
+/// Standard output is closed.
 pub fn command(provider: Provider) -> Result<(), Failure> {
-    let fault = |e: DeviceError| Failure::Fault(e.what);
-    let listed = list_npu().map_err(|e| Failure::Fault(e.to_string()))?;
-    let mut device = NpuDevice::open(provider).map_err(fault)?;
-    let verdict = check(&mut device, &SHAPE).map_err(fault)?;
-    print_json(&Found {
-        library: listed.path,
-        build: listed.build,
-        providers: listed.providers.iter().map(Provider::to_string).collect(),
-        same_bits: verdict.same_bits,
-    })
+    let answer = match list_npu() {
+        Ok(listed) => match compared(provider) {
+            Ok(same_bits) => json!(Answer::Found(Found {
+                library: listed.path,
+                build: listed.build,
+                providers: listed.providers.iter().map(Provider::to_string).collect(),
+                same_bits,
+            })),
+            Err(e) => json!(Answer::Unusable(Unusable::broken(e.what))),
+        },
+        Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
+    };
+    // A driver may have begun a line.
+    std::io::stdout().write_all(b"\n")?;
+    print_json(&answer)
+}
+
+/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]: whether it has its bits.
+fn compared(provider: Provider) -> Result<bool, DeviceError> {
+    let mut device = NpuDevice::open(provider)?;
+    let mut same_bits = true;
+    for dtype in FORMATS {
+        same_bits &= check(&mut device, &DenseShape { dtype, ..SHAPE })?.same_bits;
+    }
+    Ok(same_bits)
 }

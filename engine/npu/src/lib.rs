@@ -21,7 +21,7 @@ mod provider;
 mod tests;
 mod tiles;
 
-pub use error::Error;
+pub use error::{Cause, Error};
 pub use graph::{Form, Weights};
 pub use npu::{Listed, Npu, Sums, list};
 pub use provider::Provider;

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use ort::environment::Environment;
 
-use crate::error::Error;
+use crate::error::{Cause, Error};
 
-/// Variables that name the library or its folder; nothing else is tried where one is set.
+/// Variables that name the library or its folder. The first that is set counts, and nothing else is tried.
 const VARIABLES: [&str; 2] = ["EMBERFLOW_ONNXRUNTIME", "ORT_DYLIB_PATH"];
 
 /// Names of the library that the system's loader may know.
@@ -54,16 +54,18 @@ pub(crate) fn library() -> Result<Library, Error> {
 /// Loads the first of the candidates that is a library of a version that is known.
 fn load() -> Result<Library, Error> {
     if cfg!(target_feature = "crt-static") {
-        return Err(Error(
-            "a static program cannot load ONNX Runtime: use one that is linked dynamically, or --device none".into(),
-        ));
+        return Err(Error {
+            cause: Cause::Static,
+            what: "a static program cannot load ONNX Runtime: use one that is linked dynamically, or --device none"
+                .into(),
+        });
     }
-    let mut why = Vec::new();
-    for path in candidates(&|name| std::env::var_os(name).map(PathBuf::from)) {
+    let (mut why, mut cause) = (Vec::new(), Cause::Missing);
+    for path in candidates(&|name| std::env::var_os(name).map(PathBuf::from))? {
         match ort::init_from(&path) {
             Ok(environment) => {
                 let named = environment.with_name("emberflow").with_telemetry(false);
-                let environment = named.build().map_err(|e| Error(e.to_string()))?;
+                let environment = named.build().map_err(Error::of)?;
                 let build = build(ort::info());
                 tracing::debug!(path = %path.display(), build, "ONNX Runtime");
                 return Ok(Library {
@@ -74,15 +76,24 @@ fn load() -> Result<Library, Error> {
             }
             Err(e) => {
                 tracing::debug!(path = %path.display(), error = %e, "no ONNX Runtime");
+                if !is_missing(&e) {
+                    cause = Cause::Broken;
+                }
                 why.push(reason(&e));
             }
         }
     }
-    Err(Error(format!(
+    let what = format!(
         "no ONNX Runtime 1.{} or later was found ({}): {ADVICE}",
         ort::MINOR_VERSION,
         why.join("; ")
-    )))
+    );
+    Err(Error { cause, what })
+}
+
+/// Whether there is no such file, rather than one that cannot be used.
+fn is_missing(e: &ort::LoadDynamicError) -> bool {
+    matches!(e, ort::LoadDynamicError::Dlopen { path, .. } if !path.exists())
 }
 
 /// Why a library was not loaded, with what the system's loader says.
@@ -101,19 +112,16 @@ fn build(info: &str) -> String {
     format!("build {}", commit.unwrap_or("unknown"))
 }
 
-/// Where the library may be, by the variables of the environment: what they name; or else what the system's loader knows, and
-/// the packages of Python.
-fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
-    let named = VARIABLES.iter().filter_map(|name| variable(name));
-    let named: Vec<PathBuf> = named
-        .filter(|path| !path.as_os_str().is_empty())
-        .flat_map(|path| match path.is_dir() {
-            true => libraries(&path),
-            false => vec![path],
-        })
-        .collect();
-    if !named.is_empty() {
-        return named;
+/// Where the library may be, by the variables of the environment: what the first of [`VARIABLES`] names; or else the packages
+/// of Python, and what the system's loader knows.
+///
+/// # Errors
+/// The variable names a folder without the library.
+fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Vec<PathBuf>, Error> {
+    for name in VARIABLES {
+        if let Some(path) = variable(name).filter(|path| !path.as_os_str().is_empty()) {
+            return named(name, path);
+        }
     }
     let home = variable("HOME").map(|home| home.join(".local"));
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter();
@@ -123,7 +131,25 @@ fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         .chain(["/usr/local", "/usr"].map(PathBuf::from));
     let mut all: Vec<PathBuf> = prefixes.flat_map(|prefix| in_python(&prefix)).collect();
     all.extend(NAMES.map(PathBuf::from));
-    all
+    Ok(all)
+}
+
+/// The libraries that a variable names by its value.
+fn named(variable: &str, path: PathBuf) -> Result<Vec<PathBuf>, Error> {
+    if !path.is_dir() {
+        return Ok(vec![path]);
+    }
+    let found = libraries(&path);
+    match found.is_empty() {
+        false => Ok(found),
+        true => Err(Error {
+            cause: Cause::Missing,
+            what: format!(
+                "{variable} names the folder {}, which has no {PREFIX}*: set it to the path of the library, or unset it",
+                path.display()
+            ),
+        }),
+    }
 }
 
 /// The libraries in packages of Python under a prefix.
@@ -175,17 +201,27 @@ mod tests {
             let value = value.to_path_buf();
             candidates(&move |asked| (asked == name).then(|| value.clone()))
         };
-        // A variable is the only one that counts.
-        let only = std::slice::from_ref(&library);
-        assert_eq!(with("ORT_DYLIB_PATH", &library), only);
-        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel), only);
+        // Nothing but what a variable names is tried.
+        let only = vec![library.clone()];
+        assert_eq!(with("ORT_DYLIB_PATH", &library).unwrap(), only);
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel).unwrap(), only);
         let missing = dir.path().join("missing.so");
-        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &missing), [missing]);
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &missing), Ok(vec![missing]));
+        for name in VARIABLES {
+            let empty = with(name, dir.path()).unwrap_err();
+            assert_eq!(empty.cause, Cause::Missing);
+            let folder = dir.path().display().to_string();
+            assert!(
+                empty.what.contains(name) && empty.what.contains(&folder),
+                "{empty}"
+            );
+        }
         // Without, a package comes before what the system has.
-        let found = with("VIRTUAL_ENV", dir.path());
+        let found = with("VIRTUAL_ENV", dir.path()).unwrap();
         assert_eq!(found[0], library);
         assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
-        assert!(candidates(&|_| None).ends_with(&NAMES.map(PathBuf::from)));
+        let found = candidates(&|_| None).unwrap();
+        assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Npu {
         let library = library()?;
         let listed = Listed::of(&library)?;
         if !listed.providers.contains(&provider) {
-            return Err(Error(format!(
+            return Err(Error::broken(format!(
                 "the ONNX Runtime in {} has no provider {provider}: {}",
                 listed.path,
                 provider.advice()
@@ -144,10 +144,10 @@ impl Npu {
             .with_execution_providers(provider)
             .map_err(Error::of)?;
         builder.commit_from_memory(model).map_err(|e| {
-            let Error(why) = Error::of(e);
-            Error(format!(
-                "the provider {} does not take a graph: {why}; --device none does without it",
-                self.provider
+            Error::broken(format!(
+                "the provider {} does not take a graph: {}; --device none does without it",
+                self.provider,
+                Error::of(e)
             ))
         })
     }
@@ -165,11 +165,11 @@ impl Npu {
         mut then: impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let token_bytes = form.groups * GROUP;
-        let whole =
+        let fit =
             rows.len().is_multiple_of(form.row_bytes) && tokens.len().is_multiple_of(token_bytes);
-        if token_bytes == 0 || !whole {
-            return Err(Error(
-                "rows and tokens of other lengths than the graphs'".into(),
+        if token_bytes == 0 || !fit {
+            return Err(Error::broken(
+                "rows and tokens of other lengths than the graphs'",
             ));
         }
         let (height, width) = (rows.len() / form.row_bytes, tokens.len() / token_bytes);
@@ -202,9 +202,9 @@ impl Npu {
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         let session = self.sessions.get_mut(&key);
-        let session = session.ok_or_else(|| Error("such rows are not prepared".into()))?;
-        let weights = whole(inputs.rows, &rows, height, form.row_bytes, &mut self.rows);
-        let x = whole(
+        let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
+        let weights = padded(inputs.rows, &rows, height, form.row_bytes, &mut self.rows);
+        let x = padded(
             inputs.tokens,
             &tokens,
             width,
@@ -221,10 +221,10 @@ impl Npu {
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)
-            .ok_or_else(|| Error("no sums came out".into()))?;
+            .ok_or_else(|| Error::broken("no sums came out"))?;
         let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
         if sums.len() != form.groups * height * width {
-            return Err(Error("sums of another shape came out".into()));
+            return Err(Error::broken("sums of another shape came out"));
         }
         then(Sums {
             rows,
@@ -253,20 +253,20 @@ where
     Ok(tensor.into_dyn())
 }
 
-/// Some of what lies one after the other, `of` bytes each: `count` of it, where it is, or padded in `room`.
-fn whole<'a, T: Copy + Default>(
+/// The items `some` of `all`, of `len` values each, as `count` items: where they are, or padded with zeros in `buffer`.
+fn padded<'a, T: Copy + Default>(
     all: &'a [T],
     some: &Range<usize>,
     count: usize,
-    of: usize,
-    room: &'a mut Vec<T>,
+    len: usize,
+    buffer: &'a mut Vec<T>,
 ) -> &'a [T] {
-    let there = &all[some.start * of..some.end * of];
+    let items = &all[some.start * len..some.end * len];
     if some.len() == count {
-        return there;
+        return items;
     }
-    room.clear();
-    room.extend_from_slice(there);
-    room.resize(count * of, T::default());
-    room
+    buffer.clear();
+    buffer.extend_from_slice(items);
+    buffer.resize(count * len, T::default());
+    buffer
 }

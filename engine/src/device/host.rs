@@ -1,10 +1,10 @@
 //! Devices whose memory is the process's: parts are bytes of it, and a thread computes. How, an [`Arithmetic`] says.
 
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::prefer_huge_pages;
@@ -17,6 +17,9 @@ use crate::cluster::CLUSTER;
 
 /// Bytes of the thread's stack.
 const STACK: usize = 1 << 20;
+
+/// Longest wait for a piece of work. A driver that takes longer hangs: the device is lost.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// How a device computes.
 pub trait Arithmetic: Send + 'static {
@@ -221,6 +224,10 @@ pub struct HostDevice<A> {
     underway: Option<Receiver<Result<Answer, String>>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
+    /// Longest wait for a piece of work.
+    longest: Duration,
+    /// A piece of work took longer: its thread holds `by`, which nobody waits for.
+    hangs: bool,
 }
 
 impl<A: Arithmetic> HostDevice<A> {
@@ -233,6 +240,8 @@ impl<A: Arithmetic> HostDevice<A> {
             parts: Vec::new(),
             underway: None,
             total: Vec::new(),
+            longest: LONGEST,
+            hangs: false,
         }
     }
 
@@ -264,6 +273,7 @@ impl<A: Arithmetic> HostDevice<A> {
         &mut self,
         work: impl FnOnce(&mut A) -> Result<Answer, String> + Send + 'static,
     ) -> Result<Ticket, DeviceError> {
+        self.answers()?;
         let (send, receive) = channel();
         let by = Arc::clone(&self.by);
         Builder::new()
@@ -277,6 +287,17 @@ impl<A: Arithmetic> HostDevice<A> {
             .map_err(|e| self.failed(format!("cannot start a thread: {e}")))?;
         self.underway = Some(receive);
         Ok(Ticket::Work)
+    }
+
+    /// An error once a piece of work took too long.
+    fn answers(&self) -> Result<(), DeviceError> {
+        match self.hangs {
+            false => Ok(()),
+            true => Err(self.failed(format!(
+                "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
+                self.longest.as_secs()
+            ))),
+        }
     }
 
     fn failed(&self, what: impl Into<String>) -> DeviceError {
@@ -348,6 +369,7 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
     }
 
     fn prepare(&mut self, program: &Program) -> Result<(), DeviceError> {
+        self.answers()?;
         if let Program::Ffn(shape) = program {
             self.clear();
             if let Some(why) = shape.unsupported() {
@@ -423,9 +445,10 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
         }
         let underway = self.underway.take();
         let underway = underway.ok_or_else(|| self.failed("has no such work"))?;
-        let answer = underway
-            .recv()
-            .map_err(|_| self.failed("stopped in the middle"))?;
+        let answer = underway.recv_timeout(self.longest);
+        self.hangs = answer.as_ref().err() == Some(&RecvTimeoutError::Timeout);
+        self.answers()?;
+        let answer = answer.map_err(|_| self.failed("stopped in the middle"))?;
         let answer = answer.map_err(|e| self.failed(e))?;
         let fits = match answer.of {
             Sums::Total { .. } => self.keep_total(answer.total, answer.vectors * answer.d, out),
@@ -457,4 +480,30 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> Part {
         None => places.push(Some(value)),
     }
     Part(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{CpuDevice, ProductRoom};
+
+    #[test]
+    fn a_device_that_hangs_is_lost() {
+        let mut device = CpuDevice::new();
+        device.longest = Duration::from_millis(1);
+        let (end, ended) = channel::<()>();
+        let hangs = device.begin(move |_| {
+            let _ = ended.recv();
+            Err(String::new())
+        });
+        let error = device.take(hangs.unwrap(), &mut []).unwrap_err();
+        assert!(error.what.contains("did not answer"), "{error}");
+        // Nothing waits for its thread.
+        let room = Program::ProductRoom(ProductRoom::default());
+        assert_eq!(device.prepare(&room), Err(error.clone()));
+        let more = device.begin(|_| Err(String::new()));
+        assert_eq!(more, Err(error));
+        device.clear();
+        drop(end);
+    }
 }

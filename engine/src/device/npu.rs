@@ -28,16 +28,17 @@ pub type NpuDevice = HostDevice<Graphs>;
 /// Products whose sums are gathered together, for which a cache line is read once.
 const TOGETHER: usize = 16;
 
+/// Most bytes of [`Graphs::tokens`]: 256 tokens, the widest graphs', of 8192 elements.
+const TOKEN_BYTES: usize = 2 << 20;
+
 /// Sums from graphs, the rest by the CPU's kernels.
 pub struct Graphs {
     cpu: Cpu,
     npu: npu::Npu,
-    /// Quants of all tokens, as graphs read them.
+    /// Quants of some tokens, as graphs read them.
     tokens: Vec<i8>,
     /// Sums of some products, each of all groups.
     gathered: Vec<i32>,
-    /// Products of neurons and rows.
-    products: Vec<f32>,
 }
 
 impl NpuDevice {
@@ -61,7 +62,7 @@ impl NpuDevice {
             longest: u64::MAX,
             rows_at_once: 1,
             floats: false,
-            work_bytes: RUN_BYTES as u64,
+            work_bytes: (RUN_BYTES + TOKEN_BYTES) as u64,
             kernels: [String::new(), format!("integer graphs {}", npu::GRAPHS)],
         };
         let by = Graphs {
@@ -69,7 +70,6 @@ impl NpuDevice {
             npu: opened,
             tokens: Vec::new(),
             gathered: Vec::new(),
-            products: Vec::new(),
         };
         Ok(Self::computing(facts, by))
     }
@@ -102,7 +102,10 @@ impl Arithmetic for Graphs {
                 (shape.dtype, shape.d)
             }
             Program::Products { dtype, cols } => (*dtype, *cols),
-            Program::Room(_) | Program::ProductRoom(_) => return Ok(()),
+            Program::Room(_) | Program::ProductRoom(_) => {
+                (self.tokens, self.gathered) = (Vec::new(), Vec::new());
+                return Ok(());
+            }
         };
         let prepared = self.npu.prepare(form(dtype, cols)?);
         prepared.map_err(|e| e.to_string())
@@ -111,31 +114,28 @@ impl Arithmetic for Graphs {
     fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String> {
         let (shape, rows) = (task.part.shape, task.rows());
         let some = task.first..task.first + task.neurons();
-        self.quantize(task.tokens.quantized.all());
         let of = |matrix| Multiplied {
             dtype: shape.dtype,
             bytes: task.part.some(some.clone(), matrix),
             x: task.tokens.quantized.all(),
         };
-        let mut gates = std::mem::take(&mut self.products);
-        gates.resize(task.neurons() * rows, 0.0);
-        let made = self.multiply(&of(0), |n, row, product| gates[n * rows + row] = product);
+        let before = hidden.len();
+        hidden.resize(before + task.neurons() * rows, 0.0);
+        let hidden = &mut hidden[before..];
+        self.multiply(&of(0), |n, row, gate| hidden[n * rows + row] = gate)?;
         let gating = Gating {
             activation: shape.kind.activation,
             cut: task.cut,
             top: None,
         };
-        add_biases(&mut gates, &task.gate_bias, rows);
-        gating.apply(self.cpu, &[], &mut gates);
-        for (n, of_neuron) in gates.chunks_exact_mut(rows).enumerate() {
+        add_biases(hidden, &task.gate_bias, rows);
+        gating.apply(self.cpu, &[], hidden);
+        for (n, of_neuron) in hidden.chunks_exact_mut(rows).enumerate() {
             for (row, gate) in of_neuron.iter_mut().enumerate() {
                 *gate = if task.wants(n, row) { *gate } else { 0.0 };
             }
         }
-        let fired = gates.iter().filter(|&&gate| gate != 0.0).count();
-        hidden.extend_from_slice(&gates);
-        self.products = gates;
-        made?;
+        let fired = hidden.iter().filter(|&&gate| gate != 0.0).count();
         if !shape.kind.ungated {
             let bias = &task.up_bias;
             self.multiply(&of(1), |n, row, up| {
@@ -170,7 +170,6 @@ impl Arithmetic for Graphs {
             bytes: &bytes[rows.start * len..rows.end * len],
             x: tokens.quantized.all(),
         };
-        self.quantize(of.x);
         let (first, count) = (out.len(), rows.len());
         out.resize(first + of.x.tokens() * count, 0.0);
         self.multiply(&of, |row, token, product| {
@@ -200,21 +199,54 @@ impl Multiplied<'_> {
     }
 }
 
+/// How many tokens of so many elements fit in [`TOKEN_BYTES`], at least one: a multiple of the widest graphs' where it can be.
+fn tokens_at_once(n: usize) -> usize {
+    let [.., widest] = npu::WIDTHS;
+    let fit = (TOKEN_BYTES / n.next_multiple_of(emberflow_kernels::GROUP).max(1)).max(1);
+    match fit - fit % widest {
+        0 => fit,
+        full => full,
+    }
+}
+
 impl Graphs {
-    /// Puts the quants of all tokens as graphs read them.
+    /// Puts the quants of tokens as graphs read them.
     fn quantize(&mut self, x: ActivationsRef<'_>) {
         self.tokens.clear();
+        let groups = x.n().div_ceil(emberflow_kernels::GROUP);
+        (self.tokens).reserve_exact(x.tokens() * groups * emberflow_kernels::GROUP);
         for token in 0..x.tokens() {
             x.each_quant(token, |quant| self.tokens.push(quant));
         }
     }
 
-    /// The products of rows with the tokens of [`Graphs::quantize`]: calls `then` with row, token and product.
+    /// The products of rows with all tokens, as many tokens at once as [`TOKEN_BYTES`] allows: calls `then` with row, token and
+    /// product.
     fn multiply(
         &mut self,
         of: &Multiplied<'_>,
         mut then: impl FnMut(usize, usize, f32),
     ) -> Result<(), String> {
+        let (tokens, at_once) = (of.x.tokens(), tokens_at_once(of.x.n()));
+        for first in (0..tokens).step_by(at_once) {
+            let some = Multiplied {
+                x: of.x.range(first, at_once.min(tokens - first)),
+                ..*of
+            };
+            self.multiply_some(&some, |row, token, product| {
+                then(row, first + token, product)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The products of rows with tokens that fit in [`TOKEN_BYTES`].
+    fn multiply_some(
+        &mut self,
+        of: &Multiplied<'_>,
+        mut then: impl FnMut(usize, usize, f32),
+    ) -> Result<(), String> {
+        self.quantize(of.x);
         let form = form(of.dtype, of.x.n())?;
         let (cpu, groups, gathered) = (self.cpu, form.groups, &mut self.gathered);
         gathered.resize(TOGETHER * groups, 0);
@@ -239,5 +271,19 @@ impl Graphs {
         };
         let multiplied = self.npu.multiply(form, of.bytes, &self.tokens, fold);
         multiplied.map_err(|e| e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_at_once_fit_their_bytes() {
+        for (n, expected) in [(8192, 256), (4000, 512), (8193, 255), (TOKEN_BYTES, 1)] {
+            assert_eq!(tokens_at_once(n), expected, "{n}");
+            assert!(expected * n.next_multiple_of(emberflow_kernels::GROUP) <= TOKEN_BYTES);
+        }
+        assert!(tokens_at_once(0) > 0 && tokens_at_once(2 * TOKEN_BYTES) == 1);
     }
 }

@@ -1,21 +1,25 @@
 //! NPUs, by ONNX Runtime.
 
-use emberflow_engine::device::{DeviceError, Provider};
+use emberflow_engine::device::Provider;
 use serde_json::{Value, json};
 
 use super::check::Check;
-use crate::npu::{Found, probe};
+use crate::npu::{Cause, Found, Unusable, probe};
 
 /// Looks for ONNX Runtime, and compares all providers that it has with the CPU, each in a process of its own.
 pub(super) fn npu() -> Check {
     const NAME: &str = "npu";
     let first = match probe(Provider::Cpu) {
         Ok(found) => found,
-        Err(DeviceError { what, .. }) => {
+        Err(Unusable { cause, what }) => {
             let check = Check::ok(NAME, format!("none: {what}")).with("devices", json!([]));
-            return match what.starts_with("no ONNX Runtime") {
-                true => check,
-                false => check.advise("install another ONNX Runtime: `pip install onnxruntime`"),
+            return match cause {
+                // Nobody needs an NPU; what is found says how to get one.
+                Cause::Missing | Cause::Static => check,
+                Cause::Broken => check.advise(
+                    "install another ONNX Runtime: `pip install --upgrade onnxruntime`; where \
+                     EMBERFLOW_ONNXRUNTIME or ORT_DYLIB_PATH is set, set it to that one's path",
+                ),
             };
         }
     };
@@ -47,7 +51,7 @@ pub(super) fn npu() -> Check {
 /// A provider, and what was found.
 struct OfProvider {
     provider: Provider,
-    found: Result<Found, DeviceError>,
+    found: Result<Found, Unusable>,
 }
 
 impl OfProvider {

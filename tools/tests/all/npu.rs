@@ -1,10 +1,11 @@
-//! NPUs: what is found, and libraries that are missing, damaged, of another version, that crash and that hang.
+//! NPUs: what is found, libraries that are missing, damaged, of another version, that crash and that hang, and what a child
+//! process prints.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use emberflow::npu::probe_by;
+use emberflow::npu::{Cause, Found, Unusable, probe_by};
 use emberflow_engine::device::Provider;
 
 use crate::common::{emberflow, json};
@@ -12,11 +13,15 @@ use crate::common::{emberflow, json};
 /// Names the library, or its folder.
 const VARIABLE: &str = "EMBERFLOW_ONNXRUNTIME";
 
+/// Whether tests that need ONNX Runtime or a C compiler have to run.
+fn is_needed() -> bool {
+    std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some()
+}
+
 /// Whether this machine has ONNX Runtime.
 pub fn has_onnxruntime() -> bool {
     let found = probe_by(emberflow(), Provider::Cpu, Duration::from_secs(60));
-    let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
-    assert!(found.is_ok() || !needed, "{found:?}");
+    assert!(found.is_ok() || !is_needed(), "{found:?}");
     found.is_ok()
 }
 
@@ -31,42 +36,54 @@ fn library(dir: &Path, name: &str, code: &str) -> Option<PathBuf> {
     Some(library)
 }
 
-/// What is said of a library within so many seconds.
-fn refused(library: &Path, seconds: u64) -> String {
+/// The error with a library within so many seconds.
+fn refused(library: &Path, seconds: u64) -> Unusable {
     let mut program = emberflow();
     program.env(VARIABLE, library);
     let start = Instant::now();
     let limit = Duration::from_secs(seconds);
     let error = probe_by(program, Provider::Cpu, limit).unwrap_err();
-    assert_eq!(error.device, "npu:cpu");
-    assert!(start.elapsed() < Duration::from_secs(60), "{error}");
-    error.what
+    assert!(start.elapsed() < Duration::from_secs(60), "{error:?}");
+    error
+}
+
+/// The error with a library that cannot be used.
+fn broken(library: &Path, seconds: u64) -> String {
+    let Unusable { cause, what } = refused(library, seconds);
+    assert_eq!(cause, Cause::Broken, "{what}");
+    what
 }
 
 #[test]
 fn libraries_that_fail_are_errors_within_seconds() {
     let dir = tempfile::tempdir().unwrap();
-    let missing = refused(&dir.path().join("missing.so"), 60);
-    assert!(missing.contains("pip install onnxruntime") && missing.contains("missing.so"));
+    let Unusable { cause, what } = refused(&dir.path().join("missing.so"), 60);
+    assert_eq!(cause, Cause::Missing, "{what}");
+    assert!(what.contains("pip install onnxruntime") && what.contains("missing.so"));
+    let Unusable { cause, what } = refused(dir.path(), 60);
+    assert_eq!(cause, Cause::Missing, "{what}");
+    assert!(what.contains(dir.path().to_str().unwrap()), "{what}");
     let text = dir.path().join("text.so");
     std::fs::write(&text, "no library").unwrap();
-    let damaged = refused(&text, 60);
+    let damaged = broken(&text, 60);
     assert!(
         damaged.contains("text.so") && damaged.contains("pip install"),
         "{damaged}"
     );
     let aborts = "#include <stdlib.h>\n__attribute__((constructor)) void made(void) { abort(); }";
     let Some(aborts) = library(dir.path(), "aborts", aborts) else {
+        assert!(!is_needed(), "no C compiler `cc`");
+        eprintln!("SKIPPED: no C compiler `cc`");
         return;
     };
-    let crashed = refused(&aborts, 60);
+    let crashed = broken(&aborts, 60);
     assert!(
         crashed.contains("crashed") && crashed.contains("SIGABRT"),
         "{crashed}"
     );
     let hangs = "__attribute__((constructor)) void made(void) { for (;;) { __asm__(\"\"); } }";
     let hangs = library(dir.path(), "hangs", hangs).unwrap();
-    let hung = refused(&hangs, 1);
+    let hung = broken(&hangs, 1);
     assert!(
         hung.contains("within 1 seconds") && hung.contains("--device none"),
         "{hung}"
@@ -75,10 +92,10 @@ fn libraries_that_fail_are_errors_within_seconds() {
                static const void *api(unsigned n) { return 0; }\n\
                static const void *base[2] = { api, version };\n\
                const void *OrtGetApiBase(void) { return base; }";
-    let old = refused(&library(dir.path(), "old", old).unwrap(), 60);
+    let old = broken(&library(dir.path(), "old", old).unwrap(), 60);
     assert!(old.contains("1.10.0") && old.contains("1.24"), "{old}");
     let other = library(dir.path(), "other", "int other(void) { return 1; }").unwrap();
-    assert!(refused(&other, 60).contains("OrtGetApiBase"));
+    assert!(broken(&other, 60).contains("OrtGetApiBase"));
 }
 
 /// The run ends before a model is opened, and its text is never mixed.
@@ -93,9 +110,38 @@ fn a_run_with_a_missing_library_says_what_to_install() {
         !output.status.success() && output.stdout.is_empty(),
         "{said}"
     );
-    for told in ["npu:cpu", "pip install onnxruntime", VARIABLE] {
-        assert!(said.contains(told), "{said}");
+    for part in ["npu:cpu", "pip install onnxruntime", VARIABLE] {
+        assert!(said.contains(part), "{said}");
     }
+}
+
+/// What is understood of a child process that runs this script.
+fn understood(script: &str) -> Result<Found, String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]);
+    let found = probe_by(shell, Provider::Cpu, Duration::from_secs(60));
+    found.map_err(|e| e.what)
+}
+
+#[test]
+fn answers_are_found_among_what_drivers_print() {
+    const ANSWER: &str =
+        r#"{"found":{"library":"l","build":"b","providers":["cpu"],"same_bits":true}}"#;
+    let long = "i=0; while [ $i -lt 9000 ]; do echo '[a line of a driver]'; i=$((i+1)); done";
+    let found = understood(&format!(
+        "{long}; echo 1; echo '{ANSWER}'; printf 'end {{}}'"
+    ))
+    .unwrap();
+    assert_eq!([found.library, found.build], ["l", "b"]);
+    assert!(
+        understood("echo 1; echo '{}'")
+            .unwrap_err()
+            .contains("without an answer")
+    );
+    let panicked = "printf \"thread 'main' panicked at a.rs:1:2:\\nthe message\\nnote: run with\\n\" >&2; exit 101";
+    assert_eq!(understood(panicked).unwrap_err(), "the message");
+    let failed = "echo noise >&2; echo 'emberflow: no such thing' >&2; exit 1";
+    assert_eq!(understood(failed).unwrap_err(), "no such thing");
 }
 
 #[test]
