@@ -259,7 +259,7 @@ impl<'e> Stepper<'e> {
                 }
                 Wants::Decode => {
                     self.end_prompt()?;
-                    token_decoded(&mut self.engine)
+                    token_decoded(self.engine)
                 }
                 Wants::Nothing => self.end_prompt(),
             },
