@@ -72,6 +72,7 @@
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
 //! | bytes of a bundle | [`bundle`]; offsets and alignment: `store/layout.rs` |
 //! | division of a budget | `memory.rs` (bytes), `planner/search.rs` (candidates) |
+//! | corrections by the first tokens of a run | `first_tokens.rs`, `prompts.rs` |
 //! | expected speed | `planner/cost.rs`, `planner/reads.rs`; measured inputs: [`planner::rates`] |
 //! | what a run reports | `observe/report.rs`; counters: `counters.rs`; traces: [`trace`] |
 //! | metadata of a container | [`meta`] |
