@@ -26,7 +26,7 @@ use crate::open::Parts;
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
-use crate::planner::{Division, Plan, Planner, Ways};
+use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -61,9 +61,9 @@ pub struct Engine {
     pub(crate) planner: Planner,
     pub(crate) first_tokens: FirstTokens,
     pub(crate) division: Division,
-    /// The division for decode, while the one for a prompt is in use.
+    /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
-    /// A device had no memory for longer prompt chunks.
+    /// The device had no memory for longer prompt chunks.
     pub(crate) short_prompts: bool,
     pub(crate) rooms: Rooms,
     /// The longest prompt chunk for which memory was divided.
@@ -116,7 +116,7 @@ impl Engine {
         let rows = parts.options.lab.chunk.max(parts.options.batch);
         let (context, batch) = (parts.options.context, parts.options.batch);
         let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
-        let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
+        let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
         let (text, choice, verdict) = (
             parts.text.clone(),
             parts.choice.clone(),
@@ -154,7 +154,7 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with the options' context length. The plan has memory for
+    /// An empty sequence with the options' context length. The plan reserves memory for
     /// [`Options::batch`] of them.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl Engine {
         self.sequence(self.options.context)
     }
 
-    /// An empty sequence for `positions` tokens, at most the options' context length. More of the
-    /// shorter sequences fit in memory.
+    /// An empty sequence for `positions` tokens, at most the options' context length. Memory holds
+    /// more sequences if they are shorter.
     ///
     /// # Errors
     /// [`Error::KvFull`] if existing sequences leave no room.
@@ -186,8 +186,8 @@ impl Engine {
     /// Appends up to [`Engine::chunk`] tokens to `sequence`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, no room, or a failed read. The sequence is unchanged after
-    /// an error.
+    /// A token outside the vocabulary, a full sequence, or a failed read. The sequence is unchanged
+    /// after an error.
     pub fn forward(
         &mut self,
         sequence: &mut Sequence,
@@ -300,11 +300,11 @@ impl Engine {
     }
 
     /// Adapts the plan to `sequences` live sequences, at most [`Options::batch`]. In a larger batch
-    /// more neurons fire in nearly every pass, and those belong in the hot region. The border
-    /// between the regions moves gradually, without extra reads. Texts do not change.
+    /// more neurons fire in nearly every pass, so the hot region grows. The border between the
+    /// regions moves gradually, without extra reads. Texts do not change.
     ///
     /// # Errors
-    /// Those of the plan, which was made before with the same budget.
+    /// Those of planning, which succeeded before with the same budget.
     pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
         let batch = sequences.clamp(1, self.options.batch);
         if batch == self.division.batch {
@@ -312,7 +312,7 @@ impl Engine {
         }
         let budget = self.division.memory.budget();
         self.division =
-            (self.planner).divide_again(&self.division, budget, batch, Ways::Settled)?;
+            (self.planner).divide_again(&self.division, budget, batch, Candidates::Current)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
         self.decoder.ffn.store.residency.aim_border(memory, hot);
         Ok(())
@@ -438,7 +438,7 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     on
 }
 
-/// What a device is to hold and to compute.
+/// Clusters and matrices assigned to a device.
 fn lane(
     device: Option<&Arc<InUse>>,
     planner: &Planner,
@@ -456,7 +456,8 @@ fn lane(
     })
 }
 
-/// Fills a store's memory, and that of a device, which computes with the store's Gate rows too; what does so.
+/// Fills a store's memory and that of a device, which also computes with the store's Gate rows. Returns the
+/// devices.
 fn warm(
     store: &mut NeuronStore,
     setup: Option<lanes::Setup>,
@@ -477,7 +478,7 @@ fn warm(
     Ok(vec![lane])
 }
 
-/// The inputs by layer and the residual streams of a model that has them.
+/// Per-layer inputs and residual streams of a model that has them.
 fn several_streams(
     layout: &Layout,
     c: &ModelConfig,
@@ -487,7 +488,7 @@ fn several_streams(
     Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
 }
 
-/// The tables of which tokens need single rows, in the order of [`Needs::tables`].
+/// The row tables, in the order of [`Needs::tables`].
 fn tables<'a>(
     embedding: &'a mut Option<Embedding>,
     inputs: &'a mut Option<LayerInputs>,
@@ -498,7 +499,7 @@ fn tables<'a>(
     [embedding.as_mut(), inputs, ngrams]
 }
 
-/// The rows for the last tokens and the hyper-connections of a model that has them.
+/// The n-gram rows and the hyper-connections of a model that has them.
 fn hyper_connections(
     layout: &Layout,
     c: &ModelConfig,

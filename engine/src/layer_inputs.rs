@@ -8,7 +8,7 @@
 //!
 //! At its end a layer adds `norm(proj·(act(gate·x) ∘ input))` to the residual stream: Gemma 4 to the one
 //! that it changes, Gemma 3n to the further ones of AltUp. The vectors lie in
-//! [`Pass::beside`] behind the further streams, so that a pass can yield between two layers.
+//! [`Pass::aux`] behind the further streams, so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{Activation, ModelConfig};
@@ -46,7 +46,7 @@ pub(crate) struct LayerInputs {
     /// Elements of a layer's input, and of a row of the residual stream.
     width: usize,
     d: usize,
-    /// Elements of [`Pass::beside`] before the inputs, and rows of the table.
+    /// Elements of [`Pass::aux`] before the inputs, and rows of the table.
     before: usize,
     vocab: u32,
     eps: f32,
@@ -147,8 +147,8 @@ impl LayerInputs {
         let (rows, each) = (pass.rows, self.layers.len() * self.width);
         let stride = self.before + each;
         let factor = (self.width as f32).sqrt();
-        let beside = pass.beside.chunks_exact_mut(stride);
-        for (row, table) in beside.zip(self.all.chunks_exact(each)).take(rows) {
+        let aux = pass.aux.chunks_exact_mut(stride);
+        for (row, table) in aux.zip(self.all.chunks_exact(each)).take(rows) {
             for (to, from) in row[self.before..].iter_mut().zip(table) {
                 *to = from * factor;
             }
@@ -158,8 +158,8 @@ impl LayerInputs {
         self.proj.matmul(on, input, &mut s.rows, all);
         let shrink = 1.0 / (self.d as f32).sqrt();
         all.iter_mut().for_each(|value| *value *= shrink);
-        let beside = pass.beside.chunks_exact_mut(stride);
-        for (row, all) in beside.zip(all.chunks_exact_mut(each)) {
+        let aux = pass.aux.chunks_exact_mut(stride);
+        for (row, all) in aux.zip(all.chunks_exact_mut(each)) {
             for part in all.chunks_exact_mut(self.width) {
                 on.cpu.rmsnorm_inplace(part, &self.norm, self.eps);
             }
@@ -178,8 +178,8 @@ impl LayerInputs {
         activate(self.activation, on.cpu, gated);
         let stride = self.before + self.layers.len() * self.width;
         let at = self.before + number * self.width;
-        let beside = pass.beside.chunks_exact(stride);
-        for (gated, row) in gated.chunks_exact_mut(self.width).zip(beside) {
+        let aux = pass.aux.chunks_exact(stride);
+        for (gated, row) in gated.chunks_exact_mut(self.width).zip(aux) {
             let inputs = &row[at..at + self.width];
             gated.iter_mut().zip(inputs).for_each(|(g, i)| *g *= i);
         }

@@ -58,7 +58,7 @@
 //! | to understand or change | open |
 //! |---|---|
 //! | the public interface | `engine.rs`, `model.rs`, `options.rs`, `error.rs` |
-//! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/turns.rs` |
+//! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/groups.rs` |
 //! | sampling, logit filters, grammars | `sampler.rs`, `sampler/filters.rs`, `constraint.rs` |
 //! | the layer loop | `decoder.rs`; `embedding.rs`, `norm.rs`, `rope.rs`, `streams.rs` (Gemma 3n) |
 //! | attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention, Mamba-2; a new token mixer | `mixer` |

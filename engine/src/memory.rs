@@ -291,11 +291,11 @@ impl Needs {
         } else {
             0
         };
-        let beside_gates = self.with_gates();
+        let with_gates = self.with_gates();
         let least = if self.gates_must {
-            beside_gates
+            with_gates
         } else if self.gates_help {
-            streaming.min(beside_gates)
+            streaming.min(with_gates)
         } else {
             streaming
         };
@@ -403,9 +403,10 @@ impl Needs {
         let left = ledger.left();
         let r = self.regions(left);
         let ffn = r.gates + r.hot + r.cold + u64::from(r.buffers) * self.stream_len;
-        let room = match r.hot_clusters == self.host_clusters() {
-            true => left.saturating_sub(ffn),
-            false => 0,
+        let room = if r.hot_clusters == self.host_clusters() {
+            left.saturating_sub(ffn)
+        } else {
+            0
         };
         let (tables, of_tables) = self.tables_within(room);
         for (what, bytes) in [

@@ -171,7 +171,7 @@ impl NGramLayer {
             first += span.tokens.len();
         }
         let (width, b) = (self.width, &self.buffers);
-        let streams = &mut pass.beside[..rows * width];
+        let streams = &mut pass.aux[..rows * width];
         on.workers.for_each_chunk_mut(streams, width, &|_, row, x| {
             let [y, z] = [&b.gated, &b.mixed].map(|all| &all[row * width..][..width]);
             for ((x, y), z) in x.iter_mut().zip(y).zip(z) {
@@ -202,7 +202,7 @@ impl NGramLayer {
     fn gate(&mut self, on: &Compute, pass: &Pass) {
         let (d, eps, width) = (self.d, self.eps, self.width);
         let count = width / d;
-        let (b, streams, root) = (&mut self.buffers, &pass.beside, (d as f32).sqrt());
+        let (b, streams, root) = (&mut self.buffers, &pass.aux, (d as f32).sqrt());
         let [keys, gated] = [&mut b.keys, &mut b.gated].map(|all| &mut all[..pass.rows * width]);
         let values = &b.values;
         let [key_norm, query_norm, conv_norm] = [&self.key_norm, &self.query_norm, &self.conv_norm];

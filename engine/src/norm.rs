@@ -69,9 +69,10 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 
 /// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
 pub(crate) fn softplus(x: f32) -> f32 {
-    match x > 20.0 {
-        true => x,
-        false => libm::log1pf(emberflow_kernels::math::exp(x)),
+    if x > 20.0 {
+        x
+    } else {
+        libm::log1pf(emberflow_kernels::math::exp(x))
     }
 }
 

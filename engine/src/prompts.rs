@@ -20,7 +20,7 @@ use crate::lanes::ProductRoom;
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
-use crate::planner::{Division, FORECAST_MARGIN, Ways};
+use crate::planner::{Candidates, Division, FORECAST_MARGIN};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
 use crate::scratch::product_room;
@@ -35,7 +35,8 @@ impl Engine {
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
         self.first_tokens.restart();
         let batch = self.division.batch;
-        let division = (self.planner()).divide_again(self.settled(), bytes, batch, Ways::All)?;
+        let division =
+            (self.planner()).divide_again(self.settled(), bytes, batch, Candidates::All)?;
         apply(self, division)
     }
 
@@ -92,7 +93,8 @@ impl Engine {
             return Ok(());
         };
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
-        self.division = (self.planner()).divide_again(&usual, budget, batch, Ways::Settled)?;
+        self.division =
+            (self.planner()).divide_again(&usual, budget, batch, Candidates::Current)?;
         let made = self.set_rows();
         match self.decoder.ffn.lanes.first() {
             Some(lane) => lane.or_lost(made)?,
@@ -119,7 +121,7 @@ impl Engine {
         let c = &decoder.config;
         thread_buffer::set_len(thread_floats(c, rows));
         *pass = Pass::default();
-        *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
+        *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
         decoder.scratch.set_rows(c, rows);
         decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
@@ -187,7 +189,7 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     );
     engine.planner.firing = firing;
     let (planner, settled) = (&engine.planner, engine.settled());
-    match planner.divide_again(settled, engine.memory().budget(), 1, Ways::All) {
+    match planner.divide_again(settled, engine.memory().budget(), 1, Candidates::All) {
         // Moving the regions costs reads.
         Ok(new) if planner.speed(&new, 1) > FORECAST_MARGIN * planner.speed(settled, 1) => {
             apply(engine, new)

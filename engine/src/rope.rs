@@ -119,8 +119,8 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
         }
         RopeScaling::Yarn { factor, .. } => frequencies
             .map(|i| {
-                let (plain, kept) = (1.0 / power(i), kept_by_yarn(rope, i));
-                plain / factor * (1.0 - kept) + plain * kept
+                let (plain, unscaled) = (1.0 / power(i), yarn_interpolation(rope, i));
+                plain / factor * (1.0 - unscaled) + plain * unscaled
             })
             .collect(),
         RopeScaling::Proportional { pairs } => frequencies
@@ -134,7 +134,7 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
 
 /// YaRN: share of the unscaled frequency `i`; 1 for the highest, 0 for the lowest, a linear ramp
 /// between.
-fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
+fn yarn_interpolation(rope: &Rope, i: u32) -> f32 {
     let RopeScaling::Yarn {
         beta_fast,
         beta_slow,

@@ -357,9 +357,10 @@ fn keep_groups(by: &mut [f32], groups: ExpertGroups) {
         let two = group.iter().fold([f32::NEG_INFINITY; 2], |[a, b], &x| {
             if x > a { [x, a] } else { [a, b.max(x)] }
         });
-        match groups.by_best {
-            true => two[0],
-            false => two[0] + two[1],
+        if groups.by_best {
+            two[0]
+        } else {
+            two[0] + two[1]
         }
     };
     // those taken out before have fewer groups to lose to, so the worst goes first

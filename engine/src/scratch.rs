@@ -47,7 +47,7 @@ pub(crate) fn product_room(
 ) -> ProductRoom {
     let [d, .., vocab] = widths(c);
     // results of all matrices of a mixer that have one input
-    let projected = projected(c) + output_gates(c) + 2 * beside(c);
+    let projected = projected(c) + output_gates(c) + 2 * kv_width(c);
     let widest = widest_input(c);
     let token = Activations::bytes(widest, 1).max(4 * widest);
     ProductRoom {
@@ -125,8 +125,8 @@ impl Scratch {
             (&mut self.out, d),
             (&mut self.parallel, parallel(c)),
             (&mut self.q, projected(c)),
-            (&mut self.k, beside(c)),
-            (&mut self.v, beside(c)),
+            (&mut self.k, kv_width(c)),
+            (&mut self.v, kv_width(c)),
             (&mut self.gate, output_gates(c)),
             (&mut self.attended, mixed(c)),
         ];
@@ -143,7 +143,7 @@ impl Scratch {
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, .., vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
-        let mixer = projected(c) + mixed(c) + 2 * beside(c) + output_gates(c);
+        let mixer = projected(c) + mixed(c) + 2 * kv_width(c) + output_gates(c);
         let rows = chunk * (2 * d + parallel(c) + mixer);
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
         let per_thread = Matrix::scratch_len(widest_input(c));
@@ -208,7 +208,7 @@ fn mixed(c: &ModelConfig) -> usize {
 }
 
 /// Width of [`Scratch::k`] and [`Scratch::v`].
-fn beside(c: &ModelConfig) -> usize {
+fn kv_width(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
     let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank + of.gates));
     let pooled = pooled(c).map_or(0, |of| of.query_rank as usize);

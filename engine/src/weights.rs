@@ -81,24 +81,27 @@ impl LayerWeights {
     /// Reads the weights of layer `l`.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
         Ok(Self {
-            attn_norm: match c.form.pre_norm {
-                true => Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?),
-                false => None,
+            attn_norm: if c.form.pre_norm {
+                Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
+            } else {
+                None
             },
             attn_post_norm: post_norm(from, Role::AttnPostNorm, l, c)?,
             mixer: Mixer::load(from, c, l)?,
-            ffn_norm: match c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
-                true => Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?),
-                false => None,
+            ffn_norm: if c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
+                Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
+            } else {
+                None
             },
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
             ffn_bias: ffn_biases(from, l, c)?,
             router: router(from, c, l)?,
             narrow: NarrowExperts::load(from, c, l)?,
             parallel_dense: ParallelNorms::load(from, c, l)?,
-            scale: match c.form.layer_scale {
-                true => from.vector(Role::LayerScale, l, 1)?[0],
-                false => 1.0,
+            scale: if c.form.layer_scale {
+                from.vector(Role::LayerScale, l, 1)?[0]
+            } else {
+                1.0
             },
         })
     }
@@ -290,9 +293,10 @@ fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBi
     Ok(Some(FfnBiases {
         banks,
         gate: from.rows(Role::GateBias, l, neurons, 1)?,
-        up: match c.ffn_kind.ungated {
-            true => Vec::new(),
-            false => from.rows(Role::UpBias, l, neurons, 1)?,
+        up: if c.ffn_kind.ungated {
+            Vec::new()
+        } else {
+            from.rows(Role::UpBias, l, neurons, 1)?
         },
         down: from.rows(Role::DownBias, l, banks, d)?,
     }))
@@ -326,30 +330,35 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
     let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
     Ok(Some(Router {
         scores: from.matrix(Role::Router, layer, experts, d)?,
-        bias: match mixture.router_bias {
-            false => None,
-            true => Some(from.vector(Role::RouterBias, layer, experts)?),
+        bias: if mixture.router_bias {
+            Some(from.vector(Role::RouterBias, layer, experts)?)
+        } else {
+            None
         },
-        by_token: match mixture.is_by_token(layer) {
-            false => None,
-            true => Some(token_experts(from, c, mixture, layer)?),
+        by_token: if mixture.is_by_token(layer) {
+            Some(token_experts(from, c, mixture, layer)?)
+        } else {
+            None
         },
-        choice_bias: match mixture.choice_bias && !mixture.is_by_token(layer) {
-            false => None,
-            true => Some(from.vector(Role::ChoiceBias, layer, experts)?),
+        choice_bias: if mixture.choice_bias && !mixture.is_by_token(layer) {
+            Some(from.vector(Role::ChoiceBias, layer, experts)?)
+        } else {
+            None
         },
         shared: match mixture.shared {
             _ if mixture.shared_is_plain => None,
             0 => None,
             _ => Some(from.vector(Role::SharedGate, layer, d)?),
         },
-        norm: match mixture.parallel_dense {
-            true => Some(router_norm(from, c, layer)?),
-            false => None,
+        norm: if mixture.parallel_dense {
+            Some(router_norm(from, c, layer)?)
+        } else {
+            None
         },
-        factors: match mixture.parallel_dense {
-            true => Some(from.vector(Role::ExpertScale, layer, experts)?),
-            false => None,
+        factors: if mixture.parallel_dense {
+            Some(from.vector(Role::ExpertScale, layer, experts)?)
+        } else {
+            None
         },
     }))
 }

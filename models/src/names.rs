@@ -216,9 +216,10 @@ pub struct Required {
 
 /// The matrices whose rows make up a neuron's bundle, in its order.
 pub fn bundled(config: &ModelConfig) -> &'static [Role] {
-    match config.ffn_kind.ungated {
-        false => &[Role::Gate, Role::Up, Role::Down],
-        true => &[Role::Gate, Role::Down],
+    if config.ffn_kind.ungated {
+        &[Role::Gate, Role::Down]
+    } else {
+        &[Role::Gate, Role::Up, Role::Down]
     }
 }
 
@@ -445,9 +446,10 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         push(Role::VBias, 1, kv);
     }
     if config.qk_norm {
-        let [of_q, of_k] = match config.qk_norm_whole {
-            true => [q, kv],
-            false => [head_dim; 2],
+        let [of_q, of_k] = if config.qk_norm_whole {
+            [q, kv]
+        } else {
+            [head_dim; 2]
         };
         push(Role::QNorm, 1, of_q);
         if own {

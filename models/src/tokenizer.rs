@@ -99,9 +99,10 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] if a character has no token and the vocabulary has no unknown token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        match !add_special && Self::is_long(text) {
-            true => self.encode_long(text),
-            false => self.encode_whole(text, add_special),
+        if !add_special && Self::is_long(text) {
+            self.encode_long(text)
+        } else {
+            self.encode_whole(text, add_special)
         }
     }
 

@@ -463,9 +463,12 @@ impl ArenaPages {
     pub fn part(&self, i: usize, n: usize) -> Self {
         // Whole huge pages, as far as that goes.
         const UNIT: usize = 2 << 20;
-        let at = |i: usize| match i >= n {
-            true => self.end,
-            false => (self.first + self.len() / n * i) / UNIT * UNIT,
+        let at = |i: usize| {
+            if i >= n {
+                self.end
+            } else {
+                (self.first + self.len() / n * i) / UNIT * UNIT
+            }
         };
         Self {
             map: Arc::clone(&self.map),

@@ -185,9 +185,10 @@ impl Backend for Faulty {
     }
 
     fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        match self.facts.unified {
-            true => self.inner.backend().host(part),
-            false => Ok(None),
+        if self.facts.unified {
+            self.inner.backend().host(part)
+        } else {
+            Ok(None)
         }
     }
 
@@ -217,9 +218,10 @@ impl Backend for Faulty {
                 self.fault == Fault::Multiply && left == 0
             }
         };
-        match fails {
-            true => Err(self.lost()),
-            false => self.inner.backend().submit(work),
+        if fails {
+            Err(self.lost())
+        } else {
+            self.inner.backend().submit(work)
         }
     }
 

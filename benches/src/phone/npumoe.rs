@@ -75,9 +75,10 @@ impl ExpertTimes for Prices {
     }
 
     fn on_cpu(&self, tokens: f64) -> f64 {
-        match tokens > 0.0 {
-            true => CPU_SLOWER * (self.expert + self.token * tokens),
-            false => 0.0,
+        if tokens > 0.0 {
+            CPU_SLOWER * (self.expert + self.token * tokens)
+        } else {
+            0.0
         }
     }
 }

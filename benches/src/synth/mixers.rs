@@ -62,9 +62,10 @@ impl Stream {
                 Some(self.output(id, row, values, self.window.energy))
             }
             (Role::Q, MixerKind::Latent(latent)) => Some(self.latent_query(id, row, latent)),
-            (Role::LatentQ, _) => Some(match row < BLOCK {
-                true => self.reading(1.0, noise(0.0)),
-                false => self.token_reader(id, row, 1.0),
+            (Role::LatentQ, _) => Some(if row < BLOCK {
+                self.reading(1.0, noise(0.0))
+            } else {
+                self.token_reader(id, row, 1.0)
             }),
             (Role::LatentKv, MixerKind::Latent(latent)) => {
                 match row.checked_sub(latent.rank as usize) {
@@ -88,9 +89,10 @@ impl Stream {
             }
             (Role::ConvIn, _) => {
                 let d = self.config.d_model as usize;
-                Some(match row < 2 * d {
-                    true => self.reading(1.0, noise(self.read_noise(LEAK))),
-                    false => self.token_reader(id, row, 1.0),
+                Some(if row < 2 * d {
+                    self.reading(1.0, noise(self.read_noise(LEAK)))
+                } else {
+                    self.token_reader(id, row, 1.0)
                 })
             }
             (Role::ConvOut, _) => Some(self.output(id, row, self.config.d_model as usize, 1.0)),

@@ -242,9 +242,10 @@ impl Shape {
         self.experts().map(|[_, chosen]| Mixture {
             chosen,
             renormalise: true,
-            scoring: match early_router {
-                true => Scoring::Sigmoid,
-                false => Scoring::Softmax,
+            scoring: if early_router {
+                Scoring::Sigmoid
+            } else {
+                Scoring::Softmax
             },
             early_router,
             router_bias: self.is_gpt_oss(),

@@ -188,9 +188,10 @@ impl Stream {
 
     /// The same of its FFN.
     pub fn ffn_increment(&self, layer: u32) -> f64 {
-        match self.config.has_ffn(layer) {
-            true => FFN_GROWTH / f64::from(self.config.layers),
-            false => 0.0,
+        if self.config.has_ffn(layer) {
+            FFN_GROWTH / f64::from(self.config.layers)
+        } else {
+            0.0
         }
     }
 
@@ -228,10 +229,11 @@ impl Stream {
 
     /// A row of the output projection over `width` values of this mean square.
     pub fn output(&self, id: TensorId, row: usize, width: usize, square: f64) -> RowPlan {
-        let (increment, written) = match self.config.form.post_norm {
+        let (increment, written) = if self.config.form.post_norm {
             // the norm after it decides
-            true => (1.0, 1.0),
-            false => (self.mixer_increment(id.layer), self.written(row)),
+            (1.0, 1.0)
+        } else {
+            (self.mixer_increment(id.layer), self.written(row))
         };
         let full = (increment / (square * width as f64)).sqrt();
         whole(width, random(self.seed, id, row, full * written))

@@ -180,9 +180,10 @@ fn a_seed_stands_for_its_bytes() {
     let bytes = |name: &str, seed: &str| {
         let path = dir.path().join(name);
         tiny(&path, &["--seed", seed, "--measure", "0"]);
-        std::fs::read(match path.is_dir() {
-            true => path.join("model.safetensors"),
-            false => path,
+        std::fs::read(if path.is_dir() {
+            path.join("model.safetensors")
+        } else {
+            path
         })
         .unwrap()
     };

@@ -139,7 +139,7 @@ impl Lookahead {
         }
     }
 
-    /// Predicts the upcoming layer's active set from this layer's residual stream. Hands the ids,
+    /// Predicts the next layer's active set from this layer's residual stream. Passes the ids,
     /// ascending, to `then` piece by piece while other pieces are predicted. Returns the prediction
     /// time per thread.
     pub fn name(

@@ -123,7 +123,7 @@ impl GatedMix {
         let z = self.sizes;
         let (rows, d, width, count) = (of.len(), z.d, z.width(), z.count as f32);
         let normed = &mut buffers.normed[..rows * width];
-        let streams = &pass.beside;
+        let streams = &pass.aux;
         on.workers.for_each_chunk_mut(normed, d, &|_, at, out| {
             let (row, stream) = (of[at / z.count], at % z.count);
             let weight = &self.norm[stream * d..][..d];

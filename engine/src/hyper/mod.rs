@@ -7,7 +7,7 @@
 //! The embedding begins every stream; the head reads one more mixture, of the rows whose logits are asked
 //! for. [`gated`] and [`sinkhorn`] have the
 //! mixtures; in the former `M` is the identity. The
-//! streams of a row lie in [`Pass::beside`], one after the other, so that a pass can yield between two
+//! streams of a row lie in [`Pass::aux`], one after the other, so that a pass can yield between two
 //! layers; [`Pass::x`] holds the mixture that a part of a layer reads. A row depends on no other row.
 
 mod gated;
@@ -154,10 +154,7 @@ impl Hyper {
     /// Begins every stream with the embedding, in `pass.x`.
     pub fn begin(&self, pass: &mut Pass) {
         let (d, width) = (self.sizes.d, self.sizes.width());
-        let rows = pass
-            .x
-            .chunks_exact(d)
-            .zip(pass.beside.chunks_exact_mut(width));
+        let rows = pass.x.chunks_exact(d).zip(pass.aux.chunks_exact_mut(width));
         for (x, streams) in rows.take(pass.rows) {
             let each = streams.chunks_exact_mut(d);
             each.for_each(|stream| stream.copy_from_slice(x));
@@ -200,7 +197,7 @@ impl Hyper {
     /// Adds what the last reader gave, `out [rows × d_model]`, to the streams.
     pub fn add(&self, on: &Compute, out: &[f32], pass: &mut Pass) {
         let (d, count, width) = (self.sizes.d, self.sizes.count, self.sizes.width());
-        let streams = &mut pass.beside[..pass.rows * width];
+        let streams = &mut pass.aux[..pass.rows * width];
         if let MixBuffers::Sinkhorn(buffers) = &self.buffers {
             (on.workers).for_each_chunk_mut(streams, width, &|_, row, streams| {
                 let shares = &self.shares[row * count..][..count];

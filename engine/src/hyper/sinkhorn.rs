@@ -127,7 +127,7 @@ impl SinkhornMix {
         let z = self.sizes;
         let (rows, d, width, n) = (of.len(), z.d, z.width(), z.count);
         let normed = &mut buffers.normed[..rows * width];
-        let streams = &pass.beside;
+        let streams = &pass.aux;
         on.workers
             .for_each_chunk_mut(normed, width, &|_, row, out| {
                 let x = &streams[of[row] * width..][..width];

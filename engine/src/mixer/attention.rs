@@ -59,22 +59,21 @@ impl Attention {
         let [q_dim, kv_dim] = [c.heads, heads.kv_heads].map(|n| n as usize * hd);
         let values = own && !heads.key_is_value;
         let vector = |role, n| from.vector(role, l, n);
-        let of_kv = |role, n| match own {
-            true => vector(role, n),
-            false => Ok(Vec::new()),
-        };
+        let of_kv = |role, n| if own { vector(role, n) } else { Ok(Vec::new()) };
         let biases = || -> Result<_, Error> {
             let q = vector(Role::QBias, q_dim)?;
-            let v = match values {
-                true => vector(Role::VBias, kv_dim)?,
-                false => Vec::new(),
+            let v = if values {
+                vector(Role::VBias, kv_dim)?
+            } else {
+                Vec::new()
             };
             Ok([q, of_kv(Role::KBias, kv_dim)?, v])
         };
         let norms = || -> Result<_, Error> {
-            let [of_q, of_k] = match c.qk_norm_whole {
-                true => [q_dim, kv_dim],
-                false => [hd; 2],
+            let [of_q, of_k] = if c.qk_norm_whole {
+                [q_dim, kv_dim]
+            } else {
+                [hd; 2]
             };
             Ok([vector(Role::QNorm, of_q)?, of_kv(Role::KNorm, of_k)?])
         };
@@ -90,9 +89,10 @@ impl Attention {
             o: from.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: c.qkv_bias.then(biases).transpose()?,
             o_bias: o_bias.transpose()?,
-            qk_norm: match c.form.plain_qk_norm && c.rotates(l) {
-                true => Some([vec![1.0; hd], vec![1.0; hd]]),
-                false => c.qk_norm.then(norms).transpose()?,
+            qk_norm: if c.form.plain_qk_norm && c.rotates(l) {
+                Some([vec![1.0; hd], vec![1.0; hd]])
+            } else {
+                c.qk_norm.then(norms).transpose()?
             },
             value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
             sinks: sinks.transpose()?,

@@ -58,10 +58,7 @@ pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize, latent:
 
 /// Floats that products of queries and latent vectors take.
 fn products(head_dim: usize, latent: bool) -> usize {
-    match latent {
-        true => matmul_scratch(head_dim),
-        false => 0,
-    }
+    if latent { matmul_scratch(head_dim) } else { 0 }
 }
 
 /// Softmax state of one query: maximum score and `Σ exp(s − max)`.
@@ -319,9 +316,10 @@ impl Pass<'_> {
         let size = self.kv.width() + 2;
         let of_positions = self.blocks(0);
         let blocks = of_positions.len() + self.pool_blocks(0);
-        let each = match group.is_multiple_of(BATCH) {
-            true => BATCH,
-            false => group,
+        let each = if group.is_multiple_of(BATCH) {
+            BATCH
+        } else {
+            group
         };
         let pools = self.pools.map(|(_, kv)| Self { kv, ..*self });
         let partials = &mut partials[..self.kv_heads * blocks * group * size];

@@ -184,9 +184,10 @@ impl DeltaNet {
                     out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
                     on.cpu.rmsnorm_inplace(out, &self.norm, eps);
                 }
-                match self.shape.sigmoid_gate {
-                    true => scale_by_sigmoid(on.cpu, out, gates),
-                    false => out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g),
+                if self.shape.sigmoid_gate {
+                    scale_by_sigmoid(on.cpu, out, gates)
+                } else {
+                    out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g)
                 }
             });
             first += n;

@@ -315,9 +315,10 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
         }
         MixerKind::Kda(shape) => {
             let (values, dim) = (shape.values(), shape.dim as usize);
-            let (width, deeper) = match shape.direct {
-                true => (values, NONE),
-                false => (dim, [2 * values, dim]),
+            let (width, deeper) = if shape.direct {
+                (values, NONE)
+            } else {
+                (dim, [2 * values, dim])
             };
             let rows = 3 * values + shape.heads as usize + 2 * width;
             [[rows, d], [d, values], deeper, NONE, NONE]

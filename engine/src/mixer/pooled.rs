@@ -121,9 +121,10 @@ impl Pools {
         let (hd, at) = (self.head_dim, position % self.size);
         let (own, next) = state.split_at_mut(KEPT * hd);
         if at == 0 {
-            match self.overlap {
-                true => own.copy_from_slice(next),
-                false => own.fill(0.0),
+            if self.overlap {
+                own.copy_from_slice(next)
+            } else {
+                own.fill(0.0)
             }
             next.fill(0.0);
         }

@@ -421,10 +421,10 @@ impl CostModel<'_> {
 fn misses(chosen: usize, share: f64) -> impl Iterator<Item = (f64, f64)> {
     let n = chosen.max(1);
     let share = share.clamp(0.0, 1.0);
-    let mut ways = 1.0;
+    let mut choose = 1.0;
     (0..=n).map(move |k| {
-        let chance = ways * share.powi(k as i32) * (1.0 - share).powi((n - k) as i32);
-        ways *= (n - k) as f64 / (k + 1) as f64;
+        let chance = choose * share.powi(k as i32) * (1.0 - share).powi((n - k) as i32);
+        choose *= (n - k) as f64 / (k + 1) as f64;
         (chance, k as f64 / (n as f64 * share).max(1e-9))
     })
 }

@@ -387,7 +387,7 @@ impl Opened<'_> {
         let (o, room) = (self.options, self.room(chunk, self.threads));
         let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
         let batch = o.batch as u64;
-        let row = self.config.d_model as usize + streams::beside(self.config);
+        let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [
             Scratch::bytes_for(
                 self.config,
@@ -450,7 +450,7 @@ impl Opened<'_> {
         Ok(Needs {
             process,
             process_peak,
-            fixed: Weights::bytes_for(&layout.container, c) + tables.kept,
+            fixed: Weights::bytes_for(&layout.container, c) + tables.always,
             tables: tables.all,
             scales: layout.resident_scales(),
             predictor: least.predictor,

@@ -30,4 +30,4 @@ pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};
 pub use plan::{Basis, HotCut, Plan};
-pub(crate) use search::{FORECAST_MARGIN, Ways};
+pub(crate) use search::{Candidates, FORECAST_MARGIN};

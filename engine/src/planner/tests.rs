@@ -11,7 +11,7 @@ use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::rates::Rates;
-use super::search::Ways;
+use super::search::Candidates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::memory::{Needs, SlotContents};
@@ -259,8 +259,8 @@ fn long_chunks_are_chosen_where_they_cost_little() {
     let chunk = |budget| p.plan(budget).unwrap().chunk;
     assert_eq!(chunk(p.smallest_budget()), 16);
     // 24 MiB is 1/32 of 768 MiB, 104 MiB of 3.3 GiB.
-    let beside = |cache: u64| p.needs.smallest_budget() + cache;
-    assert_eq!(chunk(beside(1200 << 20)), 128);
+    let with_cache = |cache: u64| p.needs.smallest_budget() + cache;
+    assert_eq!(chunk(with_cache(1200 << 20)), 128);
     assert_eq!(chunk(p.full_budget()), 512);
     assert_eq!(chunks(0, 40), [16, 32, 64]);
     assert_eq!(chunks(0, 4096), CHUNKS);
@@ -511,7 +511,7 @@ fn a_budget_is_divided_in_microseconds() {
     let best = (0..50).map(|i| {
         let start = std::time::Instant::now();
         let again = p
-            .divide_again(&division, budget, 1 + i % 2, Ways::Settled)
+            .divide_again(&division, budget, 1 + i % 2, Candidates::Current)
             .unwrap();
         assert!(again.memory.budget() == budget);
         start.elapsed()

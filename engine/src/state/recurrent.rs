@@ -43,7 +43,7 @@ pub(super) struct Recurrent {
     /// The snapshot that the pass under way writes.
     marked: Option<Snapshot>,
     /// The least recently used first.
-    kept: ArrayVec<Snapshot, SNAPSHOTS>,
+    snapshots: ArrayVec<Snapshot, SNAPSHOTS>,
 }
 
 /// One layer's part of a sequence's block, during a pass.
@@ -72,7 +72,7 @@ impl Recurrent {
             next: None,
             mark: 0,
             marked: None,
-            kept: ArrayVec::new(),
+            snapshots: ArrayVec::new(),
         })
     }
 
@@ -98,8 +98,8 @@ impl Recurrent {
         if len >= self.len {
             return self.len;
         }
-        let lens = self.kept.iter().map(|kept| kept.len);
-        lens.filter(|&kept| kept <= len).max().unwrap_or(0)
+        let lens = self.snapshots.iter().map(|snapshot| snapshot.len);
+        lens.filter(|&snapshot| snapshot <= len).max().unwrap_or(0)
     }
 
     /// Readies the blocks for a pass of `count` tokens. To do it twice changes nothing.
@@ -164,8 +164,11 @@ impl Recurrent {
     pub fn truncate(&mut self, len: usize) -> usize {
         let reached = self.reach(len);
         if reached < self.len {
-            let to = self.kept.iter().position(|kept| kept.len == reached);
-            let to = to.map(|at| self.kept[at].block.clone());
+            let to = self
+                .snapshots
+                .iter()
+                .position(|snapshot| snapshot.len == reached);
+            let to = to.map(|at| self.snapshots[at].block.clone());
             self.go_to(reached, to);
         }
         reached
@@ -175,10 +178,12 @@ impl Recurrent {
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
         let now = (len == other.len).then_some(&other.now);
-        let mut kept = other.kept.iter();
-        let kept_there = kept.find(|kept| kept.len == len).map(|kept| &kept.block);
-        let to = now.and_then(Option::as_ref).or(kept_there).cloned();
-        for snapshot in other.kept.iter().filter(|kept| kept.len < len) {
+        let mut snapshots = other.snapshots.iter();
+        let of_other = snapshots
+            .find(|snapshot| snapshot.len == len)
+            .map(|snapshot| &snapshot.block);
+        let to = now.and_then(Option::as_ref).or(of_other).cloned();
+        for snapshot in other.snapshots.iter().filter(|snapshot| snapshot.len < len) {
             self.keep(snapshot.clone());
         }
         self.go_to(len, to);
@@ -190,11 +195,15 @@ impl Recurrent {
         self.len = len;
         self.release(old);
         self.unmark();
-        while let Some(at) = self.kept.iter().position(|kept| kept.len > len) {
-            let gone = self.kept.remove(at);
+        while let Some(at) = self
+            .snapshots
+            .iter()
+            .position(|snapshot| snapshot.len > len)
+        {
+            let gone = self.snapshots.remove(at);
             self.release(Some(gone.block));
         }
-        if self.kept.iter().any(|kept| kept.len == len) {
+        if self.snapshots.iter().any(|snapshot| snapshot.len == len) {
             self.keep_now();
         }
     }
@@ -212,18 +221,22 @@ impl Recurrent {
 
     /// Keeps a snapshot, which is now the most recently used one.
     fn keep(&mut self, snapshot: Snapshot) {
-        if let Some(at) = self.kept.iter().position(|kept| kept.len == snapshot.len) {
-            let same = self.kept.remove(at);
+        if let Some(at) = self
+            .snapshots
+            .iter()
+            .position(|snapshot| snapshot.len == snapshot.len)
+        {
+            let same = self.snapshots.remove(at);
             self.release(Some(same.block));
         }
         self.make_room();
-        self.kept.push(snapshot);
+        self.snapshots.push(snapshot);
     }
 
     /// Drops the least recently used snapshot if there is no room for another one.
     fn make_room(&mut self) {
-        if self.kept.is_full() {
-            let oldest = self.kept.remove(0);
+        if self.snapshots.is_full() {
+            let oldest = self.snapshots.remove(0);
             self.release(Some(oldest.block));
         }
     }
@@ -244,7 +257,7 @@ impl Recurrent {
 impl Drop for Recurrent {
     fn drop(&mut self) {
         let blocks = [self.now.take(), self.next.take()].into_iter().flatten();
-        let snapshots = self.kept.drain(..).chain(self.marked.take());
+        let snapshots = self.snapshots.drain(..).chain(self.marked.take());
         let blocks = blocks.chain(snapshots.map(|snapshot| snapshot.block));
         self.pool.give_back(blocks, self.charged);
     }
@@ -299,8 +312,8 @@ mod tests {
         let zeros = [0.0; FLOATS];
         let found = state.now.as_ref().map_or(&zeros[..], |now| now.floats());
         assert_eq!(found, expected(tokens));
-        for kept in &state.kept {
-            assert_eq!(kept.block.floats(), expected(&tokens[..kept.len]));
+        for snapshot in &state.snapshots {
+            assert_eq!(snapshot.block.floats(), expected(&tokens[..snapshot.len]));
         }
     }
 

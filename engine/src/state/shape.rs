@@ -145,9 +145,10 @@ impl KvShape {
     /// Byte offset of a layer's head in a page; `part`: keys (0) or values (1).
     pub fn at(self, layer: usize, part: usize, head: usize) -> usize {
         let (of, place) = self.kind(layer);
-        let before = match layer < self.kinds[0].layers {
-            true => 0,
-            false => self.position(self.kinds[0]),
+        let before = if layer < self.kinds[0].layers {
+            0
+        } else {
+            self.position(self.kinds[0])
         };
         let vectors = self.vectors(of);
         let [keys, values] = vectors;

@@ -170,7 +170,7 @@ impl NeuronStore {
             self.wait()?;
         }
         self.prefetch.forget();
-        self.reads.drop_kept(|_, _| false);
+        self.reads.drop_unclaimed(|_, _| false);
         if let Some(mapped) = &mut self.mapped {
             mapped.set_plan(&self.layout, plan)?;
         }

@@ -46,18 +46,20 @@ impl Outside {
     /// How many clusters of a bank, from the first one on, are computed where they lie.
     #[inline]
     pub fn computes(&self, bank: u32) -> usize {
-        match self.lost {
-            true => 0,
-            false => self.computed[bank as usize] as usize,
+        if self.lost {
+            0
+        } else {
+            self.computed[bank as usize] as usize
         }
     }
 
     /// How many clusters of a bank nobody has to read: they are computed where they lie, or the CPU has their bytes.
     #[inline]
     pub fn holds(&self, bank: u32) -> usize {
-        match self.lost && self.bytes[bank as usize].is_none() {
-            true => 0,
-            false => self.prefix[bank as usize] as usize,
+        if self.lost && self.bytes[bank as usize].is_none() {
+            0
+        } else {
+            self.prefix[bank as usize] as usize
         }
     }
 

@@ -339,9 +339,10 @@ impl Residency {
     /// Hot clusters of each bank for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
-        match !self.visits.is_empty() && self.banks.scans(0) {
-            true => border::most_visited(units, &self.visits, &clusters),
-            false => border::behind(units, &self.wanted(), &clusters, &self.outside),
+        if !self.visits.is_empty() && self.banks.scans(0) {
+            border::most_visited(units, &self.visits, &clusters)
+        } else {
+            border::behind(units, &self.wanted(), &clusters, &self.outside)
         }
     }
 

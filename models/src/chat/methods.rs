@@ -186,9 +186,10 @@ fn lines(text: &str, keep: bool) -> Vec<Value> {
 fn swapped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_uppercase() {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
+        if c.is_uppercase() {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
         }
     }
     out
@@ -199,9 +200,10 @@ fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
-        match inside {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
         }
         inside = c.is_alphabetic();
     }

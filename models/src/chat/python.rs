@@ -26,9 +26,10 @@ impl Object for Exponent {
 
 /// A number from outside.
 pub(super) fn float(number: f64) -> Value {
-    match has_exponent(number) {
-        true => Value::from_object(Exponent(number)),
-        false => Value::from(number),
+    if has_exponent(number) {
+        Value::from_object(Exponent(number))
+    } else {
+        Value::from(number)
     }
 }
 
@@ -136,9 +137,10 @@ fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
 }
 
 fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
-    let quote = match text.contains('\'') && !text.contains('"') {
-        true => '"',
-        false => '\'',
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
     };
     out.write_char(quote)?;
     for c in text.chars() {
@@ -161,8 +163,9 @@ fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
 
 /// As `str.isprintable` says. Rust escapes the same characters, and a mark that begins a text.
 fn is_printable(c: char) -> bool {
-    match c.is_ascii() {
-        true => !c.is_ascii_control(),
-        false => !format!("a{c}").escape_debug().any(|c| c == '\\'),
+    if c.is_ascii() {
+        !c.is_ascii_control()
+    } else {
+        !format!("a{c}").escape_debug().any(|c| c == '\\')
     }
 }

@@ -249,9 +249,10 @@ impl DeltaNetShape {
 
     /// The key head of a value head.
     pub fn key_head(self, value_head: u32) -> u32 {
-        match self.tiled {
-            true => value_head % self.key_heads,
-            false => value_head / (self.value_heads / self.key_heads),
+        if self.tiled {
+            value_head % self.key_heads
+        } else {
+            value_head / (self.value_heads / self.key_heads)
         }
     }
 }

@@ -74,9 +74,10 @@ impl ModelConfig {
     pub fn kv_place(&self, layer: u32) -> u32 {
         let of = self.kv_layer(layer);
         let global = self.global_before(of);
-        match self.form.global_heads.is_some() && !self.windowed(of) {
-            true => self.kv_layers() - self.global_kv_layers() + global,
-            false => self.kv_before(of) - global,
+        if self.form.global_heads.is_some() && !self.windowed(of) {
+            self.kv_layers() - self.global_kv_layers() + global
+        } else {
+            self.kv_before(of) - global
         }
     }
 
@@ -102,9 +103,10 @@ impl ModelConfig {
     pub fn kv_layer(&self, layer: u32) -> u32 {
         let own = self.first_shared();
         let alike = |l: &u32| self.windowed(*l) == self.windowed(layer);
-        match layer < own {
-            true => layer,
-            false => (0..own).rev().find(alike).unwrap_or(0),
+        if layer < own {
+            layer
+        } else {
+            (0..own).rev().find(alike).unwrap_or(0)
         }
     }
 

@@ -62,9 +62,10 @@ pub enum RopeScaling {
 
 /// YaRN's factor of queries and of keys, for a scaling and the weight of its logarithm.
 pub(crate) fn yarn_attention(factor: f32, weight: f32) -> f32 {
-    match factor > 1.0 {
-        true => (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32,
-        false => 1.0,
+    if factor > 1.0 {
+        (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32
+    } else {
+        1.0
     }
 }
 

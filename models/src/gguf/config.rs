@@ -259,9 +259,10 @@ fn kv_heads(
     }
     let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Kda];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
-        return match family.has(Quirk::Latent) {
-            true => Ok(None),
-            false => metadata.uniform_u32(&heads),
+        return if family.has(Quirk::Latent) {
+            Ok(None)
+        } else {
+            metadata.uniform_u32(&heads)
         };
     };
     let mut list = metadata.u32s(&heads)?;
@@ -304,9 +305,10 @@ fn kv_heads(
 /// The epsilon of the norms.
 fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Error> {
     let key = format!("{}.{}", arch.name, arch.eps);
-    let other = match family.has(Quirk::Sublayers) {
-        true => metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?,
-        false => None,
+    let other = if family.has(Quirk::Sublayers) {
+        metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?
+    } else {
+        None
     };
     match (metadata.f32(&key)?, other.or(arch.usual_eps)) {
         (Some(eps), _) | (None, Some(eps)) => Ok(eps),

@@ -101,15 +101,17 @@ fn mixture(
         },
         shared_is_plain: of.has_plain_shared(),
         parallel_dense: of.parallel_dense.is_some(),
-        dense_ffn: match dense_layers.is_empty() {
-            true => 0,
-            false => need("feed_forward_length")?,
+        dense_ffn: if dense_layers.is_empty() {
+            0
+        } else {
+            need("feed_forward_length")?
         },
         dense_layers,
         choice_bias: of.choice_bias,
-        groups: match of.grouped {
-            true => groups(metadata, arch, of.best_of_groups)?,
-            false => None,
+        groups: if of.grouped {
+            groups(metadata, arch, of.best_of_groups)?
+        } else {
+            None
         },
         epsilon: of.epsilon,
         scale,

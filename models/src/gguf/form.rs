@@ -27,9 +27,10 @@ pub(super) struct Shape {
 impl Shape {
     /// What the factor of the scores is the root of.
     fn score_width(self, widest: u32) -> u32 {
-        match self.layers == widest {
-            true => self.d_model / self.heads.max(1),
-            false => self.head_dim,
+        if self.layers == widest {
+            self.d_model / self.heads.max(1)
+        } else {
+            self.head_dim
         }
     }
 }
@@ -90,9 +91,10 @@ pub(super) fn form(
             && metadata.u32(&format!("{}.expert_count", arch.name))? != Some(MAVERICK),
         chunked: matches!(arch.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
-        embedding_scale: match family.width_scale {
-            true => (shape.d_model as f32).sqrt(),
-            false => 1.0,
+        embedding_scale: if family.width_scale {
+            (shape.d_model as f32).sqrt()
+        } else {
+            1.0
         },
         nope_layers: nope_layers(metadata, arch, shape)?,
         ..Form::default()
@@ -114,9 +116,10 @@ pub(super) fn form(
         known.sets.put(&mut form, Some(part));
     }
     if family.has(Quirk::Falcon) {
-        form.parallel = match shape.two_norms {
-            true => Parallel::TwoNorms,
-            false => Parallel::OneNorm,
+        form.parallel = if shape.two_norms {
+            Parallel::TwoNorms
+        } else {
+            Parallel::OneNorm
         };
     }
     for quirk in family.quirks {

@@ -114,9 +114,10 @@ fn by_window(metadata: &Metadata, key: &str, window: &[u32]) -> Result<[Option<u
 fn numbers(metadata: &Metadata, key: &str, layers: u32) -> Result<Vec<u32>, Error> {
     if metadata.is_list(key) {
         let list = metadata.u32s(key)?;
-        return match list.len() == layers as usize {
-            true => Ok(list),
-            false => Err(metadata.bad(key, &format!("a number for each of {layers} layers"))),
+        return if list.len() == layers as usize {
+            Ok(list)
+        } else {
+            Err(metadata.bad(key, &format!("a number for each of {layers} layers")))
         };
     }
     let one = metadata.u32(key)?;

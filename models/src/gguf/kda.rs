@@ -22,9 +22,10 @@ pub(super) fn kda_layers(
         return Ok(None);
     }
     let is_bounded = metadata.bool(&format!("{}.kda.safe_gate", arch.name))?;
-    let bound = match direct && is_bounded.unwrap_or(true) {
-        true => Some(metadata.need_f32(&format!("{}.kda.gate_lower_bound", arch.name))?),
-        false => None,
+    let bound = if direct && is_bounded.unwrap_or(true) {
+        Some(metadata.need_f32(&format!("{}.kda.gate_lower_bound", arch.name))?)
+    } else {
+        None
     };
     Ok(Some(KdaLayers {
         layers,

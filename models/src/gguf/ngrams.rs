@@ -37,9 +37,10 @@ pub(super) fn form(
     };
     let numbers = |rest: &str, count: u32| {
         let list = metadata.u64s(&key(rest))?;
-        match list.len() == count as usize {
-            true => Ok(list),
-            false => Err(metadata.bad(&key(rest), &format!("a list of {count} integers"))),
+        if list.len() == count as usize {
+            Ok(list)
+        } else {
+            Err(metadata.bad(&key(rest), &format!("a list of {count} integers")))
         }
     };
     let longest = need("ple.ngram_size")?;

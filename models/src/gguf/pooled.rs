@@ -81,9 +81,10 @@ pub(super) fn form(
         query_rank: of.need("attention.q_lora_rank")?,
         groups: of.need("attention.output_group_count")?,
         group_rank: of.need("attention.output_lora_rank")?,
-        overlapping: match pools.contains(&OVERLAPPING) {
-            true => OVERLAPPING,
-            false => 0,
+        overlapping: if pools.contains(&OVERLAPPING) {
+            OVERLAPPING
+        } else {
+            0
         },
         pools,
     });

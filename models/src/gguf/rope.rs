@@ -34,9 +34,10 @@ pub(super) fn ropes(
     windowed: bool,
 ) -> Result<(Rope, Option<Rope>), Error> {
     let key = format!("{}.attention.key_length", arch.name);
-    let global = match family.has(Quirk::GlobalHeads) {
-        true => metadata.u32(&key)?,
-        false => None,
+    let global = if family.has(Quirk::GlobalHeads) {
+        metadata.u32(&key)?
+    } else {
+        None
     };
     let full = rope(metadata, family, arch, global.unwrap_or(head_dim))?;
     let dims = global.map_or(full.dims, |_| head_dim);
@@ -130,9 +131,10 @@ pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Opt
             let exponent = 2.0 * i as f64 / f64::from(dims);
             let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
             let turns = f64::from(original_context) / wavelength;
-            let smooth = match high > 1.0 {
-                true => ((turns - 1.0) / (high - 1.0)).clamp(0.0, 1.0),
-                false => f64::from(u8::from(turns > 1.0)),
+            let smooth = if high > 1.0 {
+                ((turns - 1.0) / (high - 1.0)).clamp(0.0, 1.0)
+            } else {
+                f64::from(u8::from(turns > 1.0))
             };
             let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
             (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()

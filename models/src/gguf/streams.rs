@@ -72,9 +72,10 @@ pub(super) fn form(
     let shares = multiples.into_iter().map(|multiple| share(multiple) as f32);
     let shares: Vec<f32> = shares.collect();
     form.shared_kv = need(SHARED_KV)?;
-    form.gate_top = match shares.iter().all(|&share| share == 0.0) {
-        true => Vec::new(),
-        false => shares,
+    form.gate_top = if shares.iter().all(|&share| share == 0.0) {
+        Vec::new()
+    } else {
+        shares
     };
     form.streams = Some(Streams {
         count: need(STREAMS)?,

@@ -76,10 +76,7 @@ impl GgufTensor {
             return (self.id, self.presented_row(stored));
         };
         let (head, at) = (stored / (2 * head_dim), stored % (2 * head_dim));
-        let role = match at < head_dim {
-            true => Role::Q,
-            false => Role::QGate,
-        };
+        let role = if at < head_dim { Role::Q } else { Role::QGate };
         let id = TensorId::layer(role, self.id.layer);
         (id, head * head_dim + at % head_dim)
     }
@@ -178,9 +175,10 @@ impl GgufWriter {
                 write_entry(&mut header, tensor, offset, file.config, arch);
             }
             left.push(bytes);
-            offset = match tensor.ends() {
-                true => end.next_multiple_of(ALIGNMENT),
-                false => end,
+            offset = if tensor.ends() {
+                end.next_multiple_of(ALIGNMENT)
+            } else {
+                end
             };
         }
         header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);

@@ -174,9 +174,10 @@ fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result
 
 /// Whether the head is the embedding.
 fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
-    let first = match family.has(Quirk::ShortConv) {
-        true => keys.bool("tie_embedding")?,
-        false => None,
+    let first = if family.has(Quirk::ShortConv) {
+        keys.bool("tie_embedding")?
+    } else {
+        None
     };
     let tied = first.or(keys.bool("tie_word_embeddings")?);
     Ok(tied.unwrap_or(family.tied))
@@ -199,9 +200,10 @@ fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
 
 /// The number of layers.
 fn layer_count(keys: &Keys, family: &Family) -> Result<u32, Error> {
-    let layers = match family.has(Quirk::Sublayers) {
-        true => sublayers(keys)?.len() as u32,
-        false => keys.need_u32("num_hidden_layers")?,
+    let layers = if family.has(Quirk::Sublayers) {
+        sublayers(keys)?.len() as u32
+    } else {
+        keys.need_u32("num_hidden_layers")?
     };
     match layers {
         layers if layers <= MAX_COUNT => Ok(layers),
@@ -243,9 +245,10 @@ fn ffn(keys: &Keys, family: &Family, d_model: u32) -> Result<u32, Error> {
             None => Err(keys.unsupported(family.ffn, "the layers' FFNs are not of one size")),
         };
     }
-    let given = match family.has(Quirk::AdjustedFfn) {
-        true => adjusted_ffn(keys, keys.u32(family.ffn)?)?,
-        false => keys.u32(family.ffn)?,
+    let given = if family.has(Quirk::AdjustedFfn) {
+        adjusted_ffn(keys, keys.u32(family.ffn)?)?
+    } else {
+        keys.u32(family.ffn)?
     };
     match (given, family.ffn_default) {
         (Some(ffn), _) => Ok(ffn),

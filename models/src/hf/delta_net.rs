@@ -12,9 +12,10 @@ pub(super) fn delta_nets(
     layers: u32,
     indexed: bool,
 ) -> Result<Option<DeltaNets>, Error> {
-    let others: &[&str] = match indexed {
-        true => &["full_attention", "indexed_attention"],
-        false => &["full_attention"],
+    let others: &[&str] = if indexed {
+        &["full_attention", "indexed_attention"]
+    } else {
+        &["full_attention"]
     };
     let kinds = [&["linear_attention"][..], others];
     let with = match layers_of(keys, kinds, layers)? {

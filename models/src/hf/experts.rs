@@ -41,9 +41,10 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
         return Err(keys.unsupported(key, why));
     }
     let dense_layers = dense(keys, of.dense, layers)?;
-    let dense_ffn = match dense_layers.is_empty() {
-        true => 0,
-        false => keys.need_u32(of.dense_ffn)?,
+    let dense_ffn = if dense_layers.is_empty() {
+        0
+    } else {
+        keys.need_u32(of.dense_ffn)?
     };
     let scoring = scoring(keys, of.scoring)?;
     let mixed = scoring == Scoring::SparseMixer;
@@ -78,18 +79,16 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
             early_router: of.early_router.is_some(),
             router_bias: of.router_bias,
             choice_bias: of.choice_bias,
-            groups: match of.grouped {
-                true => groups(keys, of)?,
-                false => None,
-            },
+            groups: if of.grouped { groups(keys, of)? } else { None },
             epsilon: of.epsilon,
             scale: match of.scale {
                 Some((key, absent)) => keys.f32(key)?.unwrap_or(absent),
                 None => 1.0,
             },
-            jitter: match mixed {
-                true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
-                false => 0.0,
+            jitter: if mixed {
+                keys.f32("router_jitter_noise")?.unwrap_or(JITTER)
+            } else {
+                0.0
             },
             scales_input: of.scales_input,
             width: width(keys, of.width)?,
@@ -172,10 +171,13 @@ fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
 fn scoring(keys: &Keys, of: ScoringBy) -> Result<Scoring, Error> {
     Ok(match of {
         ScoringBy::Always(scoring) => scoring,
-        ScoringBy::SoftmaxIf(key) => match keys.bool(key)?.unwrap_or(false) {
-            true => Scoring::Softmax,
-            false => Scoring::Sigmoid,
-        },
+        ScoringBy::SoftmaxIf(key) => {
+            if keys.bool(key)?.unwrap_or(false) {
+                Scoring::Softmax
+            } else {
+                Scoring::Sigmoid
+            }
+        }
     })
 }
 

@@ -63,9 +63,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         },
         chunked: matches!(family.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale,
-        embedding_scale: match family.width_scale {
-            true => (sizes.d_model as f32).sqrt(),
-            false => 1.0,
+        embedding_scale: if family.width_scale {
+            (sizes.d_model as f32).sqrt()
+        } else {
+            1.0
         },
         nope_layers: match family.unrotated {
             Some(of) => nope_layers(keys, of, sizes.layers)?,
@@ -251,10 +252,10 @@ pub(super) fn fixed_kv_heads(
 /// The layers without rotary positions: of which a list of switches says 0, or every n-th.
 fn nope_layers(keys: &Keys, of: Unrotated, layers: u32) -> Result<Vec<u32>, Error> {
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let list = match keys.get(of.list).is_some_and(is_empty) {
-        // as releases of Llama 4 have it
-        true => None,
-        false => switches(keys, of.list, layers)?,
+    let list = if keys.get(of.list).is_some_and(is_empty) {
+        None // as in releases of Llama 4
+    } else {
+        switches(keys, of.list, layers)?
     };
     if let Some(list) = list {
         let layers = (0..).zip(list).filter(|(_, rotated)| !rotated);

@@ -28,9 +28,10 @@ pub(super) fn form(keys: &Keys, window: &[u32], form: &mut Form) -> Result<(), E
         form.shared_kv_ffn = keys.need_u32("intermediate_size")?.saturating_mul(2);
     }
     const WIDTH: &str = "hidden_size_per_layer_input";
-    let width = match keys.map().contains_key(WIDTH) {
-        true => keys.u32(WIDTH)?.unwrap_or(0),
-        false => LAYER_INPUT,
+    let width = if keys.map().contains_key(WIDTH) {
+        keys.u32(WIDTH)?.unwrap_or(0)
+    } else {
+        LAYER_INPUT
     };
     if width > 0 {
         let (tokens, vocab) = ("vocab_size_per_layer_input", keys.need_u32("vocab_size")?);

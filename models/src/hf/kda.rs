@@ -62,9 +62,10 @@ pub(super) fn bounded_kda(keys: &Keys, sizes: Sizes) -> Result<Option<KdaLayers>
         }
     }
     let size = |key, own, usual| Ok::<_, Error>(keys.u32(key)?.or(keys.u32(own)?).unwrap_or(usual));
-    let bound = match keys.bool("kda_safe_gate")?.unwrap_or(true) {
-        true => Some(keys.f32("kda_lower_bound")?.unwrap_or(-5.0)),
-        false => None,
+    let bound = if keys.bool("kda_safe_gate")?.unwrap_or(true) {
+        Some(keys.f32("kda_lower_bound")?.unwrap_or(-5.0))
+    } else {
+        None
     };
     let shape = KdaShape {
         taps: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,

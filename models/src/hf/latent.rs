@@ -50,21 +50,23 @@ pub(super) fn head_dim(keys: &Keys, any: bool) -> Result<u32, Error> {
 pub(super) fn share_of(keys: &Keys, head_dim: u32) -> Result<u32, Error> {
     let rope = keys.object("rope_parameters", "rope_parameters.")?;
     let share = rope.is_some_and(|rope| rope.get("partial_rotary_factor").is_some());
-    match share {
-        true => Ok(head_dim),
-        false => keys.need_u32(ROTATED),
+    if share {
+        Ok(head_dim)
+    } else {
+        keys.need_u32(ROTATED)
     }
 }
 
 /// Refuses another number of rotated elements than the keys of a query say.
 pub(super) fn expect_rotated(keys: &Keys, rope: &Rope) -> Result<(), Error> {
     let rotated = keys.need_u32(ROTATED)?;
-    match rope.dims == rotated {
-        true => Ok(()),
-        false => Err(keys.bad(
+    if rope.dims == rotated {
+        Ok(())
+    } else {
+        Err(keys.bad(
             "partial_rotary_factor",
             &format!("the share that is {ROTATED}"),
-        )),
+        ))
     }
 }
 

@@ -43,9 +43,10 @@ pub(super) fn pooled(keys: &Keys, layers: u32) -> Result<PooledAttention, Error>
         groups: keys.u32("o_groups")?.unwrap_or(8),
         group_rank: keys.u32("o_lora_rank")?.unwrap_or(1024),
         pools: kinds.iter().map(|&kind| sizes[kind]).collect(),
-        overlapping: match has(OVERLAPPING) {
-            true => sizes[OVERLAPPING],
-            false => 0,
+        overlapping: if has(OVERLAPPING) {
+            sizes[OVERLAPPING]
+        } else {
+            0
         },
     })
 }
@@ -53,9 +54,10 @@ pub(super) fn pooled(keys: &Keys, layers: u32) -> Result<PooledAttention, Error>
 /// The positions that every layer sees beside pools.
 pub(super) fn window(keys: &Keys) -> Result<u32, Error> {
     const KEY: &str = "sliding_window";
-    match keys.map().contains_key(KEY) {
-        true => keys.need_u32(KEY),
-        false => Ok(WINDOW),
+    if keys.map().contains_key(KEY) {
+        keys.need_u32(KEY)
+    } else {
+        Ok(WINDOW)
     }
 }
 

@@ -262,9 +262,12 @@ fn long_rope(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, 
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
     let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
-    let named = |key: &str| match family.named_factors {
-        true => object.need_f32(key).map(Some),
-        false => Ok(None),
+    let named = |key: &str| {
+        if family.named_factors {
+            object.need_f32(key).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let (short_factor, long_attention_factor) = (named("short_mscale")?, named("long_mscale")?);
     let attention_factor = match short_factor.or(object.f32("attention_factor")?) {

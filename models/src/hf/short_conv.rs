@@ -14,12 +14,13 @@ pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
     };
-    Ok(match convs.is_empty() {
-        true => None,
-        false => Some(ShortConvs {
+    Ok(if convs.is_empty() {
+        None
+    } else {
+        Some(ShortConvs {
             layers: convs,
             taps: keys.u32("conv_L_cache")?.unwrap_or(3),
-        }),
+        })
     })
 }
 
@@ -80,11 +81,10 @@ pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>,
     };
     // null means that nothing is rounded
     let is_null = keys.map().get(FACTOR).is_some_and(Value::is_null);
-    let size = match is_null {
-        true => Some(two_thirds),
-        false => {
-            ((factor.unwrap_or(1.0) * two_thirds as f64) as u64).checked_next_multiple_of(unit)
-        }
+    let size = if is_null {
+        Some(two_thirds)
+    } else {
+        ((factor.unwrap_or(1.0) * two_thirds as f64) as u64).checked_next_multiple_of(unit)
     };
     let size = size.and_then(|size| u32::try_from(size).ok());
     let expected = "a factor with a size below 2^32";

@@ -42,8 +42,9 @@ fn shares(keys: &Keys, layers: u32) -> Result<Vec<f32>, Error> {
     if list.len() != layers as usize {
         return Err(keys.bad(KEY, &format!("one number for each of {layers} layers")));
     }
-    match list.iter().all(|&share| share == 0.0) {
-        true => Ok(Vec::new()),
-        false => Ok(list),
+    if list.iter().all(|&share| share == 0.0) {
+        Ok(Vec::new())
+    } else {
+        Ok(list)
     }
 }

@@ -115,9 +115,10 @@ fn by_rule(
 /// Chunks of the layers that `layer_types` names, or of those with rotary positions.
 fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>, Error> {
     const SIZE: &str = "attention_chunk_size";
-    let size = match keys.map().contains_key(SIZE) {
-        true => keys.need_u32(SIZE)?,
-        false => usual,
+    let size = if keys.map().contains_key(SIZE) {
+        keys.need_u32(SIZE)?
+    } else {
+        usual
     };
     if size == 0 {
         return Err(keys.bad(SIZE, "1 and more"));
@@ -125,9 +126,12 @@ fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>,
     if let Some(kinds) = keys.read("layer_types", "a list", Value::as_array)? {
         return by_layer_types(keys, kinds, "chunked_attention", Some(size), layers);
     }
-    let of_layer = |layer| match form.nope_layers.contains(&layer) {
-        true => 0,
-        false => size,
+    let of_layer = |layer| {
+        if form.nope_layers.contains(&layer) {
+            0
+        } else {
+            size
+        }
     };
     Ok((0..layers).map(of_layer).collect())
 }

@@ -342,10 +342,13 @@ impl Step {
                 replacement,
                 splits,
             } => *splits && (y == ' ' || y == *replacement),
-            Self::Digits { each } => match each {
-                true => x.is_numeric() || y.is_numeric(),
-                false => x.is_numeric() != y.is_numeric(),
-            },
+            Self::Digits { each } => {
+                if *each {
+                    x.is_numeric() || y.is_numeric()
+                } else {
+                    x.is_numeric() != y.is_numeric()
+                }
+            }
             Self::Punctuation { isolates } => {
                 *isolates && (x.is_ascii_punctuation() || y.is_ascii_punctuation())
             }

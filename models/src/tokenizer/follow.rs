@@ -192,9 +192,10 @@ impl Follow {
 }
 
 fn with_case(pattern: &str, insensitive: bool) -> String {
-    match insensitive {
-        true => format!("(?i:{pattern})"),
-        false => pattern.to_owned(),
+    if insensitive {
+        format!("(?i:{pattern})")
+    } else {
+        pattern.to_owned()
     }
 }
 

@@ -76,12 +76,12 @@ fn known(tokenizer: &Tokenizer, byte: u8, byte_level: bool) -> bool {
         tokenizers::ModelWrapper::BPE(model) => model.byte_fallback,
         _ => false,
     };
-    match byte_level {
-        true => has(byte_level_char(byte).encode_utf8(&mut [0; 4])),
-        false if byte.is_ascii() => {
-            has(char::from(byte).encode_utf8(&mut [0; 4])) || (fallback && falls_back(byte))
-        }
-        false => fallback && (0x80..=u8::MAX).all(falls_back),
+    if byte_level {
+        has(byte_level_char(byte).encode_utf8(&mut [0; 4]))
+    } else if byte.is_ascii() {
+        has(char::from(byte).encode_utf8(&mut [0; 4])) || (fallback && falls_back(byte))
+    } else {
+        fallback && (0x80..=u8::MAX).all(falls_back)
     }
 }
 

@@ -70,9 +70,10 @@ impl<'a> Encoder<'a> {
     /// Tokens that the text held back surely has, however it goes on. A lower bound, and none at all
     /// for little text.
     pub fn least(&self) -> usize {
-        match self.held.len() < 4 * self.piece {
-            true => 0,
-            false => self.tokenizer.least().tokens(&self.held),
+        if self.held.len() < 4 * self.piece {
+            0
+        } else {
+            self.tokenizer.least().tokens(&self.held)
         }
     }
 
@@ -80,15 +81,16 @@ impl<'a> Encoder<'a> {
         let place = self.tokenizer.last_cut(&self.held, self.searched);
         let Some(place) = place else {
             self.searched = self.held.len();
-            return match self.searched <= STRETCH {
-                true => Ok(()),
-                false => Err(Error::Tokenizer {
+            return if self.searched <= STRETCH {
+                Ok(())
+            } else {
+                Err(Error::Tokenizer {
                     what: "the text".to_owned(),
                     found: format!("{} bytes in one piece", self.searched),
                     expected: format!(
                         "white space, a line end or another place to cut it within {STRETCH} bytes"
                     ),
-                }),
+                })
             };
         };
         let (ready, rest) = self.held.split_at(place);

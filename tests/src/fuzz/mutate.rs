@@ -93,9 +93,10 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
         }
         _ => {
             if let Some(byte) = bytes.get_mut(at) {
-                match random.bool() {
-                    true => *byte ^= 1 << random.u32(..8),
-                    false => *byte = random.u8(..),
+                if random.bool() {
+                    *byte ^= 1 << random.u32(..8)
+                } else {
+                    *byte = random.u8(..)
                 }
             }
         }

@@ -186,9 +186,10 @@ fn half_precision_keys_and_values_stay_close() {
         let logits = all_logits(&mut open(&container, options), &golden.tokens, 7);
         let spread = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         // Scores that are not scaled down and cutoffs of gates make small differences larger.
-        let part = match case.display().to_string().contains("gemma3n") {
-            true => 0.05,
-            false => 0.01,
+        let part = if case.display().to_string().contains("gemma3n") {
+            0.05
+        } else {
+            0.01
         };
         let difference = largest_difference(&logits, &expected);
         assert!(

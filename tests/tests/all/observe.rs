@@ -121,9 +121,10 @@ fn gates_and_hidden_values_are_those_of_the_weights_whatever_the_budget() {
 
         // offloaded, token by token, other numbers of tokens in a chunk
         for chunk in [1, 3] {
-            let sparsity = match c.ffn_kind.activation.is_sparse() {
-                true => Sparsity::Exact,
-                false => Sparsity::Dense,
+            let sparsity = if c.ffn_kind.activation.is_sparse() {
+                Sparsity::Exact
+            } else {
+                Sparsity::Dense
             };
             let options = Options {
                 sparsity,

@@ -500,9 +500,10 @@ fn a_sequence_goes_back_as_far_as_its_state_was_kept() {
         let text = sequence.tokens().to_vec();
         let expected = all_logits(&mut engine, &text, 16);
         for len in [text.len(), 45, 39, 20] {
-            let reached = match len == text.len() {
-                true => len,
-                false => kind.shared(len, 40),
+            let reached = if len == text.len() {
+                len
+            } else {
+                kind.shared(len, 40)
             };
             assert_eq!(sequence.reach(len), reached, "{kind:?}");
             let mut fork = sequence.fork_at(len).unwrap();

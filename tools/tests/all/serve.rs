@@ -42,12 +42,13 @@ fn answers_are_those_of_run_whatever_else_is_asked() {
                     body["priority"] = json!(at % 3);
                     let reply = server.post("/v1/completions", &body);
                     assert_eq!(reply.status, 200, "{}", reply.body);
-                    let text = match body["stream"] == true {
-                        true => reply.streamed(),
-                        false => reply.json()["choices"][0]["text"]
+                    let text = if body["stream"] == true {
+                        reply.streamed()
+                    } else {
+                        reply.json()["choices"][0]["text"]
                             .as_str()
                             .unwrap()
-                            .to_owned(),
+                            .to_owned()
                     };
                     assert_eq!(&text, wanted, "{prompt} in round {round}");
                 });

@@ -71,9 +71,10 @@ fn answers_are_valid_and_do_not_depend_on_neighbours() {
                 body["stream"] = json!(seed % 2 == 0);
                 body["priority"] = json!(seed % 3);
                 let reply = server.post(CHAT, &body);
-                let text = match body["stream"] == true {
-                    true => reply.streamed(),
-                    false => content(&reply),
+                let text = if body["stream"] == true {
+                    reply.streamed()
+                } else {
+                    content(&reply)
                 };
                 assert_eq!(&text, wanted, "seed {seed}");
             });

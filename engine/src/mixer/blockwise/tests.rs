@@ -69,10 +69,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 impl Case {
     fn new(shape: Shape, reach: Reach) -> Self {
         let row = shape.kv_heads * shape.head_dim;
-        let values = match shape.is_latent() {
-            true => 2,
-            false => 3,
-        };
+        let values = if shape.is_latent() { 2 } else { 3 };
         Self {
             shape,
             reach,

@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 768;
 
 /// Frees the buffers of clusters that neither the current layer nor a later one needs.
 pub(super) fn drop_strays(reads: &mut Reads, prefetch: &Prefetch, job: &Job) {
-    reads.drop_kept(|bank, cluster| prefetch.follows(bank, cluster, job.visits(bank)));
+    reads.drop_unclaimed(|bank, cluster| prefetch.follows(bank, cluster, job.visits(bank)));
 }
 
 impl NeuronStore {

@@ -165,9 +165,10 @@ impl NeuronStore {
             ..ClusterState::default()
         };
         let shared = (cluster as usize) < self.outside.holds(bank);
-        let hot = match found.needed > 0 && !rules.mapped && !shared {
-            true => self.residency.hot.get_pin(bank, cluster),
-            false => None,
+        let hot = if found.needed > 0 && !rules.mapped && !shared {
+            self.residency.hot.get_pin(bank, cluster)
+        } else {
+            None
         };
         found.hot = hot.is_some() || shared;
         if found.needed > 0 && !found.hot {

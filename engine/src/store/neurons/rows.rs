@@ -173,7 +173,7 @@ mod tests {
     use fastrand::Rng;
 
     use super::*;
-    use crate::testing::{TABLE_ROWS, Ways, World, table_row};
+    use crate::testing::{StoreOptions, TABLE_ROWS, World, table_row};
 
     fn table(store: &NeuronStore, number: u32, at_once: u32) -> RowReads {
         let container = &store.layout.container;
@@ -207,11 +207,11 @@ mod tests {
         };
         let sim = SimOptions::new(Profile::Nvme, 7).faulty(faults);
         for io in [IoChoice::Auto, IoChoice::Pread, IoChoice::Sim(sim)] {
-            let ways = Ways {
+            let options = StoreOptions {
                 io,
-                ..Ways::default()
+                ..StoreOptions::default()
             };
-            let mut store = world.store(&world.plan(true, 0, 256), &ways).unwrap();
+            let mut store = world.store(&world.plan(true, 0, 256), &options).unwrap();
             let [mut one, mut two] = [(0, 4), (1, 9)].map(|(n, most)| table(&store, n, most));
             for _ in 0..60 {
                 let mut some = |most: usize| -> Vec<u32> {

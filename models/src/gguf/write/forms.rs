@@ -69,9 +69,10 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
     let recurrent = c.form.short_conv.is_some() || family.has(Quirk::Sublayers);
     own(
         "attention.head_count_kv",
-        match recurrent || family.has(Quirk::GlobalHeads) {
-            true => I32s(all),
-            false => U32(c.kv_heads),
+        if recurrent || family.has(Quirk::GlobalHeads) {
+            I32s(all)
+        } else {
+            U32(c.kv_heads)
         },
     );
 }
@@ -92,9 +93,12 @@ fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, 
 /// one.
 pub(super) fn ffn_key(c: &ModelConfig) -> GgufValue {
     if families::of(&c.family).has(Quirk::Sublayers) {
-        let neurons = |layer| match c.has_ffn(layer) {
-            true => c.ffn.cast_signed(),
-            false => 0,
+        let neurons = |layer| {
+            if c.has_ffn(layer) {
+                c.ffn.cast_signed()
+            } else {
+                0
+            }
         };
         return I32s((0..c.layers).map(neurons).collect());
     }

@@ -11,9 +11,10 @@ fn stack(folder: &mut Folder) {
         let prefix = format!("model.layers.{layer}.");
         let family = folder.config["model_type"].as_str();
         let mixtral = family.is_some_and(|family| family.ends_with("mixtral"));
-        let (block, parts) = match mixtral {
-            true => ("block_sparse_moe", ["w1", "w3", "w2"]),
-            false => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+        let (block, parts) = if mixtral {
+            ("block_sparse_moe", ["w1", "w3", "w2"])
+        } else {
+            ("mlp", ["gate_proj", "up_proj", "down_proj"])
         };
         let [mut rows, mut downs] = [Vec::new(), Vec::new()];
         for expert in 0..EXPERTS {

@@ -45,9 +45,12 @@ pub(super) fn add(c: &ModelConfig, of: &Experts, config: &mut Value) {
         Some(Shared::AsOthers) | None => {}
     }
     if let Some((key, ..)) = of.by_token {
-        let kind = |layer| match mixture.is_by_token(layer) {
-            true => "hash_moe",
-            false => "moe",
+        let kind = |layer| {
+            if mixture.is_by_token(layer) {
+                "hash_moe"
+            } else {
+                "moe"
+            }
         };
         config[key] = (0..c.layers).map(kind).collect();
     }

@@ -88,9 +88,10 @@ fn value_of(c: &ModelConfig, key: &Key) -> Value {
     };
     let value = key.hf.by.invert(part, c.d_model, c.layers);
     // transformers takes integers alone
-    match key.hf.by == By::RootReciprocal && value.fract() == 0.0 {
-        true => json!(value as u64),
-        false => json!(value),
+    if key.hf.by == By::RootReciprocal && value.fract() == 0.0 {
+        json!(value as u64)
+    } else {
+        json!(value)
     }
 }
 
@@ -208,8 +209,9 @@ fn streams(c: &ModelConfig, config: &mut Value) {
     config["vocab_size_per_layer_input"] = json!(streams.per_layer_vocab);
     config["num_kv_shared_layers"] = json!(form.shared_kv);
     let none = vec![0.0; c.layers as usize];
-    config["activation_sparsity_pattern"] = match form.gate_top.is_empty() {
-        true => json!(none),
-        false => json!(form.gate_top),
+    config["activation_sparsity_pattern"] = if form.gate_top.is_empty() {
+        json!(none)
+    } else {
+        json!(form.gate_top)
     };
 }

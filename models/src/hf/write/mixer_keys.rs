@@ -6,9 +6,12 @@ use crate::config::{MixerKind, ModelConfig, RopeScaling, yarn_attention};
 
 /// The kind of each layer: `own` of those of the list, `others` of the rest.
 fn kinds(c: &ModelConfig, with: Option<&Vec<u32>>, [own, others]: [&str; 2]) -> Value {
-    let kind = |layer| match with.is_some_and(|with| with.contains(&layer)) {
-        true => own,
-        false => others,
+    let kind = |layer| {
+        if with.is_some_and(|with| with.contains(&layer)) {
+            own
+        } else {
+            others
+        }
     };
     (0..c.layers).map(kind).collect()
 }

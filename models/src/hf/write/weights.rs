@@ -276,9 +276,10 @@ impl Weights {
         let element = if integers { 8 } else { 4 };
         let offset = offset + element * first as u64;
         self.bytes.clear();
-        match integers {
-            true => (self.bytes).extend(values.iter().flat_map(|v| (*v as i64).to_le_bytes())),
-            false => (self.bytes).extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        if integers {
+            (self.bytes).extend(values.iter().flat_map(|v| (*v as i64).to_le_bytes()))
+        } else {
+            (self.bytes).extend(values.iter().flat_map(|v| v.to_le_bytes()))
         }
         self.file
             .write_all_at(&self.bytes, offset)

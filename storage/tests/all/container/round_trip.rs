@@ -104,9 +104,10 @@ fn bytes_read(f: impl FnOnce()) -> u64 {
 fn with_rows(rows: &[Vec<u8>], table: bool) -> Packed {
     let mut bytes = Vec::new();
     for row in rows {
-        match table {
-            true => append_row(&mut bytes, row),
-            false => bytes.extend_from_slice(row),
+        if table {
+            append_row(&mut bytes, row)
+        } else {
+            bytes.extend_from_slice(row)
         }
     }
     let dims = [rows.len() as u64, rows[0].len() as u64];

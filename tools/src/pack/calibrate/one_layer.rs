@@ -49,9 +49,10 @@ impl<'a> OneLayer<'a> {
         let ffn = ffn && c.has_ffn(layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.banks_of(layer).next().map_or(c.ffn, |bank| bank.neurons);
-        let vocab = match reads_text(c, layer) {
-            true => c.vocab,
-            false => at.vocabulary.len() as u32,
+        let vocab = if reads_text(c, layer) {
+            c.vocab
+        } else {
+            at.vocabulary.len() as u32
         };
         let config = ModelConfig {
             vocab,
@@ -121,9 +122,10 @@ impl<'a> OneLayer<'a> {
     /// The format of tables of tokens: that of the whole model for rows for the last tokens, whose table may be most
     /// of the model.
     pub fn table_format(&self) -> DType {
-        match self.reads_text() {
-            true => self.at.options.embedding,
-            false => DType::F32,
+        if self.reads_text() {
+            self.at.options.embedding
+        } else {
+            DType::F32
         }
     }
 
@@ -199,10 +201,7 @@ fn pooled_of(pooled: &PooledAttention, layer: u32) -> PooledAttention {
     let pool = pooled.pools.get(layer as usize).copied().unwrap_or(0);
     PooledAttention {
         pools: vec![pool],
-        overlapping: match pool == pooled.overlapping {
-            true => pool,
-            false => 0,
-        },
+        overlapping: if pool == pooled.overlapping { pool } else { 0 },
         ..*pooled
     }
 }

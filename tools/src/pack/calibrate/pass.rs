@@ -142,9 +142,10 @@ pub fn run(
             &mut engine,
             &mut sequence,
             StreamRows {
-                tokens: match layer.reads_text() {
-                    true => &stream.text[these.clone()],
-                    false => &stream.tokens[these.clone()],
+                tokens: if layer.reads_text() {
+                    &stream.text[these.clone()]
+                } else {
+                    &stream.tokens[these.clone()]
                 },
                 x: &mut row,
                 stored: stored.map(|both| {

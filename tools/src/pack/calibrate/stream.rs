@@ -38,12 +38,11 @@ fn reads_tokens(c: &ModelConfig) -> bool {
 
 /// The distinct tokens of the text if layers have rows per token, otherwise a single one.
 pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
-    match reads_tokens(c) {
-        true => {
-            let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
-            distinct.into_iter().collect()
-        }
-        false => vec![0],
+    if reads_tokens(c) {
+        let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
+        distinct.into_iter().collect()
+    } else {
+        vec![0]
     }
 }
 

@@ -75,9 +75,10 @@ pub fn argument(text: &str) -> Element {
 
 /// The JSON text of an argument: `"key": value`. A value that is no text is JSON already.
 pub fn member(key: &str, value: &str, is_text: bool) -> String {
-    let parsed = match is_text {
-        true => None,
-        false => serde_json::from_str::<Value>(value.trim()).ok(),
+    let parsed = if is_text {
+        None
+    } else {
+        serde_json::from_str::<Value>(value.trim()).ok()
     };
     format!("{}: {}", json!(key), parsed.unwrap_or_else(|| json!(value)))
 }
