@@ -46,7 +46,7 @@ pub struct AttentionSeen<'a> {
     pub stored: [&'a [f32]; 2],
 }
 
-/// Rows that enter at a layer other than the first, for [`crate::Engine::forward_residual`].
+/// Rows that enter the layers as residual streams, for [`crate::Engine::forward_residual`].
 pub struct StreamRows<'a> {
     /// Their tokens; used only by layers with inputs per token.
     pub tokens: &'a [u32],
@@ -562,8 +562,8 @@ impl Decoder {
         }
     }
 
-    /// The last hidden states of `rows` of a finished pass, the input of the head, `[rows ×
-    /// d_model]`.
+    /// The last hidden states of `rows` of a finished pass, the input of the head,
+    /// `[rows × d_model]`.
     pub fn hidden(&mut self, pass: &mut Pass, rows: Range<usize>) -> &[f32] {
         let len = rows.len() * self.config.d_model as usize;
         self.finish(pass, rows);

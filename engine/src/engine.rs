@@ -403,7 +403,7 @@ impl Engine {
         store.residency.by_layer(|bank| store.outside.holds(bank))
     }
 
-    /// Bytes of keys and values per position, its part of the vectors of pools included.
+    /// Bytes of keys and values per position, including the position's share of pool vectors.
     pub fn position_bytes(&self) -> u64 {
         self.pool.shape().position_bytes()
     }

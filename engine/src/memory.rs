@@ -19,8 +19,8 @@ pub struct Needs {
     pub process_peak: u64,
     /// Attention, norms, head, and buffers for rows of tables.
     pub fixed: u64,
-    /// Tables of which a token needs few rows, each as a whole, in the order in which they become
-    /// resident: the embedding, inputs by layer, n-grams; 0 for one that the model has not.
+    /// Tables of which a token needs few rows, as whole tables, in the order in which they become
+    /// resident: the embedding, per-layer inputs, n-grams; 0 if the model has no such table.
     pub tables: [u64; 3],
     /// Quantisation scales that stay resident.
     pub scales: u64,
@@ -54,12 +54,11 @@ pub struct Needs {
     pub clusters: u64,
     /// Clusters held by a device instead of the host.
     pub device_clusters: u64,
-    /// Bytes of the budget taken by these: 0 in separate device memory.
+    /// Bytes of the budget used by clusters on a device: 0 in separate device memory.
     pub device: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
-    /// Clusters of layers whose neurons are all needed for every token, while other layers are
-    /// sparse.
+    /// Clusters of layers that need all neurons for every token, while other layers are sparse.
     pub always: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
@@ -73,8 +72,8 @@ pub struct Needs {
     pub gates_help: bool,
     /// Whether Gate rows must be resident.
     pub gates_must: bool,
-    /// Wanted number of leading banks with resident Gate rows, if they help. If other banks have
-    /// none, clusters of those stream.
+    /// Target number of leading banks with resident Gate rows, if they help. The clusters of banks
+    /// without them stream.
     pub gate_banks: u64,
     /// Whether only the first banks may have resident Gate rows: banks of one size, one per layer,
     /// that stream otherwise.
@@ -87,23 +86,23 @@ pub struct Needs {
 /// Verified by the peak-RSS tests.
 pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
-/// The kernel gets one part in 128 of a budget: page tables, reads in flight, pages of the program
-/// file. RSS does not include all of it, but control groups do; a group limited to the budget would
-/// otherwise evict the program's own pages. Measured: 18 MiB at 2.6 GiB.
+/// 1/128 of the budget is reserved for the kernel: page tables, reads in flight, pages of the
+/// program file. RSS does not include all of it, but control groups do; a group limited to the
+/// budget would otherwise evict the program's own pages. Measured: 18 MiB at 2.6 GiB.
 const KERNEL_PART: u64 = 128;
 
-/// Stream buffers beyond the fewest may take one part in 16 of the neurons' memory in a model whose
-/// clusters stream for every token.
+/// Stream buffers beyond the fewest may use 1/16 of the neurons' memory in a model whose clusters
+/// stream for every token.
 const STREAM_PART: u64 = 16;
 /// The same in a model whose clusters stream only for prompts.
 const STREAM_PART_COLD: u64 = 64;
 
-/// The smallest budget that leaves `bytes` after the kernel's part.
+/// The smallest budget that leaves `bytes` after the kernel's share.
 fn with_kernel(bytes: u64) -> u64 {
     bytes.saturating_add(bytes.div_ceil(KERNEL_PART - 1))
 }
 
-/// What a cold slot holds.
+/// Contents of a cold slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotContents {
     /// Up and Down; Gate rows are resident.
@@ -127,7 +126,7 @@ pub struct MemoryPlan {
     pub slots: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Which of [`Needs::tables`] are resident: none unless all neurons are.
+    /// The resident ones of [`Needs::tables`]; none unless all neurons are resident.
     pub tables: [bool; 3],
 }
 
@@ -162,7 +161,7 @@ impl MemoryPlan {
         self.gate_banks > 0 && self.gate_banks < self.banks
     }
 
-    /// What a slot holds.
+    /// Contents of a slot.
     pub fn residency(&self) -> SlotContents {
         match self.gate_banks {
             0 => SlotContents::Bundles,
@@ -186,7 +185,7 @@ impl MemoryPlan {
     }
 
     /// Bytes that the process will hold under this plan, possibly less than the budget. Excludes
-    /// the reserves: the kernel's part and the margin.
+    /// the reserves: the kernel's share and the margin.
     pub fn held(&self) -> u64 {
         let reserves = ["kernel", "margin"].map(|part| self.ledger.held(part));
         let reserves = reserves.into_iter().fold(0, u64::saturating_add);
@@ -324,7 +323,7 @@ impl Needs {
         self.gates_of(self.gate_banks).saturating_add(rest)
     }
 
-    /// Bytes of the Gate rows of the first `banks` banks. If they are fewer than all, banks have
+    /// Bytes of the Gate rows of the first `banks` banks. If `banks` is not all of them, banks have
     /// equal sizes.
     fn gates_of(&self, banks: u64) -> u64 {
         if banks == self.banks {
@@ -431,7 +430,7 @@ impl Needs {
         })
     }
 
-    /// The tables that `room` bytes hold, one after the other, and their bytes.
+    /// The tables that fit in `room` bytes, in order, and their bytes.
     fn tables_within(&self, room: u64) -> ([bool; 3], u64) {
         let mut taken = 0;
         let held = self.tables.map(|bytes| {
@@ -495,8 +494,8 @@ impl Needs {
         }
     }
 
-    /// Stream buffers beyond the fewest: at most one part in `part` of the `left` bytes for
-    /// neurons, and what cold slots (`least` bytes) leave.
+    /// Stream buffers beyond the fewest: at most 1/`part` of the `left` bytes for neurons, within
+    /// what the fewest cold slots (`least` bytes) leave.
     fn more_buffers(&self, left: u64, least: u64, part: u64) -> u32 {
         let room = (left / part).min(left.saturating_sub(least));
         let fit = room / self.stream_len.max(1);

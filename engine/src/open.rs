@@ -152,10 +152,8 @@ fn checked_device(
         return Ok(None);
     };
     let refused = match () {
-        // A device activates each gate on its own.
-        () if c.form.has_gate_top() => {
-            Some("models without a Gaussian top-k, and this one has one")
-        }
+        // A device activates each gate independently.
+        () if c.form.has_gate_top() => Some("models without Gaussian top-k"),
         () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
         () if options.lab.observe => Some("models that are not observed"),
         () => None,
@@ -167,7 +165,8 @@ fn checked_device(
     let verdict = checked(&lease, &DenseShape::of(&shape.format, shape.kind))?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
+    // Done now, so that the measured process size includes the driver's code. Devices with other bits compute no
+    // products.
     let mut products = BTreeSet::new();
     if verdict.same_bits {
         let known = |of: &(DType, usize)| device.facts().multiplies(of.0);
@@ -254,8 +253,8 @@ impl Planner {
     }
 }
 
-/// The full budget, limited to what the machine can safely give. If that is too small, the smallest
-/// feasible budget, provided the machine has it.
+/// The full budget, limited to what the machine can safely provide. If that is too small, the
+/// smallest feasible budget, provided the machine has it.
 fn auto_budget(needs: &Needs) -> u64 {
     let full = needs.full_budget();
     let Some(safe) = mem::auto_budget() else {

@@ -1,12 +1,12 @@
-//! Memory for a long prompt: its chunks may be longer than decoding leaves room for.
+//! Memory for a long prompt: its chunks may be longer than decoding has memory for.
 //!
 //! ```text
 //! decoding  │ weights │ cache ················ │ buffers │
 //! a prompt  │ weights │ cache ·········│ buffers ······· │
 //! ```
 //!
-//! A pass reads each missing cluster once, so that a longer chunk reads less for a token, and a device is
-//! faster with more rows. Both divisions keep to the budget: what is freed is freed first.
+//! A pass reads each missing cluster once, so a longer chunk reads less per token, and a device is faster
+//! with more rows. Both divisions stay within the budget: memory is freed before it is allocated.
 
 use emberflow_storage::trim_heap;
 
@@ -40,19 +40,19 @@ impl Engine {
         apply(self, division)
     }
 
-    /// The longest chunk of a prompt so far, or that of the plan.
+    /// Longest chunk of a prompt so far, or that of the plan.
     pub fn prompt_chunk(&self) -> usize {
         self.longest.map_or(self.chunk(), |longest| longest.rows)
     }
 
-    /// How many of its rows a device computes with all neurons.
+    /// Rows of it that a device computes with all neurons.
     pub(crate) fn rows_streamed(&self) -> usize {
         let usual = || self.decoder.ffn.rows_of_devices(self.chunk());
         self.longest.map_or_else(usual, |longest| longest.streamed)
     }
 
-    /// Divides the memory for a prompt of which `tokens` tokens are left, if that is faster, until
-    /// [`Engine::end_prompt`]. No pass is under way.
+    /// Divides the memory for a prompt with `tokens` tokens left, if that is faster, until
+    /// [`Engine::end_prompt`]. No pass may be in progress.
     ///
     /// # Errors
     /// Those of [`Engine::set_budget`].
@@ -77,7 +77,7 @@ impl Engine {
             Ok(()) => Ok(()),
             // A device without memory for more rows computes as many as before.
             Err(e) => {
-                tracing::warn!(error = %e, "prompts keep to shorter chunks");
+                tracing::warn!(error = %e, "prompts use shorter chunks");
                 self.short_prompts = true;
                 self.end_prompt()
             }
@@ -100,7 +100,7 @@ impl Engine {
             Some(lane) => lane.or_lost(made)?,
             None => made?,
         }
-        // Freed heap memory would count beside the cache.
+        // Freed heap memory would count in addition to the cache.
         trim_heap();
         self.decoder.ffn.set_plan(&self.division.memory)
     }
@@ -108,7 +108,7 @@ impl Engine {
     /// Buffers for the division's chunk.
     ///
     /// # Errors
-    /// A device has no memory for that. All others are made.
+    /// The device has no memory for them. All other buffers are allocated.
     fn set_rows(&mut self) -> Result<(), DeviceError> {
         self.options.lab.chunk = self.division.chunk;
         let rows = self.most_rows();
@@ -140,7 +140,7 @@ impl Engine {
     }
 }
 
-/// Divides the memory in another way, of this budget or another.
+/// Divides the memory differently, with this budget or another.
 ///
 /// # Errors
 /// A failed read.
@@ -165,8 +165,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])
 }
 
-/// Counts a decoded token of a single text, and divides the memory again once the first tokens of the run have
-/// corrected what the plan assumed (see [`crate::first_tokens`]).
+/// Counts a decoded token of a single text. Divides the memory again once the run's first tokens have
+/// corrected the plan's assumptions (see [`crate::first_tokens`]).
 ///
 /// # Errors
 /// A failed read.
@@ -202,7 +202,7 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     }
 }
 
-/// The same on a device, if there is one.
+/// The same for a device, if there is one.
 fn set_device_room(
     decoder: &mut Decoder,
     room: &FfnRoom,

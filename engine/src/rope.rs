@@ -146,7 +146,7 @@ fn yarn_interpolation(rope: &Rope, i: u32) -> f32 {
         return 1.0;
     };
     let (dims, theta) = (f64::from(rope.dims), f64::from(rope.theta));
-    // Index of the frequency with this many turns over the original context.
+    // Index of the frequency with this many rotations over the original context.
     let place = |turns: f32| {
         let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
         dims * libm::log(context) / (2.0 * libm::log(theta))

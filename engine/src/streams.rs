@@ -1,10 +1,10 @@
 //! Gemma 3n: several residual streams (AltUp, arXiv 2301.13310) and a low-rank path parallel to
 //! attention (LAuReL, arXiv 2411.07501). Formulas as in `modeling_gemma3n.py`.
 //!
-//! A layer reads and updates the first stream. Before it, *predict* mixes all streams with
-//! coefficients routed from the first; after it, *correct* adds to each stream its share of the
-//! layer's update, and to the further ones the layer's own input ([`LayerInputs`]). The further streams
-//! of a row lie in [`Pass::aux`], so that a pass can yield between two layers.
+//! A layer reads and updates the first stream. Before it, *predict* mixes all streams with coefficients
+//! routed from the first; after it, *correct* adds to each stream its share of the layer's update, and
+//! to the further ones the layer's own input ([`LayerInputs`]). [`Pass::aux`] holds a row's further
+//! streams, so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu, math};
 use emberflow_models::config::{ModelConfig, Streams};
@@ -19,16 +19,16 @@ use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
 
-/// Lower bound of a stream's mean square before another one's magnitude is transferred to it
+/// Lower bound of a stream's mean square before its magnitude is scaled to another one's
 /// (transformers: `epsilon`).
 const LEAST_SQUARE: f32 = 1e-5;
 
 /// Weights outside the layers.
 #[derive(Debug)]
 struct StreamWeights {
-    /// From the embedding to each further stream, `[d_model × d_model]`.
+    /// Projections from the embedding to each further stream, `[d_model × d_model]`.
     into: Vec<Matrix>,
-    /// From each further stream back, `[d_model × d_model]`.
+    /// Projections from each further stream back, `[d_model × d_model]`.
     out: Vec<Matrix>,
 }
 
@@ -106,7 +106,7 @@ impl LayerStreams {
 struct Sizes {
     d: usize,
     count: usize,
-    /// Elements of [`Pass::aux`].
+    /// Elements of a row of [`Pass::aux`].
     aux_width: usize,
     eps: f32,
     scaled: bool,
@@ -148,7 +148,7 @@ fn first(c: &ModelConfig) -> usize {
     }
 }
 
-/// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
+/// Stores the streams of a pass's rows, `[rows × streams·d_model]`, in the pass.
 pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
     let (d, aux_width) = (c.d_model as usize, aux_width(c));
     for (number, row) in rows.chunks_exact(width(c)).enumerate() {
@@ -262,7 +262,7 @@ fn widths(c: &ModelConfig, sizes: Sizes) -> [usize; 3] {
 }
 
 impl StreamState {
-    /// For passes of up to `rows` rows; `None` for a model with one stream.
+    /// Buffers for passes of up to `rows` rows; `None` for a model with one stream.
     pub fn new(c: &ModelConfig, rows: usize) -> Option<Self> {
         let sizes = Sizes::of(c)?;
         let [predicted, wide, narrow] = widths(c, sizes).map(|width| vec![0.0; rows * width]);
@@ -339,8 +339,8 @@ impl StreamState {
         }
     }
 
-    /// Correct: adds each stream's share of a layer's update; `s.normed` gets what the gate of the
-    /// layer's input reads.
+    /// Correct: adds each stream's share of a layer's update; stores the input of the gate of the
+    /// layer's input in `s.normed`.
     fn correct(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         self.route(on, w, &pass.x[..rows * z.d], s);

@@ -24,16 +24,16 @@ const LOADERS: usize = 4;
 /// Stack size of these threads in bytes.
 const STACK: usize = 256 << 10;
 
-/// What mixes the tokens of one layer, its norms, its router and its FFN's biases.
+/// The mixer of a layer, its norms, its router and its FFN's biases.
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
     /// Norm before attention.
     pub attn_norm: Option<Norm>,
     /// Norm of the output of attention.
     pub attn_post_norm: Option<Norm>,
-    /// What mixes the tokens.
+    /// The token mixer.
     pub mixer: Mixer,
-    /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
+    /// Norm before the FFN; also `None` if the FFN reads the output of the norm before attention.
     pub ffn_norm: Option<Norm>,
     /// Norm of the output of the FFN.
     pub ffn_post_norm: Option<Norm>,
@@ -49,7 +49,8 @@ pub(crate) struct LayerWeights {
     pub scale: f32,
 }
 
-/// Norms of experts and of a parallel dense FFN, whose input has the norm before the FFN.
+/// Norms of experts and of a parallel dense FFN. The input of the dense FFN has the norm before the
+/// FFN.
 #[derive(Debug)]
 pub(crate) struct ParallelNorms {
     /// Before the experts.
@@ -61,7 +62,7 @@ pub(crate) struct ParallelNorms {
 }
 
 impl ParallelNorms {
-    /// Those of layer `l`, if it has a parallel dense FFN.
+    /// The norms of layer `l`, if it has a parallel dense FFN.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Option<Self>, Error> {
         if !c
             .mixture_of(l)
@@ -119,7 +120,7 @@ pub(crate) struct Weights {
     pub head: Matrix,
     /// Bias of the head, `[vocab]`.
     pub head_bias: Option<Vec<f32>>,
-    /// Norm before the head; `None` if it reads what hyper-connections give.
+    /// Norm before the head; `None` if the head reads a mixture of hyper-connections.
     pub final_norm: Option<Norm>,
     /// Learned position embeddings.
     pub positions: Option<Matrix>,
@@ -180,7 +181,7 @@ impl Weights {
         })
     }
 
-    /// The matrices that are worth a device: projections and head.
+    /// The matrices that a device may multiply: projections and head.
     pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let projections = self
             .layers
@@ -267,12 +268,12 @@ fn is_predictor(name: &str) -> bool {
     name.contains(".predictor.")
 }
 
-/// The tensor that serves as head.
+/// The tensor used as head.
 pub(crate) fn head_role(c: &ModelConfig) -> Role {
     if c.tied_head { Role::Embed } else { Role::Head }
 }
 
-/// A norm of a layer's outputs, where the model has them.
+/// A norm of a layer's outputs, if the model has it.
 fn post_norm(
     from: &Loader<'_>,
     role: Role,
@@ -283,7 +284,7 @@ fn post_norm(
     of.transpose()
 }
 
-/// The biases of a layer's FFN, where it has them.
+/// The biases of a layer's FFN, if it has them.
 fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
     if !c.form.ffn_bias || !c.has_ffn(l) {
         return Ok(None);
@@ -302,8 +303,8 @@ fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBi
     }))
 }
 
-/// A norm before attention, FFN or head, of the kind that the model has there; `bias` is its
-/// bias, where such norms have one.
+/// A norm before attention, FFN or head, of the kind that the model uses; `bias` is its bias, if
+/// such norms have one.
 fn norm(
     from: &Loader<'_>,
     weight: Role,
@@ -363,7 +364,7 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
     }))
 }
 
-/// The experts of each token, all of which there are.
+/// The experts of each token of the vocabulary.
 fn token_experts(
     from: &Loader<'_>,
     c: &ModelConfig,
@@ -381,7 +382,7 @@ fn token_experts(
             return Err(Error::Tensor {
                 path: from.container.path().to_path_buf(),
                 name: name_of(Role::TokenExperts, layer),
-                reason: format!("names {row:?} for token {token}, which are not {chosen} experts"),
+                reason: format!("names {row:?} for token {token}, expected {chosen} experts"),
             });
         }
     }

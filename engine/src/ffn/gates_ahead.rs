@@ -1,9 +1,9 @@
 //! Guesses the neurons of the next layer that fire, from its resident Gate rows, one layer early.
 //!
 //! The residual stream changes little from layer to layer, so most of the neurons whose gates are
-//! above zero for this layer's residual stream fire for the next one's too. It needs no training and
-//! no memory but the rows that are there anyway. It takes the time of a layer's gates, so it pays
-//! where the reads that it begins early take longer. Models with predictors look ahead by these
+//! above zero for this layer's residual stream also fire for the next one's. The guess needs no
+//! training and no additional memory. It takes the time of a layer's gates, so it pays off if the
+//! reads that it starts early take longer. Models with predictors look ahead with those instead
 //! (`lookahead.rs`). A wrong guess costs a read and changes no result.
 
 use std::time::{Duration, Instant};

@@ -115,7 +115,7 @@ impl Gathered {
         }
     }
 
-    /// Gathers the rows of a unit; those that are scaled are not quantised yet.
+    /// Gathers the rows of a unit, and quantises them unless they are scaled.
     fn add(&mut self, at: &LayerInput<'_>, work: &BankWork<'_>, residual: bool) {
         let d = at.input.n();
         for place in 0..work.rows.len() {

@@ -79,9 +79,9 @@ fn check_cutoffs(directory: &Directory, c: &ModelConfig) -> Result<(), String> {
                 bank.layer,
                 entry.kind,
                 if above_cutoff {
-                    "fire above a cutoff of their token, which only coarse gates know"
+                    "fire above a cutoff per token, which only coarse gates estimate"
                 } else {
-                    "do not fire above a cutoff of their token"
+                    "have no cutoff per token"
                 }
             ));
         }

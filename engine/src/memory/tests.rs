@@ -140,7 +140,7 @@ fn tables_stay_where_everything_else_does() {
         (plan.tables, plan.ledger.held("embedding"))
     };
     assert_eq!(held(0), ([true; 3], 68 * M));
-    // each where it fits: a large one keeps no other out
+    // each if it fits: a large one does not exclude the others
     assert_eq!(held(2 * M), ([true, true, false], 65 * M));
     assert_eq!(held(64 * M), ([true, false, true], 4 * M));
     assert_eq!(held(66 * M), ([true, false, false], M));
@@ -199,7 +199,7 @@ fn a_peak_already_reached_counts() {
     assert!(n.smallest_budget() > 100 << 20);
 }
 
-/// What is held is what is used without what is only set aside.
+/// Held bytes equal used bytes without reserves.
 #[test]
 fn reserves_are_not_held() {
     let n = needs();
@@ -214,7 +214,7 @@ fn a_share_counts_every_weight_once() {
     let n = needs();
     for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
         let plan = n.plan(n.budget_for_share(share)).unwrap();
-        // 62 clusters of 128 and one of 64, all counted alike.
+        // 62 clusters of 128 and one of 64, all counted as whole clusters.
         let hot = plan.hot_clusters as f64 * 8000.0 / 63.0;
         let units = (plan.slots as f64 + hot).min(8000.0);
         let resident = match plan.residency() {

@@ -19,12 +19,12 @@ use crate::state::Span;
 pub(crate) struct Attention {
     /// Query projection, `[heads·head_dim × d_model]`.
     pub q: Matrix,
-    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
-    /// values of another.
+    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads another
+    /// layer's keys and values.
     pub k: Option<Matrix>,
-    /// Value projection, the same; `None` also where values are keys before their norm.
+    /// Value projection, of the same shape; also `None` if values are keys before their norm.
     pub v: Option<Matrix>,
-    /// Gates of its output, whose sigmoids are factors, `[heads·head_dim × d_model]`.
+    /// Output gates, applied through a sigmoid, `[heads·head_dim × d_model]`.
     pub gate: Option<Matrix>,
     /// Output projection, `[d_model × heads·head_dim]`.
     pub o: Matrix,
@@ -32,15 +32,13 @@ pub(crate) struct Attention {
     qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K, or over all of them; that of K is empty where there is
-    /// no K.
+    /// RMSNorm over each head of Q and of K, or over all heads; empty for K if there is no K.
     qk_norm: Option<[Vec<f32>; 2]>,
-    /// RMSNorm over each head of V: ones.
+    /// RMSNorm over each head of V, with weights 1.
     value_norm: Option<Vec<f32>>,
-    /// Logit of each query head beside those of the positions.
+    /// Attention sink: an additional logit for each query head.
     sinks: Option<Vec<f32>>,
-    /// Place of the keys and values that it reads among those of a page, and stores if they are its
-    /// own.
+    /// Index of the keys and values that the layer reads; it stores them if they are its own.
     place: usize,
     heads: HeadShape,
 }
@@ -200,7 +198,7 @@ impl Attention {
         }
     }
 
-    /// What comes before the rotation and is not by head: norms over all heads, and the clamp.
+    /// Steps before the rotation that are not per head: norms over all heads, and the clamp.
     fn norm_and_clip(&self, on: &Compute, c: &ModelConfig, s: &mut Scratch, rows: usize) {
         if let Some([q_norm, k_norm]) = self.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
             let both = [(&mut s.q, q_norm), (&mut s.k, k_norm)];
@@ -252,7 +250,7 @@ impl Attention {
     }
 }
 
-/// Normalizes and rotates a head of queries or keys, where it has a norm and angles.
+/// Normalizes and rotates a head of queries or keys, if it has a norm and angles.
 fn norm_and_rotate(
     cpu: Cpu,
     c: &ModelConfig,

@@ -39,12 +39,12 @@ pub(super) struct Pass<'a> {
     /// Position of the first token.
     pub first: usize,
     pub tokens: usize,
-    /// Positions that a query sees.
+    /// Visible positions of a query.
     pub reach: Reach,
-    /// Pools whose vectors it sees beside these, all that are complete at its position: positions of a
-    /// pool, and the vectors, which are like those of positions.
+    /// Visible pool vectors in addition to the positions: those of all pools complete at the query's
+    /// position. Positions of a pool, and the vectors, stored like those of positions.
     pub pools: Option<(usize, LayerKv<'a>)>,
-    /// By query head, a logit beside those of the positions.
+    /// By query head, the attention sink: an additional logit.
     pub sinks: Option<&'a [f32]>,
     /// Scores `s` become `cap · tanh(s / cap)`.
     pub cap: Option<f32>,
@@ -56,7 +56,7 @@ pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize, latent:
     BATCH * (BLOCK + width + head_dim) + products(head_dim, latent) + 2 * chunk * group
 }
 
-/// Floats that products of queries and latent vectors take.
+/// Floats of scratch for products of queries and latent vectors.
 fn products(head_dim: usize, latent: bool) -> usize {
     if latent { matmul_scratch(head_dim) } else { 0 }
 }
@@ -111,10 +111,9 @@ struct Buffers<'a> {
     products: &'a mut [f32],
 }
 
-/// Fills `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values of their
-/// sequences. `pass(sequence, row, tokens)` computes the `tokens` rows from `row` on, the
-/// first of which is at position `sequence.len()`. `partials` holds the results per block of a
-/// single token.
+/// Computes `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values of
+/// their sequences. `pass(sequence, row, tokens)` computes the `tokens` rows from `row` on, the first of
+/// which is at position `sequence.len()`. `partials` holds the results per block of a single token.
 pub(super) fn run<'a, F>(
     on: &Compute,
     spans: &'a [Span<'_>],
@@ -147,8 +146,8 @@ pub(super) fn run<'a, F>(
     }
 }
 
-/// Fills `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass of
-/// row `t`.
+/// Computes `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass
+/// of row `t`.
 fn run_rows<'a>(workers: &Workers, out: &mut [f32], pass: impl Fn(usize) -> Pass<'a> + Sync) {
     let one = pass(0);
     let (kv_heads, width) = (one.kv_heads, one.group * one.value_dim);
@@ -159,8 +158,8 @@ fn run_rows<'a>(workers: &Workers, out: &mut [f32], pass: impl Fn(usize) -> Pass
 }
 
 impl Pass<'_> {
-    /// Fills `out`, `[tokens × heads·value_dim]`. `partials` holds the per-block results of a single
-    /// token.
+    /// Computes `out`, `[tokens × heads·value_dim]`. `partials` holds the per-block results of a
+    /// single token.
     pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let heads = self.kv_heads * self.group;
         let (query, row) = (heads * self.head_dim, heads * self.value_dim);
@@ -199,7 +198,7 @@ impl Pass<'_> {
         self.reach.first(position)..position + 1
     }
 
-    /// The same of pools, as if they were positions.
+    /// The same for pools, as if they were positions.
     fn seen_pools(&self, token: usize) -> Range<usize> {
         let size = self.pools.map_or(0, |(size, _)| size);
         0..(self.first + token + 1).checked_div(size).unwrap_or(0)
@@ -218,7 +217,7 @@ impl Pass<'_> {
         seen.start / BLOCK..seen.end.div_ceil(BLOCK)
     }
 
-    /// Blocks with pools that it sees, from the first one on.
+    /// Blocks with visible pools, from the first block on.
     fn pool_blocks(&self, token: usize) -> usize {
         self.seen_pools(token).end.div_ceil(BLOCK)
     }
@@ -310,7 +309,7 @@ impl Pass<'_> {
     }
 
     /// Attention of a single token, its blocks computed in parallel: those of positions, then those of
-    /// pools, each by so many of its query heads as share a read of it.
+    /// pools, each for as many query heads as share a read of it.
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let (group, hd) = (self.group, self.value_dim);
         let size = self.kv.width() + 2;
@@ -366,7 +365,7 @@ impl Pass<'_> {
     }
 
     /// Calls `done(query, sums, mix)` for each of the `queries` ((token, query head), in token
-    /// order) that sees positions of `block`, of those that `seen` says.
+    /// order) with visible positions in `block`; `seen` gives the visible positions.
     fn block(
         &self,
         head: usize,

@@ -1,4 +1,4 @@
-//! What a device stores and computes.
+//! Storage and computation of a device.
 
 use serde::Serialize;
 
@@ -137,7 +137,7 @@ impl DeviceReport {
             prompt_share,
             no_products: (products_share <= 0.0 && prompt_share <= 0.0).then_some(
                 if verdict.same_bits {
-                    "the CPU alone measured faster"
+                    "the CPU alone was measured to be faster"
                 } else {
                     "its results differ from the CPU's, and times must not change a text"
                 },

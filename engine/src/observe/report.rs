@@ -141,8 +141,8 @@ pub struct MemoryReport {
     pub peak_rss_bytes: Option<u64>,
     /// Resident weights: attention, norms, head, scales.
     pub fixed: u64,
-    /// Resident tables of which tokens need few rows, the embedding among them; 0 if all rows are read on
-    /// demand.
+    /// Resident tables of which a token needs few rows, including the embedding; 0 if all rows are read
+    /// on demand.
     pub embedding: u64,
     /// Resident Gate rows.
     pub gates: u64,
@@ -390,7 +390,7 @@ impl Expected {
         }
     }
 
-    /// The plan's forecast, or the forecast at the speed of this run's first tokens if profiles are
+    /// The plan's forecast, or the forecast corrected by this run's first tokens if profiles are
     /// missing, doubtful or far off.
     fn after(engine: &Engine, generation: &Generation) -> Result<Self, Error> {
         let plan = engine.plan()?;

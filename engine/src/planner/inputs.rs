@@ -63,7 +63,7 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Planner {
-    /// Collects the planner's inputs, and what the statistics say about neurons and experts.
+    /// Collects the planner's inputs, including the statistics of neurons and experts.
     pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
@@ -123,7 +123,7 @@ impl Planner {
     }
 }
 
-/// Adds all clusters of layers that are needed whole to each bank's `hot` ones. Returns their
+/// Adds all clusters of layers that need all neurons to each bank's `hot` ones. Returns their
 /// number.
 fn add_always(hot: &mut [Vec<u32>], layout: &Layout, firing: &Firing) -> u64 {
     let clusters = layout.clusters_of_each();
@@ -250,18 +250,18 @@ impl Opened<'_> {
         })
     }
 
-    /// What a text keeps.
+    /// Shape of a text's state.
     fn state(&self) -> StateShape {
         state_shape(self.config, self.options.kv, self.options.context)
     }
 
-    /// The predictors, where they determine the active set.
+    /// The predictors, if they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
     }
 
-    /// Firing statistics, as far as known. A model with experts is planned as the neurons that one
-    /// token visits.
+    /// Firing statistics, as far as known. For a model with experts: of the neurons that one token
+    /// visits.
     fn firing(&self, known: &Temperature) -> Firing {
         let layout = self.layout;
         let (banks, neurons) = (layout.layers(), layout.neurons_visited());
@@ -303,7 +303,7 @@ impl Opened<'_> {
         self.naming_predictors().map(needs).unwrap_or_default()
     }
 
-    /// Share of the neurons that fire, where predictors were measured.
+    /// Share of the neurons that fire, if predictors were measured.
     fn firing_share(&self) -> Option<f64> {
         let quality = self.naming_predictors()?.quality?;
         Some(quality.active_share()).filter(|&share| share > 0.0)
@@ -328,7 +328,7 @@ impl Opened<'_> {
         let attention = dtype(&self.quant.attention);
         let d = c.d_model as usize;
         let layers = self.layout.layers().max(1);
-        // of a layer with an FFN, on average
+        // per layer with an FFN, on average
         let of_layer = |layer| {
             let apart = matrices_apart(c, layer);
             projections(c, layer).into_iter().chain(apart)

@@ -39,8 +39,8 @@ impl Planner {
         (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
     }
 
-    /// Expected prefill speed in tokens per second. A single text uses the long chunks that it
-    /// would get.
+    /// Expected prefill speed in tokens per second. A single text uses the long chunks of its
+    /// prompt division.
     pub(super) fn prompt_speed(&self, division: &Division) -> f64 {
         match self.long(division) {
             Some(long) => self.speed(&long, long.chunk),
@@ -73,7 +73,7 @@ mod tests {
 
     use crate::planner::tests::{planner, sparse};
 
-    /// A longer chunk pays off where the prompt waits for reads and is long enough.
+    /// A longer chunk pays off if the prompt waits for reads and is long enough.
     #[test]
     fn long_prompts_take_memory_from_the_cache_where_they_wait_for_reads() {
         let chunk = |profile, share, tokens| {

@@ -125,7 +125,7 @@ pub struct Rates {
     pub name_ns: f64,
     /// Nanoseconds to wake a sleeping thread.
     pub wake_ns: f64,
-    /// Nanoseconds of the waking thread for that.
+    /// Nanoseconds that this takes on the waking thread.
     pub tell_ns: f64,
     /// Nanoseconds of one thread to normalize and quantize one element of the residual stream.
     pub element_ns: f64,

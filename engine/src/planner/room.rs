@@ -32,8 +32,8 @@ impl Planner {
         same.then_some(Division { widths, ..divided })
     }
 
-    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers take
-    /// room from neurons, so there are none if no row of a chunk would use them.
+    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers
+    /// displace neurons, so there are none if no row of a chunk would use them.
     pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
         let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
         let used = |tier: &&DeviceTier| {

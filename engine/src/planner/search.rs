@@ -18,8 +18,8 @@ const GATE_STEPS: u64 = 8;
 /// Largest slowdown of decode for a longer chunk that a device computes: prompts gain more.
 const MAX_SLOWDOWN: f64 = 1.08;
 
-/// A forecast is about 10 % off, so a choice that moves more bytes must promise a larger gain: whole
-/// clusters instead of single neurons, or a long chunk in place of cached weights.
+/// A forecast has an error of about 10 %, so a choice that moves more bytes must promise a larger
+/// gain: whole clusters instead of single neurons, or a long chunk instead of cached weights.
 pub(crate) const FORECAST_MARGIN: f64 = 1.1;
 
 /// Smallest speedup for which a device is used: less is within the noise of its measured times.
@@ -131,7 +131,8 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        // Experts go there only if somebody asks for it: each is a piece of work, and few tokens visit it.
+        // Experts use a device only on explicit request: each is a separate launch, and few tokens visit
+        // it.
         if self.shape.visited < 1.0 {
             return division;
         }
@@ -210,11 +211,11 @@ impl Planner {
         }
     }
 
-    /// All ways to serve neurons, as byte sizes: with resident Gate rows; for models with exact
-    /// zeros also as whole clusters, as in a dense model; for experts with exact zeros also Gate
-    /// rows first, from flash. The fastest depends on how many neurons fire and on the storage
+    /// The candidate loading strategies, as byte sizes: with resident Gate rows; for models with
+    /// exact zeros also as whole clusters, as in a dense model; for experts with exact zeros also
+    /// Gate rows first, from flash. The fastest depends on how many neurons fire and on the storage
     /// device: resident Gate rows take a third of the memory from clusters that would hit, and
-    /// single neurons are short reads. The text is the same in all of them.
+    /// single neurons are short reads. The text is the same for all of them.
     fn candidates(&self) -> Vec<Needs> {
         let mut candidates = vec![self.needs];
         if self.needs.gates_divide && self.firing.known() && self.compares() {
@@ -233,7 +234,7 @@ impl Planner {
         candidates
     }
 
-    /// Whether forecasts of single neurons and of whole clusters are compared. They are for one
+    /// Whether forecasts of single neurons and of whole clusters are compared. They apply to one
     /// text: with several, the border between the regions follows the batch. With a device, its own
     /// search divides the memory.
     fn compares(&self) -> bool {
@@ -244,9 +245,9 @@ impl Planner {
     /// The division with the highest expected speed, the first of equal ones.
     ///
     /// If not everything fits, Gate rows may be resident in the first n layers only: those layers
-    /// have room for the neurons that fire, and the others stream. A bisection around the best of
-    /// [`GATE_STEPS`] values finds n. Where forecasts are compared, this runs up to the budget that
-    /// holds everything, so that more memory is never slower; elsewhere, up to
+    /// have memory for the neurons that fire, and the others stream. A bisection around the best of
+    /// [`GATE_STEPS`] values finds n. If forecasts are compared, this runs up to the budget that
+    /// holds everything, so that more memory is never slower; otherwise up to
     /// [`USEFUL_SHARE`](super::budget::USEFUL_SHARE).
     fn fastest(
         &self,
@@ -319,8 +320,8 @@ impl Planner {
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
-    /// fastest division does so. If there is none, or only one way to serve neurons: the budget
-    /// with all Gate rows, or the smallest budget if they do not fit.
+    /// fastest division does so. If there is none, or only one candidate: the budget with all Gate
+    /// rows, or the smallest budget if they do not fit.
     pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
         let kind = |n: &Needs| (n.gates_help, n.two_phases, n.gate_banks);
         let taken = |budget: u64| self.divide(budget).map_or(self.needs, |d| d.needs);
@@ -365,7 +366,7 @@ mod tests {
             division.memory.gates_resident()
         };
         assert!(!gates(&busy, 1));
-        // Forecasts compare ways for one text only.
+        // Forecasts compare candidates for one text only.
         assert!(gates(&busy, 2));
         assert!(gates(&sparse(), 1));
     }

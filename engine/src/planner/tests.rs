@@ -235,7 +235,7 @@ fn faster_devices_and_machines_raise_the_forecast() {
 fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
     let mut p = planner(Profile::Nvme, sparse());
     p.needs.gates_divide = false;
-    // Few misses; otherwise the I/O thread's share of a core is at its limit.
+    // Few misses; otherwise the I/O thread uses its maximum share of a core.
     let budget = p.full_budget() - (128 << 20);
     let with = |wake: f64, tell: f64| {
         let mut p = p.clone();

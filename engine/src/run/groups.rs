@@ -1,4 +1,4 @@
-//! Groups of requests that decode in one pass.
+//! Groups of requests that decode in the same pass.
 //!
 //! A pass over `w` requests reads each missing neuron once for all of them, but needs the union of
 //! their neurons. If the union does not fit in memory, each layer evicts neurons of the next pass,
@@ -9,8 +9,8 @@
 //! 1. After the first pass, it is halved until the union is expected to fit the slots of the cache.
 //!    If a pass of `n` requests needs `U` of `N` neurons, each request independently, then a pass
 //!    of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
-//! 2. While passes wait for storage, half the size is measured and kept if it reduces the time per
-//!    token to [`GAIN`].
+//! 2. While passes wait for storage, half the size is measured and adopted if it reduces the time
+//! per token to [`GAIN`].
 //!
 //! An admission restarts the search. No text depends on the group size.
 
@@ -26,7 +26,7 @@ const WARM: usize = 6;
 const MEASURED: usize = 6;
 /// Smallest share of time waiting for storage at which half the group size is measured.
 const WAITS: f64 = 0.1;
-/// Half the group size is kept if a token takes at most this share of the time: more than noise.
+/// Half the group size is adopted if a token takes at most this share of the time: more than noise.
 const GAIN: f64 = 0.93;
 
 /// Counts and times of a decoding pass.
@@ -152,7 +152,7 @@ impl Groups {
         }
     }
 
-    /// Keeps the measured group size, returns to the larger one before it, or tries half of it.
+    /// Adopts the measured group size, returns to the previous larger one, or tries half of it.
     fn judge(&mut self, before: Option<(usize, f64)>, live: usize) {
         let cost = self.seconds / self.tokens.max(1) as f64;
         let group_size = self.group_size.min(live);

@@ -106,7 +106,7 @@ impl<'e> Stepper<'e> {
     /// already has are shared instead of recomputed.
     ///
     /// # Errors
-    /// An invalid request, or no room for it; the stepper is then unchanged.
+    /// An invalid request, or not enough memory for it; the stepper is then unchanged.
     pub fn admit(&mut self, admission: Admission) -> Result<RequestId, Error> {
         let Admission {
             mut sequence,
@@ -126,7 +126,7 @@ impl<'e> Stepper<'e> {
         }
         let vocab = self.engine.config().vocab as usize;
         let rules = self.engine.text().rules().clone();
-        // Whoever asks the same again, or goes on from it, computes the last token of the prompt anew.
+        // A repeated or continued prompt recomputes the last token of this prompt.
         sequence.mark(sequence.len() + prompt.len() - 1);
         let mut forks = Vec::with_capacity(samples - 1);
         for _ in 1..samples {
@@ -446,7 +446,7 @@ impl<'e> Stepper<'e> {
 
     /// Preempts a request until [`Stepper::resume`]. Its rows of a yielded pass keep their
     /// activations if the engine was opened with
-    /// [`Options::preemption`](crate::Options::preemption) and there is room; otherwise they are
+    /// [`Options::preemption`](crate::Options::preemption) and a buffer is free; otherwise they are
     /// recomputed.
     pub fn preempt(&mut self, id: RequestId) {
         let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
@@ -513,7 +513,7 @@ impl<'e> Stepper<'e> {
         self.parked.retain(|parked| parked.part.id != id);
         let text = self.texts.remove(at);
         self.hand_over(&text);
-        // Cannot fail: a plan for as many sequences was made before.
+        // Cannot fail: a plan for the same number of sequences succeeded before.
         let _ = self.set_batch();
         // The next pass reports a failed read.
         let _ = self.rest();

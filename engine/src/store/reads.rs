@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cluster, part, row ──► batch ──► I/O ──► next ──► Arrival
-//! a free buffer ──► coming ──► kept ──► claim           whole clusters
+//! a free buffer ──► coming ──► unclaimed ──► claim           whole clusters
 //! ```
 
 mod tag;
@@ -36,7 +36,7 @@ const BATCH: usize = 256;
 /// 1 MB this is up to 1.9 times as fast; with 19 MB it makes no difference.
 const SMALL: usize = 4 << 20;
 
-/// Who submits reads.
+/// The thread that submits reads.
 enum IoDriver {
     /// A dedicated I/O thread.
     Thread(IoThread),
@@ -113,7 +113,7 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reads {
-    /// Opens the file, with room for up to `buffers` stream buffers; none is allocated yet.
+    /// Opens the file, with capacity for up to `buffers` stream buffers; none is allocated yet.
     pub(super) fn start(
         layout: Arc<Layout>,
         source: FileSource,

@@ -12,8 +12,8 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// Elements of a value, which is the beginning of a latent vector if they are fewer than those of
-    /// a key.
+    /// Elements of a value. If fewer than those of a key, a value is the beginning of the latent
+    /// vector.
     value_dim: usize,
     /// In positions.
     capacity: usize,
@@ -48,7 +48,7 @@ impl Shape {
 struct Case {
     shape: Shape,
     reach: Reach,
-    /// A logit beside those of the positions for each head; empty without.
+    /// By head, the attention sink; empty without.
     sinks: Vec<f32>,
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// The same with pools of `size` positions beside them.
+    /// The same with pools of `size` positions.
     fn with_pools(self, size: usize) -> Self {
         let floats = self.shape.capacity / size * self.shape.head_dim;
         Self {

@@ -218,7 +218,7 @@ impl NeuronStore {
             return Ok(());
         }
         let slots = self.residency.cold.cache.slots();
-        let first = format!("none of {slots} cache slots can be had");
+        let first = format!("none of {slots} cache slots is available");
         self.latch.keep(Err(Error::Failed { first }))
     }
 

@@ -28,8 +28,8 @@ struct Bench {
     slots: Arena,
     /// Requested bundles: (bank, first neuron, count).
     wanted: BTreeMap<u64, (u32, u32, usize)>,
-    /// Whole clusters in flight; those that may be cancelled (`prefetched`); those held unclaimed
-    /// (`kept`).
+    /// Whole clusters in flight; those that may be cancelled (`prefetched`); those that have
+    /// arrived (`unclaimed`).
     coming: BTreeSet<(u32, u32)>,
     prefetched: BTreeSet<(u32, u32)>,
     unclaimed: BTreeSet<(u32, u32)>,
