@@ -33,7 +33,7 @@ pub enum Error {
         /// What it is instead.
         found: String,
     },
-    /// A pointer that git-lfs left in place of a file.
+    /// A git-lfs pointer in place of a file.
     #[error(
         "{path}: a git-lfs pointer, not the file itself{of}; run `git lfs pull` in its folder, or \
          download the file",
@@ -43,7 +43,7 @@ pub enum Error {
     LfsPointer {
         /// The pointer.
         path: PathBuf,
-        /// Length of the file it stands for, if it says so.
+        /// Length of the file it refers to, if given.
         bytes: Option<u64>,
     },
     /// A file of the checkpoint is missing.

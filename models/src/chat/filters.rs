@@ -1,4 +1,4 @@
-//! jinja2's filters and tests where the template engine has none, or others.
+//! jinja2's filters and tests that the template engine lacks or implements differently.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, ValueKind};
@@ -74,7 +74,7 @@ pub(super) fn add(environment: &mut Environment<'_>) {
 /// Name of the filter for `text % arguments`.
 pub(super) const PRINTF: &str = "__printf";
 
-/// `text % arguments`: a tuple has one for each place.
+/// `text % arguments`: a tuple has one argument for each placeholder.
 fn printf(text: String, arguments: &Value) -> Result<String, Error> {
     if arguments.is_tuple() {
         let arguments: Vec<Value> = arguments.try_iter()?.collect();
@@ -176,7 +176,7 @@ fn truncate(
     Ok(format!("{kept}{end}"))
 }
 
-/// As an integer; what is none is `default`, or 0.
+/// As an integer; `default`, or 0, if the value is none.
 fn int(
     value: &Value,
     default: Option<Value>,
@@ -221,7 +221,7 @@ fn int(
     }
 }
 
-/// As a number; what is none is `default`, or 0.
+/// As a number; `default`, or 0, if the value is none.
 fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let default = default
         .or(options.get("default")?)

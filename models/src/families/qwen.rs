@@ -116,7 +116,7 @@ const QWEN3_NEXT: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_qwen3_5.py`: the same, dense, and with a DeltaNet's projections apart.
+/// `modeling_qwen3_5.py`: the same, dense, and with separate projections of a DeltaNet.
 const QWEN3_5: Family = Family {
     name: "qwen3_5_text",
     whole: Some("qwen3_5"),
@@ -153,7 +153,7 @@ const QWEN3_5_MOE: Family = Family {
     ..QWEN3_5
 };
 
-/// GGUF keys of Qwen3.8-Flash-Next beside them.
+/// Additional GGUF keys of Qwen3.8-Flash-Next.
 const HYPER_KEYS: &[&str] = &[
     "ssm.conv_kernel",
     "ssm.state_size",
@@ -182,8 +182,8 @@ const HYPER_KEYS: &[&str] = &[
     "ple.image_token_id",
 ];
 
-/// `modeling_qwen4_exp.py` (Qwen3.8-Flash-Next): the same with several residual streams, rows for the
-/// last tokens, and attention that sees what an indexer chooses.
+/// `modeling_qwen4_exp.py` (Qwen3.8-Flash-Next): the same with several residual streams, n-gram rows,
+/// and attention to positions chosen by an indexer.
 const QWEN4_EXP: Family = Family {
     name: "qwen4_exp_text",
     whole: Some("qwen4_exp"),

@@ -25,10 +25,10 @@ pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
 /// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
-/// Every how many layers one has no window.
+/// Interval of layers without a window.
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// The family and the architecture that a file names.
+/// The family and architecture of a file.
 pub(super) fn family_of(
     path: &Path,
     metadata: &Metadata,
@@ -48,8 +48,8 @@ pub(super) fn family_of(
     Ok((other.unwrap_or(family), arch))
 }
 
-/// The family's name: of those with experts that are stored under its architecture, if the file has
-/// some.
+/// The family's name: that of the family with experts under its architecture, if the file has
+/// experts.
 fn name_of(family: &Family, has_experts: bool, kind: FfnKind) -> &'static str {
     let stored = has_experts && family.experts.is_none();
     let like = |other: &&Family| other.relu_on_up == kind.relu_on_up;
@@ -77,7 +77,7 @@ pub(super) struct Facts {
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
-    /// What they say of Gemma 4.
+    /// Properties of Gemma 4 from the tensors.
     pub(super) gemma4: gemma4::Gemma4Facts,
 }
 
@@ -119,7 +119,7 @@ impl Facts {
         }
     }
 
-    /// What the tensors say of the form; `sizes` are `d_model`, layers, heads, `head_dim`.
+    /// Properties of the form from the tensors; `sizes` are `d_model`, layers, heads, `head_dim`.
     fn shape(&self, sizes: [u32; 4], windowed: bool) -> Shape {
         let [d_model, layers, heads, head_dim] = sizes;
         Shape {
@@ -205,7 +205,7 @@ pub(super) fn model_config(
     })
 }
 
-/// Latent attention, or attention over pools, where every layer has it.
+/// Latent attention, or attention over pools, if every layer has it.
 fn of_mixers(
     metadata: &Metadata,
     family: &Family,
@@ -227,7 +227,7 @@ fn of_mixers(
     Ok(())
 }
 
-/// The heads of keys and values, and the FFN's neurons where layers differ in them.
+/// The heads of keys and values, and the FFN's neurons if layers differ.
 fn by_layer(
     metadata: &Metadata,
     family: &Family,
@@ -243,8 +243,8 @@ fn by_layer(
     Ok((kv_heads, None))
 }
 
-/// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H
-/// are Mamba-2, those of Kimi Linear are KDA.
+/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H,
+/// and KDA in Kimi Linear.
 fn kv_heads(
     metadata: &Metadata,
     family: &Family,
@@ -316,7 +316,7 @@ fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Err
     }
 }
 
-/// The number of layers without those for multi-token prediction, if it is one that can be.
+/// The number of layers without those for multi-token prediction, if valid.
 fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Error> {
     let further = metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?;
     let layers = blocks.saturating_sub(further.unwrap_or(0));
@@ -327,7 +327,7 @@ fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Err
     Ok(layers)
 }
 
-/// Keys of an architecture that are read here, or do not affect what is read.
+/// Keys of an architecture that are read here, or do not affect the result.
 const KNOWN: [&str; 31] = [
     "context_length",
     "embedding_length",
@@ -359,16 +359,16 @@ const KNOWN: [&str; 31] = [
     "expert_weights_norm",
     "expert_gating_func",
     "attention.clamp_kqv",
-    // where the weights come from, and how a server pools embeddings
+    // origin of the weights, and pooling of embeddings in servers
     "tensor_data_layout",
     "pooling_type",
 ];
 
-/// Beginnings of the keys of the parts that read images and sounds. Text does not pass through them.
+/// Prefixes of keys of the image and sound encoders, which text does not use.
 const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
 
-/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
-/// that is 0 or `false` enables nothing.
+/// Rejects an unknown hyperparameter, because its effect would be missing. A value of 0 or `false`
+/// has no effect.
 fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
@@ -466,7 +466,7 @@ fn head_dim(
     }
 }
 
-/// Tokens that end a text, a turn or a message, by the keys that name them. Ollama writes lists.
+/// Tokens that end a text, a turn or a message, from the keys that name them. Ollama writes lists.
 fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     let mut list = Vec::new();
     for key in [
@@ -484,8 +484,8 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-/// Every how many layers one has no window: a number, or a list that says for each layer whether it has one,
-/// as llama.cpp's converter writes it for Gemma 3n and Exaone 4.
+/// Interval of layers without a window: a number, or a list of flags by layer, as written by llama.cpp's
+/// converter for Gemma 3n and Exaone 4.
 fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<u32, Error> {
     let key = format!("{}.{PATTERN}", arch.name);
     if let Some(windowed) = metadata.flags(&key)? {
@@ -497,7 +497,8 @@ fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<
                 .zip(&windowed)
                 .all(|(at, has)| *has == (at % nth != 0))
         };
-        // past the last layer, all have a window; other layers without rotary positions are not known
+        // past the last layer, all have a window; other layers without rotary positions are not
+        // supported
         let mut all = [usual].into_iter().chain(1..=layers + 1);
         let found = all
             .find(fits)
@@ -568,7 +569,8 @@ mod tests {
     use super::*;
     use crate::gguf::value::Value;
 
-    /// `attention.sliding_window_pattern` as converters write it: a number, or a flag for each layer.
+    /// `attention.sliding_window_pattern` as written by converters: a number, or a flag for each
+    /// layer.
     #[test]
     fn windows_are_told_by_a_number_or_by_flags() {
         let found = |name: &str, value: Value, layers| {
@@ -590,7 +592,7 @@ mod tests {
         assert!(found("gemma3n", flags(5, 34), 35).is_err());
         let uneven = Value::List([true, false, false].map(Value::Bool).to_vec());
         assert!(found("gemma3n", uneven, 3).is_err());
-        // its layers without rotary positions are every fourth one
+        // every fourth layer has no rotary positions
         assert!(found("exaone4", flags(3, 8), 8).is_err());
     }
 }

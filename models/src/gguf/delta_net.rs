@@ -19,7 +19,7 @@ pub(super) fn delta_nets(
     };
     let list = key("attention.recurrent_layers");
     let with: Vec<u32> = match metadata.flags(&list)? {
-        // those for multi-token prediction are counted, too
+        // including those for multi-token prediction
         Some(flags) if flags.len() >= layers as usize => {
             let all = (0..layers).zip(flags);
             all.filter(|(_, linear)| *linear).map(|all| all.0).collect()
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(layers(&[]), Some(vec![0, 1, 2, 4]));
         let second = [("full_attention_interval", Value::Uint(2))];
         assert_eq!(layers(&second), Some(vec![0, 2, 4]));
-        // one layer more, for multi-token prediction
+        // one more layer, for multi-token prediction
         let some = flags(&[true, false, false, true, false, false]);
         assert_eq!(layers(&some), Some(vec![0, 3]));
         assert_eq!(layers(&flags(&[false; 5])), None);

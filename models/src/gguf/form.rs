@@ -1,4 +1,4 @@
-//! Metadata by which an architecture departs from the plain decoder.
+//! Metadata for deviations from the plain decoder.
 
 use super::delta_net::delta_nets;
 use super::value::Metadata;
@@ -7,7 +7,7 @@ use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
 
-/// The sizes and tensors that some forms follow from.
+/// Sizes and tensors that determine some forms.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) d_model: u32,
@@ -20,12 +20,12 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
-    /// Of the residual streams.
+    /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
 }
 
 impl Shape {
-    /// What the factor of the scores is the root of.
+    /// The number whose root is the factor of the scores.
     fn score_width(self, widest: u32) -> u32 {
         if self.layers == widest {
             self.d_model / self.heads.max(1)
@@ -35,10 +35,10 @@ impl Shape {
     }
 }
 
-/// Experts of Llama 4 Maverick, whose queries and keys have no norms; no key says so.
+/// Number of experts of Llama 4 Maverick, whose queries and keys have no norms; no key tells.
 const MAVERICK: u32 = 128;
 
-/// How queries grow with their position.
+/// Scaling of queries by position.
 fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let beta = metadata.f32(&key("attention.temperature_scale"))?;

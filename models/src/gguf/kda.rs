@@ -5,8 +5,8 @@ use crate::config::{KdaLayers, KdaShape};
 use crate::error::Error;
 use crate::families::Arch;
 
-/// The sizes of the layers `layers`, which have as many heads as attention; `None` without such layers.
-/// Projections that take one step are those of decays with a bound.
+/// Sizes of the layers `layers`, with as many heads as attention; `None` without such layers. Decays of
+/// full-rank projections have a bound.
 pub(super) fn kda_layers(
     metadata: &Metadata,
     arch: &Arch,

@@ -1,11 +1,11 @@
-//! Qwen3.8-Flash-Next: hyper-connections, and rows for the last tokens.
+//! Qwen3.8-Flash-Next: hyper-connections and n-gram rows.
 
 use super::streams;
 use super::value::{Metadata, Value};
 use crate::config::{Form, HyperConnections, Mixing, NGrams};
 use crate::error::Error;
 
-/// Reads what Qwen3.8-Flash-Next departs in.
+/// Reads the deviations of Qwen3.8-Flash-Next.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &str,

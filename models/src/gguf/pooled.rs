@@ -1,4 +1,4 @@
-//! Attention over pools of positions (DeepSeek-V4), as `src/models/deepseek4.cpp` of llama.cpp reads it.
+//! Attention over pools of positions (DeepSeek-V4), as read by llama.cpp's `src/models/deepseek4.cpp`.
 
 use super::value::Metadata;
 use crate::config::{
@@ -7,10 +7,10 @@ use crate::config::{
 use crate::error::Error;
 use crate::families::Arch;
 
-/// Pools of so many positions overlap.
+/// Pools of this size overlap.
 const OVERLAPPING: u32 = 4;
 
-/// The keys that are read for it, after the architecture.
+/// The keys read for it, after the architecture.
 pub(super) const KEYS: [&str; 19] = [
     "attention.q_lora_rank",
     "attention.output_group_count",
@@ -59,7 +59,7 @@ impl Reader<'_> {
     }
 }
 
-/// Puts it and its hyper-connections into the form of a model of so many layers.
+/// Sets it and its hyper-connections in the form of a model with this many layers.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &Arch,
@@ -98,7 +98,7 @@ pub(super) fn form(
     Ok(())
 }
 
-/// Rotary parameters of layers with pools, and of those without, from those of the common keys.
+/// Rotary parameters of layers with pools, and of those without, from the common ones.
 pub(super) fn ropes(metadata: &Metadata, arch: &Arch, rope: Rope) -> Result<[Rope; 2], Error> {
     let of = Reader { metadata, arch };
     if (metadata.f32(&of.key(FACTOR))?).is_some_and(|factor| factor != 1.0) {
@@ -124,7 +124,7 @@ pub(super) fn ropes(metadata: &Metadata, arch: &Arch, rope: Rope) -> Result<[Rop
     Ok([pooled, local])
 }
 
-/// The activation, whose limit is that of all layers.
+/// The activation, whose limit is equal in all layers.
 pub(super) fn activation(metadata: &Metadata, arch: &Arch) -> Result<Activation, Error> {
     let of = Reader { metadata, arch };
     let mut limit = None;

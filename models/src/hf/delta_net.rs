@@ -5,8 +5,8 @@ use super::short_conv::layers_of;
 use crate::config::{DeltaNetShape, DeltaNets};
 use crate::error::Error;
 
-/// The layers that have one, and its sizes; absent keys have the values of the configuration class.
-/// Attention that is `indexed` may have a name of its own.
+/// The layers with a gated DeltaNet, and its sizes; absent keys have the values of the
+/// configuration class. Attention that is `indexed` may have a separate name.
 pub(super) fn delta_nets(
     keys: &Keys,
     layers: u32,

@@ -63,7 +63,7 @@ pub(super) fn windows(
     by_rule(keys, of, layers, window, form)
 }
 
-/// The windows of so many layers, where no list names these.
+/// The windows of this many layers, if no list names them.
 fn by_rule(
     keys: &Keys,
     of: Windows,
@@ -93,7 +93,7 @@ fn by_rule(
         _ => {}
     }
     if of != Windows::ByLayer {
-        // other programs disagree on the meaning of these
+        // programs disagree on the meaning of these
         if keys.bool("use_sliding_window")? == Some(false) {
             return Err(keys.bad(
                 "use_sliding_window",
@@ -112,7 +112,7 @@ fn by_rule(
         .collect())
 }
 
-/// Chunks of the layers that `layer_types` names, or of those with rotary positions.
+/// Chunks of the layers named by `layer_types`, or of those with rotary positions.
 fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>, Error> {
     const SIZE: &str = "attention_chunk_size";
     let size = if keys.map().contains_key(SIZE) {
@@ -136,7 +136,7 @@ fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>,
     Ok((0..layers).map(of_layer).collect())
 }
 
-/// The layers that `sliding_window_layout` names; the others are those of `full`.
+/// The layers named by `sliding_window_layout`; the others are those of `full`.
 fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
     let layers = full.len() as u32;
     let layout = switches(keys, "sliding_window_layout", layers)?;

@@ -154,7 +154,7 @@ fn an_absent_head_is_tied_and_optional_keys_have_defaults() {
     ] {
         file.unset(&format!("llama.{key}"));
     }
-    // Without a key length the head is d_model / heads, which here is another.
+    // Without a key length, a head is d_model / heads, which differs here.
     let error = file.refused();
     assert!(matches!(error, Error::WrongShape { tensor, .. } if tensor == "blk.0.attn_q.weight"));
     file.set("llama.attention.key_length", Kv::U32(HEAD_DIM as u32));
@@ -334,7 +334,7 @@ fn reference_models_agree_between_folder_and_gguf() {
             (right.rope.clone(), right.ffn_kind, &right.window),
             "{folder:?}"
         );
-        // A token that is never put in front need not be in the file.
+        // A token that is never prepended may be missing in the file.
         let bos = |config: &ModelConfig| config.bos.filter(|_| config.add_bos);
         assert_eq!(
             (bos(left), left.tied_head),
@@ -351,7 +351,7 @@ fn reference_models_agree_between_folder_and_gguf() {
                 [&from_folder, &from_file].map(|from| read_all(from.as_ref(), info.id));
             let pair = [folder_has, by_key_head(file_has, info, right)];
             if matches!(info.id.role, Role::DeltaRate | Role::MambaRate) {
-                // exp of two libraries
+                // exp differs between two libraries
                 let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * a.abs();
                 assert!(
                     pair[0].iter().zip(&pair[1]).all(near),
@@ -366,7 +366,7 @@ fn reference_models_agree_between_folder_and_gguf() {
     assert!(compared >= 8, "{compared}");
 }
 
-/// The values of a tensor with those of a key head one after the other, where the file has tiled them.
+/// The values of a tensor with those of each key head consecutive, where the file interleaves them.
 fn by_key_head(values: Vec<f32>, info: &TensorInfo, config: &ModelConfig) -> Vec<f32> {
     let Some(net) = config.form.delta_net.as_ref().map(|nets| nets.shape) else {
         return values;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::config::{Mixture, Scoring};
 
-/// Puts the experts of every layer into two tensors, as transformers 5 holds them.
+/// Stores the experts of every layer in two tensors, as in transformers 5.
 fn stack(folder: &mut Folder) {
     for layer in 0..LAYERS {
         let prefix = format!("model.layers.{layer}.");
@@ -248,7 +248,7 @@ fn layers_of_smallthinker_differ_by_its_lists() {
     }
 }
 
-/// Nobody has said what the predictors of TurboSparse-Mixtral are called.
+/// The names of the predictors of TurboSparse-Mixtral are not published.
 #[test]
 fn predictors_of_experts_are_refused_by_name() {
     for name in [
@@ -302,7 +302,7 @@ fn reference(
     Ok(copy.open()?.config().clone())
 }
 
-/// GLM-4.5 has a layer past the last one that guesses further tokens; others must not.
+/// GLM-4.5 has a layer past the last one that predicts further tokens; others must not.
 #[test]
 fn layers_that_guess_tokens_are_left_out() {
     const NAME: &str = "model.layers.3.eh_proj.weight";
