@@ -74,7 +74,7 @@ struct Ring {
     lost: u64,
 }
 
-/// Lanes beside those of the compute threads.
+/// Lanes in addition to those of the compute threads.
 pub const OTHERS: usize = 3;
 
 /// The recorder.
@@ -145,7 +145,7 @@ impl Trace {
         self.threads + 1
     }
 
-    /// Lane of a processor that computes beside the threads.
+    /// Lane of an accelerator that computes in parallel with the threads.
     #[must_use]
     pub fn accelerator_lane(&self) -> usize {
         self.threads + 2
@@ -305,7 +305,7 @@ impl Tracer {
         }
     }
 
-    /// Records what an accelerator did in `nanoseconds` from `start` on, or until now where it has no clock.
+    /// Records an accelerator's work of `nanoseconds` from `start` on, or until now if it has no clock.
     #[inline]
     pub fn accelerator(&self, kind: &'static Kind, values: [u64; 2], start: u64, nanoseconds: u64) {
         if let Some(trace) = &self.0 {
