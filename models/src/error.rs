@@ -24,7 +24,7 @@ pub enum Error {
     /// The path is not a checkpoint of any kind.
     #[error(
         "{path}: not a checkpoint: found {found}; expected a folder with config.json and \
-         model.safetensors, a .safetensors file beside a config.json, or a gguf file",
+         model.safetensors, a .safetensors file next to a config.json, or a gguf file",
         path = path.display()
     )]
     NotACheckpoint {

@@ -252,7 +252,7 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::NGramTable, rows, width));
     }
     for layer in 0..config.layers {
-        beside(config, layer, &mut list);
+        outer_tensors(config, layer, &mut list);
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
@@ -277,7 +277,7 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
 }
 
 /// The tensors of a layer outside its mixer and its FFN.
-fn beside(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+fn outer_tensors(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     let (form, d) = (&config.form, config.d_model as usize);
     if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
         of_ngrams(config, ngrams, list);

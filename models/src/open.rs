@@ -82,7 +82,7 @@ pub fn files_of(path: &Path) -> Vec<PathBuf> {
     } else {
         folder
     };
-    let beside: Vec<PathBuf> = match path.extension().and_then(|ending| ending.to_str()) {
+    let companions: Vec<PathBuf> = match path.extension().and_then(|ending| ending.to_str()) {
         Some("safetensors") => (entries(here).into_iter())
             .filter(|file| {
                 file.extension()
@@ -92,7 +92,7 @@ pub fn files_of(path: &Path) -> Vec<PathBuf> {
         Some("gguf") => gguf::parts_of(path),
         _ => Vec::new(),
     };
-    let others = beside
+    let others = companions
         .into_iter()
         .filter(|file| file.file_name() != path.file_name());
     std::iter::once(path.to_owned()).chain(others).collect()

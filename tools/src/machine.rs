@@ -1,4 +1,4 @@
-//! Measures how fast this machine computes, once, and saves the rates for the planner.
+//! Measures the compute rates of this machine once, and saves them for the planner.
 
 use std::process::{Command, Stdio};
 

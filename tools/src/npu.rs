@@ -1,9 +1,9 @@
-//! NPUs are opened and compared with the CPU by a child process first, this program again. It loads the library, compiles and
-//! runs the graphs of all formats of weights, for short rows: where that crashes or hangs the child ends, and this process has
-//! an error.
+//! A child process, this program again, first opens an NPU and compares it with the CPU. It loads the library, compiles and
+//! runs the graphs of all weight formats for short rows: if that crashes or hangs, the child ends, and this process reports an
+//! error.
 //!
-//! What comes after that happens in this process. Where loading the library or compiling the graphs for a model's rows crashes
-//! or hangs here, so does this process. Work on a device that hangs is an error after a minute (the engine's `HostDevice`).
+//! Everything later happens in this process. If loading the library or compiling the graphs for a model's rows crashes or
+//! hangs here, so does this process. Work on a device that hangs is an error after a minute (the engine's `HostDevice`).
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -24,23 +24,24 @@ use crate::{Failure, print_json};
 /// Name of the hidden command.
 const COMMAND: &str = "check-npu";
 
-/// Longest time of a child process.
+/// Maximum duration of a child process.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Longest wait for its end once it is killed: one that the kernel cannot end, as in a driver's call, is left behind.
+/// Maximum wait for its end after it is killed: a child that the kernel cannot end, as in a driver's call, is
+/// abandoned.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// How often its end is looked for.
+/// Polling interval for its end.
 const STEP: Duration = Duration::from_millis(5);
 
-/// Bytes of what a child writes that are kept, the last ones, and how many are read at once.
+/// Number of last bytes of a child's output that are stored, and of bytes read at once.
 const MOST: usize = 64 << 10;
 const CHUNK: u64 = 4 << 10;
 
-/// Formats of weights that have graphs of their own.
+/// Weight formats with their own graphs.
 const FORMATS: [DType; 3] = [DType::Q8, DType::Q4, DType::Q4k];
 
-/// The FFN that is compared, in each of [`FORMATS`]: every width of graphs, on short rows.
+/// The FFN for the comparison, in each of [`FORMATS`]: every width of graphs, on short rows.
 const SHAPE: DenseShape = DenseShape {
     dtype: FORMATS[0],
     d: 32,
@@ -51,37 +52,37 @@ const SHAPE: DenseShape = DenseShape {
     },
 };
 
-/// What a child process found.
+/// Result of a child process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// Path of the library.
     pub library: String,
     /// Its build.
     pub build: String,
-    /// Names of the providers that it has.
+    /// Names of its providers.
     pub providers: Vec<String>,
-    /// Whether the provider has the CPU's bits.
+    /// Whether the provider's results have the CPU's bits.
     pub same_bits: bool,
 }
 
-/// What is wrong with an NPU: the engine's causes, by their names.
+/// Cause of an NPU failure: the engine's causes, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
-    /// There is no library where it is looked for.
+    /// No library was found.
     Missing,
-    /// This program is linked statically and cannot load libraries.
+    /// This program is statically linked and cannot load libraries.
     Static,
-    /// A library, a provider or a driver cannot be used, or fails.
+    /// A library, a provider or a driver is unusable, or fails.
     Broken,
 }
 
 /// An NPU that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unusable {
-    /// What it is about.
+    /// Cause.
     pub cause: Cause,
-    /// What failed, and what to do.
+    /// What failed, with a remedy.
     pub what: String,
 }
 
@@ -92,7 +93,7 @@ impl Unusable {
     }
 }
 
-/// The line of JSON that a child process prints.
+/// The line of JSON printed by a child process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
@@ -100,10 +101,10 @@ enum Answer {
     Unusable(Unusable),
 }
 
-/// Opens a device, an NPU in a child process first.
+/// Opens a device; an NPU first in a child process.
 ///
 /// # Errors
-/// No such device, or the driver's.
+/// No such device, or an error of the driver.
 pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     if let DeviceChoice::Npu(provider) = choice {
         probe(provider).map_err(|Unusable { what, .. }| DeviceError {
@@ -114,16 +115,16 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     choice.open()
 }
 
-/// Has a child process open and compare an NPU.
+/// Opens an NPU in a child process and compares it with the CPU.
 ///
 /// # Errors
-/// There is no library or provider that works: what to do.
+/// No working library or provider, with a remedy.
 pub fn probe(provider: Provider) -> Result<Found, Unusable> {
     // Works even if the executable was replaced on disk.
     probe_by(Command::new("/proc/self/exe"), provider, LIMIT)
 }
 
-/// [`probe`] by this program, within a time.
+/// [`probe`] by this program, with a time limit.
 ///
 /// # Errors
 /// As [`probe`].
@@ -161,7 +162,7 @@ pub fn probe_by(
     }
 }
 
-/// The last line that is an answer: libraries and drivers print lines of their own, some only at the end.
+/// The last line with a result: libraries and drivers also print lines, some only at the end.
 fn answer(output: &str) -> Option<Answer> {
     let mut lines = output.lines().rev();
     lines.find_map(|line| serde_json::from_str(line).ok())
@@ -183,13 +184,13 @@ fn error(text: &str) -> String {
     last.trim_start_matches("emberflow: ").to_owned()
 }
 
-/// Reads what a child writes to its end, and keeps the last [`MOST`] bytes, in a thread: what the child has started may keep the
+/// Reads a child's output to its end on a thread and stores the last [`MOST`] bytes; processes started by the child may keep the
 /// pipe open.
 fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until an error counts.
+        // bytes read before an error count
         while let Ok(1..) = from.by_ref().take(CHUNK).read_to_end(&mut bytes) {
             bytes.drain(..bytes.len().saturating_sub(MOST));
         }
@@ -198,18 +199,18 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     receive
 }
 
-/// How a child ended; `None` if it was killed because its time was over.
+/// How a child ended; `None` if it was killed after the time limit.
 fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let status = ends(child, limit);
     if status.is_none() {
-        // It may have ended just now.
+        // it may have just ended
         let _ = child.kill();
         ends(child, KILLED);
     }
     status
 }
 
-/// How a child ends within a time.
+/// How a child ends within a time limit.
 fn ends(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -222,7 +223,7 @@ fn ends(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     None
 }
 
-/// The hidden command: opens an NPU, compares it with the CPU, and prints what it found, in a line of its own.
+/// The hidden command: opens an NPU, compares it with the CPU, and prints the result on a separate line.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -239,12 +240,13 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
         },
         Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
     };
-    // A driver may have begun a line.
+    // a driver may have begun a line
     std::io::stdout().write_all(b"\n")?;
     print_json(&answer)
 }
 
-/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]: whether it has its bits.
+/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]; returns whether the bits are
+/// equal.
 fn compared(provider: Provider) -> Result<bool, DeviceError> {
     let mut device = NpuDevice::open(provider)?;
     let mut same_bits = true;

@@ -99,7 +99,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The model, or one whose weights are not there.
+/// The model, or one without weights.
 fn model_of(arg: &ModelArg) -> Result<Model, Failure> {
     match arg.description() {
         Some(config) => Ok(Model::open(described(config)?)?),
@@ -129,7 +129,7 @@ fn table(plans: &[Plan]) -> String {
     out
 }
 
-/// How Gate rows are served: resident, streamed, or the resident share.
+/// Location of Gate rows: resident, streamed, or the resident share.
 fn gates(p: &Plan) -> String {
     match p.gates_resident_share {
         1.0 => "held".into(),

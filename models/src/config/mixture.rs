@@ -229,7 +229,7 @@ impl ModelConfig {
         let plain = !(mixture.parallel_dense || mixture.early_router || mixture.scales_input);
         let even = mixture.dense_layers.is_empty() && !form.ffn_bias && form.streams.is_none();
         if mixture.width > MAX_WIDTH || mixture.width > 0 && !(alone && plain && even) {
-            let expected = "0, beside dense layers, biases or gates of a shared expert";
+            let expected = "0, with dense layers, biases or gates of a shared expert";
             return BadField::some("width of experts", &mixture.width, expected);
         }
         let jitter = mixture.jitter;

@@ -182,7 +182,7 @@ pub(super) fn ropes(keys: &Keys, family: &Family, head_dim: u32) -> Result<[Rope
             .f32("rope_theta")?
             .is_some_and(|theta| theta != thetas[0])
         {
-            let expected = "absent, or that beside the parameters";
+            let expected = "absent, or equal to that outside the parameters";
             return Err(object.bad("rope_theta", expected));
         }
         let given = object.f32("attention_factor")?;

@@ -256,7 +256,7 @@ fn long_rope(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, 
         list.ok_or_else(|| object.missing(key, "a list of numbers"))
     };
     if family.named_factors {
-        object.need_u32(ORIGINAL)?; // beside its factors, or what it is then is not known
+        object.need_u32(ORIGINAL)?; // required next to its factors
     }
     let original_context = original_context(top, object)?;
     let most = top.need_u32("max_position_embeddings")?;

@@ -223,7 +223,7 @@ fn reordered(mut stats: ActivationStats, c: &ModelConfig, order: &[Vec<u32>]) ->
     stats
 }
 
-/// What [`orders`] sorts by.
+/// Sort keys for [`orders`].
 fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
     let sampled = |s: &ActivationStats| {
         let profile = s.profile.as_deref();

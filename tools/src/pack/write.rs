@@ -114,7 +114,7 @@ pub(crate) fn write(
         encoded: Vec::new(),
         done: 0,
         total: layout.total_bytes(),
-        told: Instant::now(),
+        reported: Instant::now(),
         progress,
     };
     let mut resumed_units = 0;
@@ -169,15 +169,15 @@ struct Work<'a> {
     encoded: Vec<u8>,
     done: u64,
     total: u64,
-    told: Instant,
+    reported: Instant,
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
 impl Work<'_> {
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
-        if self.told.elapsed() > Duration::from_millis(100) || self.done == self.total {
-            self.told = Instant::now();
+        if self.reported.elapsed() > Duration::from_millis(100) || self.done == self.total {
+            self.reported = Instant::now();
             (self.progress)(self.done, self.total);
         }
     }

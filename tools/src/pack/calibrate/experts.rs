@@ -62,7 +62,7 @@ impl ExpertCalibrator<'_, '_> {
                 expert: bank.expert,
             };
             let inputs: WeightedInputs = if is_shared {
-                // every token visits it
+                // every token visits the shared expert
                 (0..from.len() / d).map(|token| (token, 1.0)).collect()
             } else {
                 inputs_of(visits, bank.expert, d)

@@ -16,8 +16,8 @@ use crate::pack::options::PackOptions;
 /// Rows read and rounded at once.
 const BATCH: usize = 1024;
 
-/// Whether matrices of this role and format are calibrated. Queries that are projected from a latent
-/// vector, with or without pools, and gates of KDA are not: their input is not the layer's.
+/// Whether matrices of this role and format are calibrated. Queries projected from a latent vector,
+/// with or without pools, and gates of KDA are not: their input is not the layer's.
 pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
     let latent = c.form.latent.and_then(|latent| latent.query_rank);
     let deeper = match role {
