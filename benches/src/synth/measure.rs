@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::routing::{RoutingSeen, RoutingTargets};
 use super::vocab::{BOS, SPECIAL, successor};
-use emberflow::interrupt::{Unfinished, beside};
+use emberflow::interrupt::{Unfinished, with_suffix};
 use emberflow::pack::{PackOptions, pack};
 use emberflow::{Failure, progress};
 

@@ -164,7 +164,7 @@ impl Recipe {
         }
     }
 
-    /// Rows of heads that average a window, or that attend to all positions alike.
+    /// Rows of heads that average a window, or that attend to all positions equally.
     fn query_or_key(&self, id: TensorId, row: usize) -> RowPlan {
         let c = &self.stream.config;
         let heads = c.heads_of(id.layer);

@@ -81,7 +81,7 @@ pub enum Fill {
 /// The three groups of a row of `d_model`, or one segment of another length.
 pub type RowPlan = [Segment; 3];
 
-/// Least correlation of the context, for which recurrent mixers have parameters.
+/// Least correlation of the context for which recurrent mixers have parameters.
 const LEAST_CORRELATION: f64 = 0.01;
 
 /// The residual stream of a model.
@@ -101,7 +101,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Of `config`, with so many blocks in each group and a context of this correlation.
+    /// For `config`, with this many blocks in each group and a context of this correlation.
     pub fn new(config: &ModelConfig, blocks: [usize; 3], correlation: f64, seed: u64) -> Self {
         let c = config;
         let correlation = correlation.max(LEAST_CORRELATION);
@@ -230,7 +230,7 @@ impl Stream {
     /// A row of the output projection over `width` values of this mean square.
     pub fn output(&self, id: TensorId, row: usize, width: usize, square: f64) -> RowPlan {
         let (increment, written) = if self.config.form.post_norm {
-            // the norm after it decides
+            // the norm after it determines the scale
             (1.0, 1.0)
         } else {
             (self.mixer_increment(id.layer), self.written(row))

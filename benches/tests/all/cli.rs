@@ -179,7 +179,7 @@ fn everything_long_shows_its_progress() {
         ("timeline --warm-up 4", &["decoding"]),
         ("kernels --quick", &["measuring"]),
         ("cache --quick", &["measuring"]),
-        ("predictor p.ember --quick", &["naming"]),
+        ("predictor p.ember --quick", &["selecting"]),
         ("judge p.ember -f TEXT --limit 600", &["perplexity"]),
     ] {
         let line = line.replace("TEXT", TEXT);
