@@ -1,5 +1,5 @@
-//! The error type of the crate: one variant per way in which a checkpoint, a tokenizer or a
-//! template can be invalid.
+//! The error type of the crate: one variant per kind of invalid checkpoint, tokenizer or
+//! template.
 //!
 //! Every message names the file, then the tensor, key or offset, then what was found and what was
 //! expected.

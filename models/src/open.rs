@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::{gguf, hf};
 
-/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside
+/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file next to
 /// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included), which may be any part
 /// of a split one.
 ///

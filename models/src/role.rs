@@ -420,7 +420,7 @@ pub(crate) const ROLES: [(Role, Place, &str); 128] = [
 ];
 
 impl Role {
-    /// Whether its rows are neurons: in a container they lie in packed order.
+    /// Whether its rows are neurons, which a container stores in packed order.
     pub fn is_by_neuron(self) -> bool {
         self.is_bundled() || matches!(self, Self::GateBias | Self::UpBias | Self::PredictorFc2)
     }

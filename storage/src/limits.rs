@@ -22,7 +22,7 @@ pub struct Limits {
     /// that two submitters fill and more slow down; disks with several queues need many.
     pub lanes: u32,
     /// Batches that may wait in the request channel before `submit` blocks. A layer submits up to
-    /// ten small ones; several layers' worth keeps the computation going while the I/O thread waits
+    /// ten small ones; a channel for several layers keeps the computation going while the I/O thread waits
     /// for a core.
     pub batches: usize,
     /// Reads the I/O thread accepts beyond those in flight. At the limit it stops taking batches,

@@ -1,4 +1,4 @@
-//! Devices for tests: those of this machine with times of the test's choosing, and such as fail.
+//! Devices for tests: those of this machine with prescribed times, and faulty ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use emberflow_engine::device::{
     list,
 };
 
-/// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels where it is
-/// installed; so fast that they get all that they hold.
+/// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels if it is
+/// installed; with times so short that they get all clusters they can hold.
 pub fn devices() -> Vec<Device> {
     let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
     plain_devices().iter().map(fast).collect()
@@ -27,7 +27,7 @@ pub fn plain_devices() -> Vec<Device> {
         .collect()
 }
 
-/// The NPU that processors stand in for.
+/// The NPU provider, simulated by processors.
 fn npu() -> Option<Device> {
     let opened = DeviceChoice::Npu(Provider::Cpu).open();
     let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
@@ -35,13 +35,13 @@ fn npu() -> Option<Device> {
     opened.ok().flatten()
 }
 
-/// The same devices with memories of their own, which the CPU cannot read: what they compute is copied to them.
+/// The same devices with separate memory, which the CPU cannot read: inputs and results are copied.
 pub fn devices_apart() -> Vec<Device> {
     let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
     plain_devices_apart().iter().map(fast).collect()
 }
 
-/// The same with their own times, but for the CPU.
+/// The same with their own times, without the CPU.
 pub fn plain_devices_apart() -> Vec<Device> {
     let open = |n| DeviceChoice::OpenClApart(n).open().ok().flatten();
     std::iter::once(Faulty::discrete(Fault::Never))
@@ -49,8 +49,8 @@ pub fn plain_devices_apart() -> Vec<Device> {
         .collect()
 }
 
-/// The OpenCL devices of this machine with memories of their own, rows in tiles and each form of the kernels that all
-/// devices have; so fast that they get all that they hold.
+/// The OpenCL devices of this machine with separate memory, rows in tiles and each kernel form that all devices
+/// support; with times so short that they get all clusters they can hold.
 pub fn tiled_devices() -> Vec<Device> {
     let forms = [Team::Alone, Team::Local, Team::Block].map(|team| Form {
         team,
@@ -79,38 +79,38 @@ pub const CHECKS: usize = 41;
 /// How a device misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// It does not.
+    /// No fault.
     Never,
-    /// It is slow for fewer rows, and fast for so many.
+    /// Slow for fewer rows, and fast for this many.
     Narrow(usize),
-    /// It ends at this piece of work: while it is submitted, or while it is waited for.
+    /// Fails at this piece of work: while it is submitted, or while it is awaited.
     Submit(usize),
     /// See `Submit`.
     Take(usize),
-    /// Its sums are a little off, as another order of sums would make them.
+    /// Its sums deviate a little, as from another order of summation.
     Off,
-    /// The same, until it ends at this piece of work.
+    /// The same, until it fails at this piece of work.
     OffUntil(usize),
-    /// They are wrong.
+    /// Its sums are wrong.
     Wrong,
-    /// Its products are.
+    /// Its products are wrong.
     WrongProducts,
-    /// It ends at a product, once armed: while it is begun, or while it is waited for.
+    /// Fails at a product, once armed: while it is started, or while it is awaited.
     Multiply,
     /// See `Multiply`.
     TakeProducts,
-    /// It has no memory for passes of more rows than this, once its check is over.
+    /// It has no memory for passes of more rows than this, after its check.
     Room(usize),
 }
 
-/// A device with a fault. It says that its work in the check at the start took a nanosecond.
+/// A device with a fault. It reports a nanosecond for its work in the check at the start.
 pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
-    /// Pieces of work so far, those of the check at the start included.
+    /// Pieces of work so far, including those of the check at the start.
     done: Arc<AtomicUsize>,
-    /// Rows of the piece of work under way; `None` of products.
+    /// Rows of the current piece of work; `None` for products.
     rows: Option<usize>,
     /// Products until a fault.
     left: Arc<AtomicUsize>,
@@ -123,14 +123,14 @@ impl Faulty {
         Self::armed_by(&cpu, fault, never())
     }
 
-    /// The same with a memory of its own, which the CPU cannot read.
+    /// The same with separate memory, which the CPU cannot read.
     pub fn discrete(fault: Fault) -> Device {
         let mut faulty = Self::new(&Device::new(Box::new(CpuDevice::new())), fault);
         faulty.facts.unified = false;
         Device::new(Box::new(faulty))
     }
 
-    /// A device with a fault, for which products count down.
+    /// A device with a fault, with a countdown of products.
     pub fn armed_by(of: &Device, fault: Fault, left: Arc<AtomicUsize>) -> Device {
         let faulty = Self::new(of, fault);
         Device::new(Box::new(Self { left, ..faulty }))
@@ -245,7 +245,7 @@ impl Backend for Faulty {
 }
 
 impl Faulty {
-    /// Sums as the fault has them; how long they took.
+    /// Sums with the fault applied, and their duration.
     fn spoil_sums(
         &self,
         rows: usize,
@@ -266,7 +266,7 @@ impl Faulty {
         })
     }
 
-    /// The same of products: so fast that it gets nearly all rows, if it has a fault.
+    /// The same for products: so fast that it gets nearly all rows, if it has a fault.
     fn spoil_products(&self, took: Duration, out: &mut [f32]) -> Result<Duration, DeviceError> {
         match self.fault {
             Fault::TakeProducts if self.left.load(Ordering::Relaxed) == usize::MAX => {

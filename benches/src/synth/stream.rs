@@ -246,7 +246,7 @@ fn score_scale(c: &ModelConfig) -> f64 {
     c.form.attention_scale.map_or(usual, f64::from)
 }
 
-/// Whether attention in a layer can average the last tokens: it has rotary positions, and values of its own.
+/// Whether attention in a layer can average the last tokens: it has rotary positions and its own values.
 pub fn is_windowed(c: &ModelConfig, layer: u32) -> bool {
     let rotated = c.rotates(layer) && !c.heads_of(layer).key_is_value;
     match c.mixer_of(layer) {

@@ -91,7 +91,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows meanwhile.
+    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows at the same time.
     pub(super) fn sum_units(
         &mut self,
         on: &Compute,

@@ -168,7 +168,7 @@ impl Lookahead {
         }
         let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let (predictors, ids) = (&*predictors, &mut self.ids);
-        // Errors are kept for one sequence only.
+        // Errors are stored for one sequence only.
         let single = tokens == 1;
         if single {
             self.guessed = Some(bank);

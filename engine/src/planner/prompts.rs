@@ -8,7 +8,7 @@ use super::budget::Division;
 use super::facts::{ChunkMemory, Planner};
 use super::search::FORECAST_MARGIN;
 
-/// Time to shrink the cache and grow it back, whatever the model.
+/// Time to shrink the cache and grow it back, for any model.
 const MOVE_TIME: Duration = Duration::from_millis(20);
 
 impl Planner {

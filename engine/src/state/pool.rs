@@ -86,7 +86,7 @@ impl Pool {
         free.uncharged += charged;
     }
 
-    /// Pages without owner, and pages that nobody has reserved.
+    /// Pages without owner, and unreserved pages.
     #[cfg(test)]
     pub fn free(&self) -> (usize, usize) {
         let free = self.lock();

@@ -2,7 +2,7 @@
 //! read once, when memory is filled, and passed to the device.
 //!
 //! ```text
-//! a bank    │ computed where they lie │ held outside, computed by the CPU │ hot │ cold …
+//! a bank    │ computed by device    │ held outside, computed by the CPU │ hot │ cold …
 //!           └──── more for more rows of a pass ──▶
 //! ```
 

@@ -449,7 +449,7 @@ fn a_scan_reads_every_cluster_once_a_pass() {
     assert!((20 * 12..=20 * 12 + 8).contains(&reads), "{reads} reads");
 }
 
-/// A parked pass leaves buffers filled for its next layer; other passes may run meanwhile.
+/// A parked pass leaves buffers filled for its next layer; other passes may run in between.
 #[test]
 fn a_scan_may_go_on_at_any_layer() {
     let (world, mut store) = scan();

@@ -39,7 +39,7 @@ const SAMPLE_STEP: usize = 16;
 /// the table: a cache smaller than a token's working set scans often.
 const SPARSE_UNITS: usize = 8;
 
-/// First victims kept in a list. A scan finds the rest.
+/// First victims stored in a list. A scan finds the rest.
 const MAX_FIRST: usize = 1024;
 
 /// Margin of a unit for which none was reported.

@@ -1,5 +1,5 @@
-//! The error type of the crate: a variant for each way a container can be invalid, and for each way
-//! reading or writing can fail. Offsets count from the first byte of the container.
+//! The error type of the crate: a variant for each kind of invalid container, and for each failure
+//! of reading or writing. Offsets count from the first byte of the container.
 
 use std::io;
 use std::path::PathBuf;

@@ -28,7 +28,7 @@ pub struct Conditions {
     pub others_cores: Option<f64>,
     /// The system's load average of the last minute, at the start.
     pub load: Option<f64>,
-    /// Bytes delivered by the device per byte read; `None` if nobody counts them.
+    /// Bytes delivered by the device per byte read; `None` if they are not counted.
     pub device_bytes: Option<f64>,
     /// Difference between the fastest and the slowest round as a share of the median; the median
     /// over all points; 0 with one round.

@@ -1,4 +1,4 @@
-//! Engine, goldens and the rules of the code. One binary, because linking many takes longer than running them.
+//! Engine, goldens and code rules. One binary, because linking many takes longer than running them.
 
 mod batch;
 mod calibrated;

@@ -64,7 +64,7 @@ fn commands_find_it_by_its_name() {
         });
         succeed(emberflow().current_dir(dir.path()).args(words));
     }
-    // A file of that name goes before it.
+    // A file of that name takes precedence.
     std::fs::write(dir.path().join("demo-moe"), "no container").unwrap();
     let output = emberflow()
         .current_dir(dir.path())

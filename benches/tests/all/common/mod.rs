@@ -1,4 +1,4 @@
-//! Running the laboratory itself.
+//! Runs the laboratory's program.
 
 #[path = "../../../../tools/tests/all/common/look.rs"]
 pub mod look;
@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 pub fn lab() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow-lab"));
     command.stdin(Stdio::null());
-    // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
+    // Plans depend on measurements of this machine and on earlier runs, so each test has its own cache.
     // Compiled kernels depend on neither.
     let test = std::thread::current()
         .name()
@@ -28,7 +28,7 @@ pub fn lab() -> Command {
     command
 }
 
-/// Runs it and returns what it did.
+/// Runs it and returns its output.
 pub fn call(args: &[&str]) -> Output {
     lab().args(args).output().unwrap()
 }
@@ -59,7 +59,7 @@ pub fn exported(dir: &Path) -> String {
     folder
 }
 
-/// Every command that does something, with its full name.
+/// Every leaf command, with its full name.
 pub fn commands() -> Vec<(String, clap::Command)> {
     let mut all = Vec::new();
     let lab = <emberflow_benches::cli::Cli as clap::CommandFactory>::command();

@@ -100,7 +100,7 @@ impl RowReads {
         store.reads.submit()
     }
 
-    /// Waits for rows that nobody takes, and frees their buffers.
+    /// Waits for unclaimed rows, and frees their buffers.
     fn drop_rows(&mut self, store: &mut NeuronStore) -> Result<(), Error> {
         while !self.coming.is_empty() {
             let Some((row, slot)) = self.arrived(store) else {

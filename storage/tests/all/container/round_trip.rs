@@ -1,4 +1,4 @@
-//! What is written is what is read.
+//! Reading returns what was written.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -190,7 +190,7 @@ fn same_input_gives_the_same_bytes() {
     assert_eq!(full().bytes(), full().bytes());
 }
 
-/// A program carries its model: the container lies somewhere inside another file.
+/// A program contains its model: the container starts inside another file.
 #[test]
 fn inside_another_file() {
     let model = full();

@@ -1,4 +1,4 @@
-//! Running the program itself.
+//! Runs the program.
 
 pub mod look;
 pub mod results;
@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 pub fn emberflow() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
     command.stdin(Stdio::null());
-    // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
+    // Plans depend on measurements of this machine and on earlier runs, so each test has its own cache.
     // Compiled kernels depend on neither.
     let test = this_test();
     let cache = format!(
@@ -30,7 +30,7 @@ fn this_test() -> String {
     thread.name().unwrap_or("unnamed").replace("::", "-")
 }
 
-/// Runs it and returns what it did.
+/// Runs it and returns its output.
 pub fn call(args: &[&str]) -> Output {
     emberflow().args(args).output().unwrap()
 }
@@ -67,7 +67,7 @@ pub fn words(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every command that does something, with its full name.
+/// Every leaf command, with its full name.
 pub fn commands() -> Vec<(String, clap::Command)> {
     fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
@@ -89,11 +89,11 @@ pub fn commands() -> Vec<(String, clap::Command)> {
     out
 }
 
-/// A memory control group that is gone when this is.
+/// A memory control group that is removed on drop.
 pub struct Group(std::path::PathBuf);
 
 impl Group {
-    /// A group that may hold `bytes`; `None` where none can be made.
+    /// A group limited to `bytes`; `None` if none can be created.
     pub fn of(bytes: u64) -> Option<Self> {
         let name = format!(
             "emberflow-test-{}-{bytes}-{}",
