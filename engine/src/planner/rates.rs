@@ -308,7 +308,7 @@ mod tests {
         let here = Machine::here();
         let rates = Rates {
             machine: here.clone(),
-            ..Rates::assumed(2, Isa::Scalar)
+            ..Rates::assumed(2, Cpu::detect().isa())
         };
         rates.save(&path).unwrap();
         assert_eq!(Rates::saved_at(&path, &here).as_ref(), Some(&rates));
