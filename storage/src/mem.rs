@@ -63,12 +63,6 @@ impl Mem {
         kib_field(&self.text("proc/self/status")?, "VmHWM")
     }
 
-    /// Resident bytes of this process that are pages of files (`RssFile`), its program among them.
-    #[must_use]
-    pub fn rss_file(&self) -> Option<u64> {
-        kib_field(&self.text("proc/self/status")?, "RssFile")
-    }
-
     /// Bytes available without swapping, by the kernel's estimate.
     #[must_use]
     pub fn mem_available(&self) -> Option<u64> {

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use emberflow_engine::Ablation;
-use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
 use super::bound::{Bound, Device, NOTE};
@@ -114,13 +113,12 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     .finish(&bench.output)
 }
 
-/// A memory limit of `budget` bytes for an mmap run, whose file is evicted first; or why there is none. Pages of this
-/// program count in a process's budget, but are charged to the group that read them first: the limit is as much lower.
+/// A memory limit of `budget` bytes for an mmap run, whose file is evicted first; or why there is none.
 fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>, Failure> {
     Ok(match budget {
         Some(bytes) if model.file().is_some() => {
             cap::forget(&file_of(model)?);
-            Cap::new(bytes.saturating_sub(Mem::system().rss_file().unwrap_or(0)))
+            Cap::new(bytes)
         }
         // The bundled model is part of this executable.
         _ if model.file().is_none() => Err("the model is part of this program".into()),
@@ -132,7 +130,7 @@ fn cap_for(model: &ModelArg, budget: Option<u64>) -> Result<Result<Cap, String>,
 fn cap_note(why: Option<String>) -> String {
     match why {
         None => {
-            "mmap: in a memory control group limited to the budget less the program's pages, with a cold page cache".into()
+            "mmap: in a memory control group limited to the budget, with a cold page cache".into()
         }
         Some(why) => {
             format!("mmap: without a memory limit ({why}), so the page cache may hold everything")
