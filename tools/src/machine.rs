@@ -119,11 +119,13 @@ pub fn table(rates: &Rates) -> String {
 
 #[cfg(test)]
 mod tests {
+    use emberflow_kernels::Isa;
+
     use super::*;
 
     #[test]
     fn the_table_has_a_row_for_each_format_and_thread_count() {
-        let text = table(&Rates::assumed(2));
+        let text = table(&Rates::assumed(2, Isa::Neon));
         assert_eq!(text.lines().count(), 3 + 2 * FORMATS.len(), "{text}");
         assert!(text.contains("q4") && text.contains("64: 40"), "{text}");
     }

@@ -1,6 +1,6 @@
 //! Builds a [`Planner`] from a container, the options and the saved profiles.
 
-use emberflow_kernels::DType;
+use emberflow_kernels::{Cpu, DType};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::limits::Limits;
@@ -71,7 +71,8 @@ impl Planner {
         // Loaded first, so that the measured process size includes it.
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
-            Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+            Rates::assumed(cores, Cpu::detect().isa())
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let mut known = Temperature::read(layout, of.config, most)?;

@@ -8,8 +8,11 @@ use super::budget::Division;
 use super::facts::{ChunkMemory, Planner};
 use super::search::FORECAST_MARGIN;
 
-/// Time to shrink the cache and grow it back, for any model.
-const MOVE_TIME: Duration = Duration::from_millis(20);
+/// Time to shrink the cache and grow it back: 1 ms with 1 MB of buffers for a chunk, 10 ms with 20 MB.
+const MOVE_TIME: Duration = Duration::from_micros(500);
+
+/// Bytes of a chunk's buffers that are made per nanosecond: their pages are touched first.
+const BUFFERS_PER_NS: u64 = 2;
 
 impl Planner {
     /// The fastest division for a prompt of `tokens` tokens, with a longer chunk that takes memory
@@ -30,10 +33,9 @@ impl Planner {
             Some(long)
         });
         let timed = all.map(|d| {
-            (
-                seconds(&d) + refill(self, usual, &d) + MOVE_TIME.as_secs_f64(),
-                d,
-            )
+            let moves = MOVE_TIME + Duration::from_nanos(d.needs.scratch / BUFFERS_PER_NS);
+            let seconds = seconds(&d) + refill(self, usual, &d) + moves.as_secs_f64();
+            (seconds, d)
         });
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
@@ -64,7 +66,7 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
         s.cluster_read,
         (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),
     );
-    lost("cold") * short + lost("hot") * long
+    lost("cold") * short + (lost("hot") + lost("gates")) * long
 }
 
 #[cfg(test)]

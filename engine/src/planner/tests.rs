@@ -1,4 +1,4 @@
-use emberflow_kernels::DType;
+use emberflow_kernels::{DType, Isa};
 use emberflow_models::config::{Activation, FfnKind, Form, ModelConfig, Rope, RopeScaling};
 use emberflow_storage::container::{BundleGeometry, Prefer};
 use emberflow_storage::io::{Profile, SimOptions};
@@ -74,7 +74,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         shape: shape(),
         firing,
         expert_misses: None,
-        rates: Rates::assumed(4),
+        rates: Rates::assumed(4, Isa::Neon),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
         threads: 4,
@@ -224,7 +224,7 @@ fn faster_devices_and_machines_raise_the_forecast() {
     let [emmc, nvme] = [Profile::Emmc, Profile::Nvme].map(|d| planner(d, sparse()));
     assert!(speed(&nvme) > 2.0 * speed(&emmc));
     let mut slow = nvme.clone();
-    slow.rates = Rates::assumed(1);
+    slow.rates = Rates::assumed(1, Isa::Neon);
     slow.threads = 1;
     assert!(speed(&nvme) > speed(&slow));
 }

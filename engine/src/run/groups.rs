@@ -9,8 +9,9 @@
 //! 1. After the first pass, it is halved until the union is expected to fit the slots of the cache.
 //!    If a pass of `n` requests needs `U` of `N` neurons, each request independently, then a pass
 //!    of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
-//! 2. While passes wait for storage, half the size is measured and adopted if it reduces the time
-//! per token to [`GAIN`].
+//! 2. While passes wait for storage, a smaller size is measured and adopted if it reduces the time per
+//!    token to [`GAIN`]: half, or the size whose union is expected to fit by the needs of the last pass. Between the
+//!    two, a smaller group reads as much per token as a larger one, so that halves alone would not get there.
 //!
 //! An admission restarts the search. No text depends on the group size.
 
@@ -146,21 +147,22 @@ impl Groups {
                     self.waited += pass.wait.as_secs_f64();
                 }
                 if self.passes == WARM + MEASURED {
-                    self.judge(before, live);
+                    self.judge(before, &pass, live);
                 }
             }
         }
     }
 
-    /// Adopts the measured group size, returns to the previous larger one, or tries half of it.
-    fn judge(&mut self, before: Option<(usize, f64)>, live: usize) {
+    /// Adopts the measured group size, returns to the larger one before it, or tries a smaller one.
+    fn judge(&mut self, before: Option<(usize, f64)>, pass: &PassCost, live: usize) {
         let cost = self.seconds / self.tokens.max(1) as f64;
         let group_size = self.group_size.min(live);
         match before {
             Some((wider, old)) if cost > GAIN * old => self.set(wider, Search::Done),
             _ if group_size > 1 && self.waited > WAITS * self.seconds => {
                 let before = Some((self.group_size, cost));
-                self.set(group_size.div_ceil(2), Search::Measure(before));
+                let smaller = group_size.div_ceil(2).min(group_that_fits(pass));
+                self.set(smaller, Search::Measure(before));
             }
             _ => self.search = Search::Done,
         }
@@ -201,8 +203,14 @@ mod tests {
     /// Decodes until the group size is found. A token takes `cost(size)` milliseconds, half of it
     /// waiting; a request needs `share` of the neurons, half of which fit.
     fn found(share: f64, cost: impl Fn(usize) -> u64) -> usize {
+        found_with(|_| share, cost)
+    }
+
+    /// [`found`], with the share of each pass.
+    fn found_with(share: impl Fn(usize) -> f64, cost: impl Fn(usize) -> u64) -> usize {
         let mut groups = Groups::new();
-        for _ in 0..100 {
+        for number in 0..100 {
+            let share = share(number);
             groups.choose(IDS.into_iter());
             let tokens = groups.group.len();
             let time = Duration::from_millis(cost(tokens) * tokens as u64);
@@ -227,6 +235,13 @@ mod tests {
         assert_eq!(found(0.1, |w| [9, 5, 7, 7][w - 1]), 2, "two are best");
         assert_eq!(found(0.2, |w| [9, 5, 7, 7][w - 1]), 2, "four do not fit");
         assert_eq!(found(1.0, |w| 40 / w as u64), 4, "all need everything");
+        let grows = |pass| if pass < 5 { 0.1 } else { 0.4 };
+        let cost = |w| [4, 10, 10, 9][w - 1];
+        assert_eq!(
+            found_with(grows, cost),
+            1,
+            "two do not fit either, and are slower than four"
+        );
     }
 
     #[test]
