@@ -10,6 +10,10 @@ use crate::ablation::{Ablation, Keep};
 use crate::cluster::{LEAST_BUFFERS, split};
 use crate::error::Error;
 
+/// Names of the ledger's entries for [`Needs::tables`]: that of the embedding in every plan, the others in those of models that
+/// have the tables.
+pub(crate) const TABLES: [&str; 3] = ["embedding", "layer_inputs", "ngrams"];
+
 /// Sizes in bytes that do not depend on the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
@@ -179,9 +183,9 @@ impl MemoryPlan {
             "gates",
             "hot",
             "cold",
-            "embedding",
         ];
-        parts.iter().map(|part| self.ledger.held(part)).sum()
+        let parts = parts.iter().chain(&TABLES);
+        parts.map(|part| self.ledger.held(part)).sum()
     }
 
     /// Bytes that the process will hold under this plan, possibly less than the budget. Excludes
@@ -407,14 +411,17 @@ impl Needs {
         } else {
             0
         };
-        let (tables, of_tables) = self.tables_within(room);
-        for (what, bytes) in [
+        let tables = self.tables_within(room);
+        let named = TABLES.into_iter().zip(tables).zip(self.tables);
+        let named =
+            named.filter_map(|(named, all)| (all > 0 || named.0 == TABLES[0]).then_some(named));
+        let regions = [
             ("gates", r.gates),
             ("stream", u64::from(r.buffers) * self.stream_len),
             ("hot", r.hot),
             ("cold", r.cold),
-            ("embedding", of_tables),
-        ] {
+        ];
+        for (what, bytes) in regions.into_iter().chain(named) {
             ledger
                 .charge(what, bytes)
                 .map_err(emberflow_storage::Error::from)?;
@@ -426,19 +433,18 @@ impl Needs {
             hot_clusters: r.hot_clusters,
             slots: r.slots,
             stream_buffers: LEAST_BUFFERS + r.buffers,
-            tables,
+            tables: tables.map(|bytes| bytes > 0),
         })
     }
 
-    /// The tables that fit in `room` bytes, in order, and their bytes.
-    fn tables_within(&self, room: u64) -> ([bool; 3], u64) {
-        let mut taken = 0;
-        let held = self.tables.map(|bytes| {
-            let fits = bytes > 0 && bytes <= room - taken;
-            taken += if fits { bytes } else { 0 };
-            fits
-        });
-        (held, taken)
+    /// The bytes of the tables that `room` bytes hold, one after the other; 0 for those that they do not.
+    fn tables_within(&self, room: u64) -> [u64; 3] {
+        let mut left = room;
+        self.tables.map(|bytes| {
+            let held = if bytes <= left { bytes } else { 0 };
+            left -= held;
+            held
+        })
     }
 
     /// Divides the `left` bytes for neurons.

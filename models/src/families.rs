@@ -554,7 +554,12 @@ impl Family {
         self.quirks.contains(&quirk)
     }
 
-    /// Whether a key of `config.json` is read for it and refused for other families.
+    /// Whether some of its layers are gated DeltaNets.
+    pub(crate) fn has_delta_nets(&self) -> bool {
+        (self.quirks.iter()).any(|quirk| matches!(quirk, Quirk::DeltaNet(_)))
+    }
+
+    /// Whether a key of `config.json` is read for it that other families refuse.
     pub(crate) fn reads(&self, key: &str) -> bool {
         let of_experts = self.experts.is_some_and(|experts| experts.reads(key));
         let of_form = self.keys.iter().any(|known| known.hf.name == key);

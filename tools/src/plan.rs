@@ -141,7 +141,7 @@ fn gates(p: &Plan) -> String {
 fn details(p: &Plan) -> String {
     let mut out = String::from("memory\n");
     for &(what, bytes) in p.memory.ledger.entries() {
-        out += &format!("  {what:<10} {:>10}\n", size::show(bytes));
+        out += &format!("  {what:<12} {:>10}\n", size::show(bytes));
     }
     let d = &p.decode;
     out += &format!(

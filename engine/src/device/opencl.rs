@@ -75,6 +75,30 @@ fn format_of(dtype: DType) -> Option<&'static str> {
     })
 }
 
+/// The definition of an activation in `hidden.cl`, and its numbers. GELU without tanh is refused before.
+fn activation_of(of: Activation) -> (&'static str, ArrayVec<(&'static str, f32), 2>) {
+    let mut numbers = ArrayVec::new();
+    let name = match of {
+        Activation::Relu => "RELU",
+        Activation::FatRelu { threshold } => {
+            numbers.push(("THRESHOLD", threshold));
+            "FATRELU"
+        }
+        Activation::Relu2 => "RELU2",
+        Activation::Silu => "SILU",
+        Activation::ClampedSilu { limit } => {
+            numbers.push(("LIMIT", limit));
+            "CLAMPED_SILU"
+        }
+        Activation::ClampedSwiglu { limit, alpha } => {
+            numbers.extend([("LIMIT", limit), ("ALPHA", alpha)]);
+            "CLAMPED_SWIGLU"
+        }
+        Activation::GeluTanh | Activation::Gelu => "GELU_TANH",
+    };
+    (name, numbers)
+}
+
 impl OpenCl {
     /// Opens the device of this number. With `apart` it is taken to have a memory of its own, whatever it says.
     ///
@@ -165,16 +189,7 @@ impl OpenCl {
 
     /// The definitions that the kernels ask for.
     fn options(&self, shape: &DenseShape, dtype: &str) -> String {
-        let activation = match shape.kind.activation {
-            Activation::Relu => "RELU",
-            Activation::FatRelu { .. } => "FATRELU",
-            Activation::Relu2 => "RELU2",
-            Activation::Silu => "SILU",
-            Activation::GeluTanh
-            | Activation::Gelu
-            | Activation::ClampedSwiglu { .. }
-            | Activation::ClampedSilu { .. } => "GELU_TANH",
-        };
+        let (activation, numbers) = activation_of(shape.kind.activation);
         let mut options = format!(
             "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={} -D AT_ONCE={}",
             shape.d,
@@ -184,9 +199,9 @@ impl OpenCl {
                 false => 1,
             }
         );
-        if let Activation::FatRelu { threshold } = shape.kind.activation {
+        for (name, value) in numbers {
             // Writing to a string cannot fail.
-            let _ = write!(options, " -D THRESHOLD=as_float({}u)", threshold.to_bits());
+            let _ = write!(options, " -D {name}=as_float({}u)", value.to_bits());
         }
         for (set, name) in [
             (shape.kind.ungated, " -D UNGATED"),

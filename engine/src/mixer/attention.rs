@@ -6,7 +6,7 @@ use emberflow_models::config::{HeadShape, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -221,32 +221,20 @@ impl Attention {
     /// Attention of each row over its visible positions.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         let c = at.config;
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let [hd, heads, kv_heads] =
+        let [head_dim, heads, kv_heads] =
             [self.heads.head_dim, c.heads, self.heads.kv_heads].map(|n| n as usize);
-        let width = heads * hd;
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * width..],
-                head_dim: hd,
-                value_dim: hd,
-                kv_heads,
-                group: heads / kv_heads,
-                first: sequence.len(),
-                tokens,
-                pools: None,
-                reach: c.reach(at.number as u32),
-                sinks: self.sinks.as_deref(),
-                cap: c.form.attention_cap,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim,
+            value_dim: head_dim,
+            kv_heads,
+            group: heads / kv_heads,
+            reach: c.reach(at.number as u32),
+            pools: None,
+            sinks: self.sinks.as_deref(),
+            cap: c.form.attention_cap,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 }
 

@@ -20,7 +20,7 @@ use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -195,31 +195,18 @@ impl LatentAttention {
 
     /// `s.attended`: sums of latent vectors, `[rows × heads·rank]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let of = self.sizes;
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (query, width) = (of.heads * of.stored(), of.heads * of.rank);
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * query..],
-                head_dim: of.stored(),
-                value_dim: of.rank,
-                kv_heads: 1,
-                group: of.heads,
-                first: sequence.len(),
-                tokens,
-                pools: None,
-                reach: at.config.reach(at.number as u32),
-                sinks: None,
-                cap: None,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim: self.sizes.stored(),
+            value_dim: self.sizes.rank,
+            kv_heads: 1,
+            group: self.sizes.heads,
+            reach: at.config.reach(at.number as u32),
+            pools: None,
+            sinks: None,
+            cap: None,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 
     /// `s.attended`: replaces sums of latent vectors by values, `[rows × heads·value_dim]`.

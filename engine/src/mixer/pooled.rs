@@ -21,7 +21,7 @@ use emberflow_models::config::{ModelConfig, PooledShape};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -331,32 +331,18 @@ impl PooledAttention {
 
     /// `s.attended`: sums of vectors, `[rows × heads·head_dim]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
-        let pools = self.pools.as_ref().map(|pools| (pools.size, pools.place));
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * width..],
-                head_dim: hd,
-                value_dim: hd,
-                kv_heads: 1,
-                group: self.heads,
-                first: sequence.len(),
-                tokens,
-                reach: at.config.reach(at.number as u32),
-                pools: pools
-                    .map(|(size, (place, layer))| (size, sequence.entries[place].layer(layer))),
-                sinks: Some(&self.sinks),
-                cap: None,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim: self.head_dim,
+            value_dim: self.head_dim,
+            kv_heads: 1,
+            group: self.heads,
+            reach: at.config.reach(at.number as u32),
+            pools: self.pools.as_ref().map(|pools| (pools.size, pools.place)),
+            sinks: Some(&self.sinks),
+            cap: None,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 
     /// Rotates the sums back and projects them, first by group and then together, to `s.out`.

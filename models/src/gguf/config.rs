@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::delta_net;
 use super::experts;
 use super::form::{self, Shape};
 use super::gemma4;
@@ -219,7 +220,7 @@ fn of_mixers(
         latent(metadata, arch, rope, shape.head_dim, form, mixed)?;
     }
     if family.has(Quirk::Pooled) {
-        pooled::form(metadata, arch, shape.layers, form)?;
+        pooled::form(metadata, arch, shape, form)?;
         let [with_pools, without] = pooled::ropes(metadata, arch, rope.clone())?;
         *rope = with_pools;
         form.local_rope = Some(without);
@@ -377,6 +378,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
             _ if arch.reads.contains(&rest) => true,
             _ if family.has(Quirk::Pooled) && pooled::KEYS.contains(&rest) => true,
             _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
+            _ if family.has_delta_nets() && delta_net::KEYS.contains(&rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),

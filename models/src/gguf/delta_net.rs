@@ -5,6 +5,19 @@ use crate::config::{DeltaNetShape, DeltaNets};
 use crate::error::Error;
 use crate::families::{Arch, ValueHeads};
 
+/// The keys that are read for them, after the architecture, and those of M-RoPE (plain RoPE in texts) of models that
+/// have them.
+pub(super) const KEYS: [&str; 8] = [
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+    "attention.recurrent_layers",
+    "full_attention_interval",
+    "rope.dimension_sections",
+];
+
 /// The layers with gated DeltaNets, all but every `full_attention_interval`-th, and their sizes.
 pub(super) fn delta_nets(
     metadata: &Metadata,

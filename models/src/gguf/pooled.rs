@@ -1,5 +1,6 @@
 //! Attention over pools of positions (DeepSeek-V4), as read by llama.cpp's `src/models/deepseek4.cpp`.
 
+use super::form::Shape;
 use super::value::Metadata;
 use crate::config::{
     Activation, Form, HyperConnections, Mixing, PooledAttention, Rope, RopeScaling,
@@ -28,11 +29,12 @@ pub(super) const KEYS: [&str; 19] = [
     LIMITS[1],
     FACTOR,
     "expert_shared_count",
-    "embedding_length_out",
+    WIDTH,
     "nextn_predict_layers",
     GROUPS,
 ];
 const GROUPS: &str = "expert_group_count";
+const WIDTH: &str = "embedding_length_out";
 const RATIOS: &str = "attention.compress_ratios";
 const CHOSEN: &str = "attention.indexer.top_k";
 const LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
@@ -59,14 +61,14 @@ impl Reader<'_> {
     }
 }
 
-/// Sets it and its hyper-connections in the form of a model with this many layers.
+/// Puts it and its hyper-connections into the form.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &Arch,
-    layers: u32,
+    shape: Shape,
     form: &mut Form,
 ) -> Result<(), Error> {
-    let of = Reader { metadata, arch };
+    let (of, layers) = (Reader { metadata, arch }, shape.layers);
     let groups = of.key(GROUPS);
     if (metadata.u32(&groups)?).is_some_and(|groups| groups > 1) {
         return Err(metadata.unsupported(&groups, "experts in groups are not implemented here"));
@@ -88,8 +90,14 @@ pub(super) fn form(
         },
         pools,
     });
+    let count = of.need("hyper_connection.count")?;
+    let width = count.checked_mul(shape.d_model);
+    if (metadata.u32(&of.key(WIDTH))?).is_some_and(|found| Some(found) != width) {
+        let expected = format!("{count} times embedding_length");
+        return Err(metadata.bad(&of.key(WIDTH), &expected));
+    }
     form.hyper = Some(HyperConnections {
-        count: of.need("hyper_connection.count")?,
+        count,
         mixing: Mixing::Sinkhorn {
             iterations: of.need("hyper_connection.sinkhorn_iterations")?,
             eps: of.need_f32("hyper_connection.epsilon")?,

@@ -209,9 +209,8 @@ fn families_and_formats_on_a_device() {
     }
 }
 
-/// Device, compute threads and the I/O thread work at the same time.
-/// Clusters of some or all experts on a device, with each expert's sums weighted by its router: shared experts, dense
-/// layers, prompts and next tokens, memory for some of the experts; and after the device is lost.
+/// Clusters of experts that a device holds, of some of them or of all, with the sums of each weighed by its router: shared
+/// experts, dense layers beside them, prompts and next tokens, room for some experts in memory; and once the device is lost.
 #[test]
 fn experts_on_a_device_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,6 +219,9 @@ fn experts_on_a_device_change_no_bit() {
         ("qwen2_moe_dense", DType::Q8),
         ("smallthinker", DType::Q4),
         ("qwen3_moe", DType::Q4),
+        // gates and Ups within limits; biases of both, and of Down
+        ("deepseek_v4", DType::Q4),
+        ("gpt_oss", DType::Q8),
     ];
     for (name, dtype) in cases {
         let case = fixtures().join("models").join(name);
@@ -257,6 +259,7 @@ fn experts_on_a_device_change_no_bit() {
     }
 }
 
+/// Device, compute threads and the I/O thread are at work at the same time.
 #[test]
 fn a_trace_shows_all_lanes_at_once() {
     for device in devices() {
@@ -412,9 +415,7 @@ fn every_family_is_served_or_refused_by_name() {
         let c = held.text().config();
         let expected = match c.ffn_kind.activation {
             _ if c.form.has_gate_top() => Some("top-k"),
-            Activation::Gelu
-            | Activation::ClampedSwiglu { .. }
-            | Activation::ClampedSilu { .. } => Some("activation"),
+            Activation::Gelu => Some("activation"),
             _ => None,
         };
         let options = Options {

@@ -104,7 +104,7 @@ fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = 0;
     for case in cases() {
-        for kind in ["q8_0", "q4_0"] {
+        for kind in ["q8_0", "q4_0", "converted"] {
             let gguf = case.join(format!("model-{kind}.gguf"));
             if gguf.exists() {
                 seen += 1;

@@ -262,6 +262,8 @@ fn the_report_has_every_key_of_the_contract() {
                 "peak_rss_bytes",
                 "fixed",
                 "embedding",
+                "layer_inputs",
+                "ngrams",
                 "hot",
                 "cold",
                 "kv",

@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Cpu, DType, Workers};
 
-use super::{Pass, Reach};
+use super::{Layer, Pass, Reach};
 use crate::state::{BLOCK, HeadLayers, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
@@ -146,16 +146,20 @@ impl Case {
                 cpu,
                 kv: layer,
                 queries: &self.queries[first * query..][..tokens * query],
-                head_dim,
-                value_dim,
-                kv_heads,
-                group: heads / kv_heads,
                 first,
                 tokens,
-                reach: self.reach,
-                sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
                 pools: (self.pool > 0).then(|| (self.pool, pools.layer(1))),
-                cap: None,
+                layer: Layer {
+                    place: 1,
+                    head_dim,
+                    value_dim,
+                    kv_heads,
+                    group: heads / kv_heads,
+                    reach: self.reach,
+                    pools: None,
+                    sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                    cap: None,
+                },
             };
             let out = &mut out[first * row..][..tokens * row];
             pass.run(&workers, out, &mut partials);

@@ -1,5 +1,6 @@
 //! Tests of the GGUF reader on valid files. Invalid ones are in `refused`.
 
+mod keys;
 mod refused;
 mod split;
 mod text;
@@ -444,9 +445,9 @@ fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
     bytes.truncate(end);
     for layer in 0..expected.config().layers {
         let at = place(&bytes, &format!("blk.{layer}.ffn_gate_inp_shexp.weight"));
-        assert_eq!(bytes[at..][..4], 1u32.to_le_bytes());
-        bytes[at] = 2;
-        bytes.splice(at + 12..at + 12, 1u64.to_le_bytes());
+        assert_eq!(bytes[at..][..4], 2u32.to_le_bytes());
+        bytes[at] = 1;
+        bytes.splice(at + 12..at + 20, []);
     }
     bytes.resize(bytes.len().next_multiple_of(32), 0);
     bytes.extend(data);
