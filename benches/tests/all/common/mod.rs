@@ -1,5 +1,7 @@
 //! Running the laboratory itself.
 
+#[path = "../../../../tools/tests/all/common/kernels.rs"]
+pub mod kernels;
 #[path = "../../../../tools/tests/all/common/look.rs"]
 pub mod look;
 #[path = "../../../../tools/tests/all/common/results.rs"]
@@ -13,7 +15,6 @@ pub fn lab() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow-lab"));
     command.stdin(Stdio::null());
     // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
-    // Compiled kernels depend on neither.
     let test = std::thread::current()
         .name()
         .unwrap_or("unnamed")
@@ -24,7 +25,7 @@ pub fn lab() -> Command {
         std::process::id()
     );
     command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
-    command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
+    command.env("POCL_CACHE_DIR", kernels::compiled_kernels());
     command
 }
 
