@@ -5,16 +5,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
-    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket, Work,
-    list,
+    Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kept,
+    Kernels, Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team,
+    Ticket, Work, list,
 };
+use tempfile::TempDir;
+
+thread_local! {
+    /// Verdicts on devices without a fault, for as long as a test runs. The whole check of an OpenCL device takes a
+    /// third of a second of a core, that of the CPU a tenth; each engine that a test opens would repeat it.
+    static VERDICTS: TempDir = tempfile::tempdir().expect("a folder");
+}
+
+/// A device that is checked as a whole once in a test for each kind of FFN, and later in a few ways. `verdicts` names
+/// devices that share their times.
+fn checked_once(device: Device, verdicts: &str) -> Device {
+    let file = VERDICTS.with(|dir| dir.path().join(verdicts));
+    device.keeping(Some(Kept::at(file)))
+}
+
+/// The device without a fault, and so fast that it gets all that it holds.
+fn fast(device: &Device, verdicts: &str) -> Device {
+    checked_once(Faulty::armed_by(device, Fault::Never, never()), verdicts)
+}
+
+/// The CPU as a device, with its own times.
+pub fn cpu() -> Device {
+    checked_once(Device::new(Box::new(CpuDevice::new())), "cpu")
+}
 
 /// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels if it is
 /// installed; with times so short that they get all clusters they can hold.
 pub fn devices() -> Vec<Device> {
-    let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
-    plain_devices().iter().map(fast).collect()
+    let all = plain_devices();
+    all.iter().map(|device| fast(device, "shared")).collect()
 }
 
 /// The same with their own times.
@@ -37,8 +61,8 @@ fn npu() -> Option<Device> {
 
 /// The same devices with separate memory, which the CPU cannot read: inputs and results are copied.
 pub fn devices_apart() -> Vec<Device> {
-    let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
-    plain_devices_apart().iter().map(fast).collect()
+    let all = plain_devices_apart();
+    all.iter().map(|device| fast(device, "apart")).collect()
 }
 
 /// The same with their own times, without the CPU.
@@ -61,8 +85,7 @@ pub fn tiled_devices() -> Vec<Device> {
         let [few, many] = [form; 2];
         let order = Order::Tiles;
         device.force(Kernels { order, few, many });
-        let device = Device::new(Box::new(device));
-        Some(Faulty::armed_by(&device, Fault::Never, never()))
+        Some(fast(&Device::new(Box::new(device)), "apart"))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
     all.filter_map(|(n, form)| forced(n, form)).collect()

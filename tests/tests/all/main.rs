@@ -3,6 +3,7 @@
 mod batch;
 mod calibrated;
 mod dense_device;
+mod device_streams;
 mod documents;
 mod edits;
 mod embedding;
@@ -15,7 +16,6 @@ mod observe;
 mod powerinfer;
 mod predicted;
 mod stepper;
-mod streamed_device;
 mod text_golden;
 mod tidy;
 mod ungated;

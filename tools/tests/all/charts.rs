@@ -21,6 +21,7 @@ fn draw(dir: &Path, line: &str) -> String {
 fn nothing_in_a_chart_is_covered_or_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     exported(dir.path());
+    common::save_rates(dir.path());
     for line in [
         "pack demo-hf -o m.ember --stats STATS",
         "profile m.ember -f TEXT -o demo.stats --limit 8192",

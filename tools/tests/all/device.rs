@@ -23,6 +23,7 @@ fn has_keys(value: &Value, keys: &[&str]) {
 #[test]
 fn bench_io_measures_draws_and_saves() {
     let dir = tempfile::tempdir().unwrap();
+    common::save_verdicts(&dir.path().join("cache"));
     let args = [
         "bench", "io", "--quick", "--size", "8MiB", "--millis", "10", "--json", "--svg", "io.svg",
         "--save",
@@ -199,6 +200,7 @@ fn a_simulated_device_shows_its_published_curve() {
 
 #[test]
 fn doctor_looks_at_everything_and_never_fails() {
+    common::save_verdicts(&common::cache());
     let report = json(&["doctor", "--json"]);
     for check in [
         "direct_io",

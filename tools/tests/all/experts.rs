@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{call, json};
+use crate::common::{cache, call, json, save_rates};
 use emberflow_predictor::stats::{ActivationStats, ExpertStats};
 use emberflow_storage::container::Container;
 use serde_json::Value;
@@ -190,7 +190,8 @@ fn neurons_inside_experts_are_counted_and_ordered() {
     let pairs = || (first.iter().zip(&second)).flat_map(|(a, b)| a.counts.iter().zip(&b.counts));
     let off: u64 = pairs().map(|(a, b)| a.abs_diff(*b)).sum();
     assert!(100 * off < fired, "{off} of {fired}");
-    // Forecasts use the activation rate.
+    // Forecasts know how many fire.
+    save_rates(&cache());
     let plan = |model: &str| {
         let plan = json(&["plan", model, "--memory", "29MiB", "--json"]);
         plan["plans"][0]["basis"].clone()
@@ -253,6 +254,7 @@ fn popular_experts_stay_and_are_planned_for() {
     let shown = json(&["inspect", &pinned, "--json"]);
     assert_eq!(shown["experts"]["chosen"], 4);
     assert!(shown["temperature"].is_null() && shown["statistics"].is_null());
+    save_rates(&cache());
     let plan = |model: &str, budget: &str| json(&["plan", model, "--memory", budget, "--json"]);
     // memory for about half of the experts: 8 layers of 16 of 256 neurons of 3 rows of 144 bytes
     let least = number(&plan(&ember, "auto"), "smallest_bytes");

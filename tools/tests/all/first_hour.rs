@@ -54,6 +54,7 @@ fn call(line: &str, dir: &Path) -> Output {
             let mut command = Command::new("sh");
             command.args(["-c", line]).stdin(Stdio::null());
             command.env("PATH", path.collect::<Vec<_>>().join(":"));
+            command.env("POCL_CACHE_DIR", common::kernels::compiled_kernels());
             command
         }
     };

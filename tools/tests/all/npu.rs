@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use emberflow::npu::{Cause, Found, Unusable, probe_by};
 use emberflow_engine::device::Provider;
 
-use crate::common::{emberflow, json};
+use crate::common::{cache, emberflow, json, save_verdicts};
 
 /// Names the library, or its folder.
 const VARIABLE: &str = "EMBERFLOW_ONNXRUNTIME";
@@ -146,6 +146,7 @@ fn answers_are_found_among_what_drivers_print() {
 
 #[test]
 fn doctor_lists_what_onnxruntime_has() {
+    save_verdicts(&cache());
     let doctor = json(&["doctor", "--json"]);
     let npu = &doctor["npu"];
     let devices = npu["devices"].as_array().unwrap();

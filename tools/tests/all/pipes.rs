@@ -31,6 +31,8 @@ fn a_reader_that_has_gone_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     exported(dir.path());
+    common::save_rates(dir.path());
+    common::save_verdicts(dir.path());
     let mut tried = Vec::new();
     for line in [
         "run -n 2",
@@ -109,6 +111,7 @@ fn unheard(dir: &Path, line: &str, full: bool) -> Output {
 fn messages_that_nobody_gets_are_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     exported(dir.path());
+    common::save_rates(dir.path());
     let mut tried = 0;
     for full in [true, false] {
         for (line, code) in [

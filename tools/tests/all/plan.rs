@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::emberflow;
+use crate::common::{emberflow, save_rates};
 use serde_json::Value;
 
 /// Runs it with a cache folder, or without one, and expects JSON.
@@ -28,6 +28,7 @@ fn smallest(plan: &Value) -> u64 {
 #[test]
 fn the_smallest_budget_of_a_plan_is_one_that_runs() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     for options in [
         "--context 24",
         "--context 200",
@@ -75,6 +76,7 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
 #[test]
 fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     let kept = json(Some(dir.path()), &["plan", "--json"]);
     // a file in place of the folder cannot be written to by anyone
     let file = dir.path().join("file");
@@ -96,6 +98,7 @@ fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
 fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
     let budgets: Vec<String> = (26..=40).map(|mib| format!("{mib}MiB")).collect();
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     let budgets = budgets.join(",");
     let words = "plan demo-moe --io sim:ufs4 --context 256 --json --memory";
     let words: Vec<&str> = words.split(' ').chain([budgets.as_str()]).collect();
@@ -115,6 +118,7 @@ fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
 #[test]
 fn a_description_is_planned_like_the_model() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     for name in ["qwen3_moe", "gemma4_inputs", "lfm2_moe", "deepseek_v2"] {
         let folder = Path::new("../tests/fixtures/models").join(name);
         let config = folder.join("config.json").display().to_string();

@@ -1,5 +1,7 @@
 //! Runs the laboratory's program.
 
+#[path = "../../../../tools/tests/all/common/kernels.rs"]
+pub mod kernels;
 #[path = "../../../../tools/tests/all/common/look.rs"]
 pub mod look;
 #[path = "../../../../tools/tests/all/common/results.rs"]
@@ -12,8 +14,7 @@ use std::process::{Command, Output, Stdio};
 pub fn lab() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow-lab"));
     command.stdin(Stdio::null());
-    // Plans depend on measurements of this machine and on earlier runs, so each test has its own cache.
-    // Compiled kernels depend on neither.
+    // Plans depend on measurements of this machine and on earlier runs: each test has its own cache.
     let test = std::thread::current()
         .name()
         .unwrap_or("unnamed")
@@ -24,7 +25,7 @@ pub fn lab() -> Command {
         std::process::id()
     );
     command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
-    command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
+    command.env("POCL_CACHE_DIR", kernels::compiled_kernels());
     command
 }
 
