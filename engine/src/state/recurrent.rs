@@ -224,7 +224,7 @@ impl Recurrent {
         if let Some(at) = self
             .snapshots
             .iter()
-            .position(|snapshot| snapshot.len == snapshot.len)
+            .position(|other| other.len == snapshot.len)
         {
             let same = self.snapshots.remove(at);
             self.release(Some(same.block));
