@@ -121,14 +121,37 @@ impl Isa {
 }
 
 /// Proof that this machine has an instruction set, and the receiver of all kernels. Created once at
-/// start and copied.
+/// start and copied. It says too with which scales activations are quantised, as all matrices of a
+/// model read the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     // Private: only constructors that check the machine create a value.
     isa: Isa,
+    per_token: bool,
 }
 
 impl Cpu {
+    /// A token without a check.
+    const fn of(isa: Isa) -> Cpu {
+        Cpu {
+            isa,
+            per_token: false,
+        }
+    }
+
+    /// The same, that quantises activations with one scale per token, as rows with one scale take
+    /// them (q8c, q4c), or else with one per group of 32. Rows of other formats take both.
+    #[must_use]
+    pub const fn with_scale_per_token(self, per_token: bool) -> Cpu {
+        Cpu { per_token, ..self }
+    }
+
+    /// Whether it quantises activations with one scale per token.
+    #[inline]
+    pub const fn per_token(self) -> bool {
+        self.per_token
+    }
+
     /// The best instruction set of this machine, or the one named by the environment variable
     /// `EMBERFLOW_ISA` (see [`Isa::name`]). Ignores an unknown or unavailable value;
     /// [`name`](Cpu::name) reports the choice, and [`ignored_override`](Cpu::ignored_override) the
@@ -148,12 +171,12 @@ impl Cpu {
         best_first()
             .find(|cpu| wanted == Some(cpu.name()))
             .or_else(|| best_first().next())
-            .unwrap_or(Cpu { isa: Isa::Scalar })
+            .unwrap_or(Cpu::of(Isa::Scalar))
     }
 
     /// The token for one instruction set, `None` if this machine lacks it.
     pub fn with_isa(isa: Isa) -> Option<Cpu> {
-        isa.is_available().then_some(Cpu { isa })
+        isa.is_available().then_some(Cpu::of(isa))
     }
 
     /// Every instruction set of this machine, best last; never empty. For tests that compare them.
