@@ -237,7 +237,7 @@ pub(crate) fn bound(dtype: DType, max_abs: f32) -> f32 {
     const TINY: f32 = 127.0 * f32::MIN_POSITIVE / 256.0;
     match dtype {
         DType::Q8c => max_abs / 254.0 + TINY,
-        // clipped from 10.4 steps to 8, or from 9.1 to 7
-        _ => max_abs * (2.4 / 10.4) + TINY,
+        // clipped from 10.4 steps to 7, if the element of largest magnitude has the other sign
+        _ => max_abs * (3.4 / 10.4) + TINY,
     }
 }
