@@ -161,6 +161,16 @@ pub fn quantize_q4c(
     Ok(())
 }
 
+/// [`crate::quantize_row`] for q4c: the elements of largest magnitude are the outliers.
+pub(crate) fn quantize_alone(
+    src: &[f32],
+    quants: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), QuantizeError> {
+    let magnitudes: Vec<f32> = src.iter().map(|w| w.abs()).collect();
+    quantize_q4c(src, &outlier_channels(&magnitudes), quants, scales)
+}
+
 /// [`crate::quantize_row`] for q8c, of a finite row: scale = max |w| / 127.
 pub(crate) fn quantize_q8c(
     src: &[f32],

@@ -131,27 +131,6 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A token without a check.
-    const fn of(isa: Isa) -> Cpu {
-        Cpu {
-            isa,
-            per_token: false,
-        }
-    }
-
-    /// The same, that quantises activations with one scale per token, as rows with one scale take
-    /// them (q8c, q4c), or else with one per group of 32. Rows of other formats take both.
-    #[must_use]
-    pub const fn with_scale_per_token(self, per_token: bool) -> Cpu {
-        Cpu { per_token, ..self }
-    }
-
-    /// Whether it quantises activations with one scale per token.
-    #[inline]
-    pub const fn per_token(self) -> bool {
-        self.per_token
-    }
-
     /// The best instruction set of this machine, or the one named by the environment variable
     /// `EMBERFLOW_ISA` (see [`Isa::name`]). Ignores an unknown or unavailable value;
     /// [`name`](Cpu::name) reports the choice, and [`ignored_override`](Cpu::ignored_override) the
@@ -171,12 +150,12 @@ impl Cpu {
         best_first()
             .find(|cpu| wanted == Some(cpu.name()))
             .or_else(|| best_first().next())
-            .unwrap_or(Cpu::of(Isa::Scalar))
+            .unwrap_or(token(Isa::Scalar))
     }
 
     /// The token for one instruction set, `None` if this machine lacks it.
     pub fn with_isa(isa: Isa) -> Option<Cpu> {
-        isa.is_available().then_some(Cpu::of(isa))
+        isa.is_available().then_some(token(isa))
     }
 
     /// Every instruction set of this machine, best last; never empty. For tests that compare them.
@@ -194,6 +173,27 @@ impl Cpu {
     pub fn name(self) -> &'static str {
         self.isa.name()
     }
+}
+
+/// A token without a check.
+const fn token(isa: Isa) -> Cpu {
+    Cpu {
+        isa,
+        per_token: false,
+    }
+}
+
+/// The same, that quantises activations with one scale per token, as rows with one scale take them
+/// (q8c, q4c), or else with one per group of 32. Rows of other formats take both.
+#[must_use]
+pub const fn with_scale_per_token(cpu: Cpu, per_token: bool) -> Cpu {
+    Cpu { per_token, ..cpu }
+}
+
+/// Whether activations are quantised with one scale per token.
+#[inline]
+pub(crate) const fn per_token(cpu: Cpu) -> bool {
+    cpu.per_token
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ pub use channel::{LONGEST, Outliers, outlier_channels, quantize_q4c};
 pub use columns::Columns;
 pub use compute::Compute;
 pub use copy::PastCaches;
-pub use cpu::{Cpu, Isa};
+pub use cpu::{Cpu, Isa, with_scale_per_token};
 pub use delta::{Decay, DeltaToken};
 pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale, outliers};
 pub use math::argmax;

@@ -3,7 +3,7 @@
 use crate::{
     activations::{Activations, ActivationsRef, Chunk},
     columns::Columns,
-    cpu::Cpu,
+    cpu::{Cpu, per_token},
     dtype::DType,
     matrix::Matrix,
     row::Row,
@@ -13,7 +13,7 @@ use crate::{
 impl Cpu {
     /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
-    /// Each group of 32, or each token ([`Cpu::with_scale_per_token`]), has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
+    /// Each group of 32, or each token ([`with_scale_per_token`](crate::with_scale_per_token)), has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
     /// half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. A group with a NaN
     /// or an infinity has the scale NaN, and so has every result that uses it.
     ///
@@ -27,10 +27,10 @@ impl Cpu {
             xs.len()
         );
         out.reshape(n, tokens);
-        out.set_per_token(self.per_token());
+        out.set_per_token(per_token(self));
         if n > 0 {
             let per_token = out.chunks_per_token();
-            let whole = self.per_token();
+            let whole = per_token(self);
             let chunks = out.chunks_mut().chunks_exact_mut(per_token);
             for (x, chunks) in xs.chunks_exact(n).zip(chunks) {
                 simd::int::quantize_token(self, x, whole, chunks);

@@ -158,11 +158,7 @@ pub fn quantize_row(
         }
         DType::Q4k => return store_q4k(src, quants, scales),
         DType::Q8c => return channel::quantize_q8c(src, quants, scales),
-        DType::Q4c => {
-            let magnitudes: Vec<f32> = src.iter().map(|w| w.abs()).collect();
-            let channels = channel::outlier_channels(&magnitudes);
-            return channel::quantize_q4c(src, &channels, quants, scales);
-        }
+        DType::Q4c => return channel::quantize_alone(src, quants, scales),
         DType::Mxfp4 => return store_mxfp4(src, quants, scales),
     }
     Ok(())

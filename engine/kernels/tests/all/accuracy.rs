@@ -1,6 +1,8 @@
 //! How far the kernels are from exact arithmetic (f64), with a named budget for each.
 
-use emberflow_kernels::{Activations, Cpu, DType, GROUP, Row, argmax, math, quantize_row};
+use emberflow_kernels::{
+    Activations, Cpu, DType, GROUP, Row, argmax, math, quantize_row, with_scale_per_token,
+};
 
 /// Error of a dot product of 4096 normal weights with normal inputs, relative to
 /// ‖w‖·‖x‖: what storing in each format costs.
@@ -103,7 +105,7 @@ fn dot_products_of_quantised_activations() {
             let row = Row::inline(dtype, N, &bytes);
             let mut stored = vec![0.0; N];
             cpu.dequantize(row, &mut stored);
-            let cpu = cpu.with_scale_per_token(dtype.is_per_channel());
+            let cpu = with_scale_per_token(cpu, dtype.is_per_channel());
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let got = f64::from(cpu.dot_q(row, quantised.token(0)));

@@ -5,7 +5,7 @@
 
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, GROUP, LANES, Row, SuperBlock, math, matmul_scratch,
-    matmul_scratch_q, quantize_row, store_q4k_row,
+    matmul_scratch_q, quantize_row, store_q4k_row, with_scale_per_token,
 };
 
 /// Changes only when a kernel's definition changes, which changes every logits hash.
@@ -245,7 +245,7 @@ fn hash_of_rows(cpu: Cpu, dtype: DType, n: usize, bytes: &[u8]) -> u64 {
     let count = bytes.len() / stride;
     let row = |r: usize| Row::inline(dtype, n, &bytes[r * stride..(r + 1) * stride]);
     let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-    let cpu = cpu.with_scale_per_token(dtype.is_per_channel());
+    let cpu = with_scale_per_token(cpu, dtype.is_per_channel());
     let mut x = Activations::default();
     cpu.quantize_activations(&xs, TOKENS, &mut x);
     let mut y = vec![0.0; TOKENS * count];

@@ -5,6 +5,7 @@ use crate::reference;
 use crate::reference::Quantised;
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q,
+    with_scale_per_token,
 };
 use proptest::prelude::*;
 
@@ -112,7 +113,7 @@ proptest! {
         per_token: bool,
     ) {
         let count = xs.len().checked_div(n).unwrap_or(0);
-        for cpu in Cpu::all().into_iter().map(|cpu| cpu.with_scale_per_token(per_token)) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, per_token)) {
             // Refilled, so that nothing of an earlier token may be left.
             let mut got = Activations::default();
             cpu.quantize_activations(&vec![3.0; 2 * 2100], 2, &mut got);
@@ -138,7 +139,7 @@ proptest! {
         let parts: Vec<_> = m.rows().iter().rev().map(|r| (r.quants().to_vec(), r.scales().to_vec())).collect();
         let split: Vec<_> = parts.iter().map(|(q, s)| Row::split(m.dtype, m.n, q, s)).collect();
         let reversed: Vec<f32> = expected.iter().rev().copied().collect();
-        for cpu in Cpu::all().into_iter().map(|cpu| cpu.with_scale_per_token(m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let x = quantised.token(0);
@@ -158,7 +159,7 @@ proptest! {
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
         let oracle = Quantised::new(&x, m.dtype.is_per_channel());
-        for cpu in Cpu::all().into_iter().map(|cpu| cpu.with_scale_per_token(m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let mut quants = Vec::new();
@@ -193,7 +194,7 @@ proptest! {
                 expected[t * y_stride + r] = reference::dot_q(row, &x);
             }
         }
-        for cpu in Cpu::all().into_iter().map(|cpu| cpu.with_scale_per_token(m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
@@ -232,7 +233,7 @@ proptest! {
                 }
             }
         }
-        for cpu in Cpu::all().into_iter().map(|cpu| cpu.with_scale_per_token(m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut out = vec![7.0; expected.len()];

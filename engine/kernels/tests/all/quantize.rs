@@ -3,7 +3,7 @@
 use emberflow_kernels::{
     Activations, Cpu, DType, GROUP, LONGEST, Outliers, QuantizeError, Row, SuperBlock, error_bound,
     nibble, outlier_channels, outliers, quantize_q4c, quantize_row, store_q4_row, store_q4k_row,
-    super_blocks,
+    super_blocks, with_scale_per_token,
 };
 use proptest::prelude::*;
 
@@ -363,7 +363,7 @@ fn rows_that_are_too_long_for_one_sum_are_refused() {
         let (quants, scales) = quantize(dtype, &vec![-1.0; LONGEST]).unwrap();
         let mut x = Activations::default();
         for cpu in Cpu::all() {
-            let cpu = cpu.with_scale_per_token(true);
+            let cpu = with_scale_per_token(cpu, true);
             cpu.quantize_activations(&vec![1.0; LONGEST], 1, &mut x);
             let row = Row::split(dtype, LONGEST, &quants, &scales);
             let product = cpu.dot_q(row, x.token(0));

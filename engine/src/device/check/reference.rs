@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
+use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row, with_scale_per_token};
 
 use super::numbers::Numbers;
 use crate::cluster::CLUSTER;
@@ -246,7 +246,7 @@ struct Timing {
 
 /// The CPU as it quantises the input of rows of a format.
 pub(super) fn cpu_for(dtype: DType) -> Cpu {
-    Cpu::detect().with_scale_per_token(dtype.is_per_channel())
+    with_scale_per_token(Cpu::detect(), dtype.is_per_channel())
 }
 
 impl Timing {
