@@ -58,7 +58,7 @@ impl Weights {
 pub enum Summed {
     /// Those of each group.
     ByGroup,
-    /// Those of a row, and those of so many outliers beside, which are other elements of rows and tokens.
+    /// Those of a row, and apart from them those of so many outliers, which are inputs of their own.
     ByRow(usize),
 }
 
@@ -151,9 +151,9 @@ impl Form {
             .input(OUTLIERS, Element::I8, &[height, count])
             .input(PICKED, Element::I8, &[width, count])
             .node("Transpose", &[PICKED], "p", permuted(&[1, 0]))
-            .node("MatMulInteger", &[OUTLIERS, "p"], "beside", None)
+            .node("MatMulInteger", &[OUTLIERS, "p"], "of others", None)
             .node("Reshape", &["all", "one sum"], "of rows", None)
-            .node("Reshape", &["beside", "one sum"], "of outliers", None)
+            .node("Reshape", &["of others", "one sum"], "of outliers", None)
             .node(
                 "Concat",
                 &["of rows", "of outliers"],

@@ -1,5 +1,5 @@
-//! Rows with one scale times tokens with one scale, by the channel rule of `channel.rs` beside the
-//! formats: the sums of all groups are added as integers, scales come last.
+//! Rows with one scale times tokens with one scale, by the channel rule of the crate's
+//! `channel.rs`: the sums of all groups are added as integers, scales come last.
 
 use super::{
     dot::{Chunks, Unit, further, prefetch_chunk},
