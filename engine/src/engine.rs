@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Compute, Cpu};
+use emberflow_kernels::{Compute, Cpu, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
@@ -22,7 +22,7 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
 use crate::ngrams::NGramLayer;
-use crate::open::Parts;
+use crate::open::{Parts, has_rows_with_one_scale};
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
@@ -531,7 +531,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
-    let on = threads(&options, &tracer, thread_floats(&c, rows));
+    let mut on = threads(&options, &tracer, thread_floats(&c, rows));
+    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(&layout.container));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));

@@ -184,6 +184,13 @@ fn checked_device(
     Ok(Some((Arc::new(used), verdict)))
 }
 
+/// Whether rows of a container have one scale, in whatever matrix: then its activations have one per token.
+pub(crate) fn has_rows_with_one_scale(container: &Container) -> bool {
+    let of_tensors = container.tensors().iter().map(|entry| entry.dtype);
+    let mut all = of_tensors.chain([container.bundle_dtype()]);
+    all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
+}
+
 /// Formats and widths of the matrices that a device may multiply: projections and head.
 fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
     let projections = (0..c.layers).flat_map(|layer| PROJECTIONS.map(|role| name_of(role, layer)));

@@ -38,8 +38,8 @@ const STEP: Duration = Duration::from_millis(5);
 const MOST: usize = 64 << 10;
 const CHUNK: u64 = 4 << 10;
 
-/// Weight formats with their own graphs.
-const FORMATS: [DType; 3] = [DType::Q8, DType::Q4, DType::Q4k];
+/// Formats of weights that have graphs of their own.
+const FORMATS: [DType; 5] = [DType::Q8, DType::Q8c, DType::Q4, DType::Q4c, DType::Q4k];
 
 /// The FFN for the comparison, in each of [`FORMATS`]: every width of graphs, on short rows.
 const SHAPE: DenseShape = DenseShape {

@@ -68,6 +68,8 @@ pub struct Facts {
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
+    /// It knows rows with one scale.
+    pub per_channel: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
@@ -77,7 +79,8 @@ pub struct Facts {
 impl Facts {
     /// Whether it knows rows of a format.
     pub fn multiplies(&self, dtype: DType) -> bool {
-        multiplies(dtype) && (self.floats || dtype.is_grouped())
+        let per_channel = self.per_channel || !dtype.is_per_channel();
+        multiplies(dtype) && per_channel && (self.floats || dtype.is_grouped())
     }
 
     /// How it computes with rows of a format, in words.

@@ -34,6 +34,7 @@ fn facts(of: &cl::Listed) -> Facts {
         longest: of.longest,
         rows_at_once: cl::TILE_ROWS,
         floats: true,
+        per_channel: false,
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
@@ -71,7 +72,7 @@ fn format_of(dtype: DType) -> Option<&'static str> {
         DType::Q8 => "Q8",
         DType::Q4 => "Q4",
         DType::Q4k => "Q4K",
-        DType::Mxfp4 => return None,
+        DType::Mxfp4 | DType::Q8c | DType::Q4c => return None,
     })
 }
 
@@ -222,7 +223,10 @@ impl OpenCl {
             return Err(self.failed(why));
         }
         let dtype =
-            format_of(shape.dtype).ok_or_else(|| self.failed("does not know its format"))?;
+            format_of(shape.dtype).ok_or_else(|| self.failed(format!(
+                "does not know {}: pack the model with --quant q8 or q4, or use --device npu or none",
+                shape.dtype
+            )))?;
         self.parts.clear();
         let spec = cl::Spec {
             options: self.options(shape, dtype),

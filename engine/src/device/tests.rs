@@ -50,6 +50,8 @@ fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
             DType::Q4,
             DType::Q4k,
             DType::Q8,
+            DType::Q8c,
+            DType::Q4c,
             DType::F16,
             DType::BF16,
             DType::F32,
@@ -142,7 +144,7 @@ fn formats_and_activations_are_known_or_refused_by_name() {
 fn npus_multiply_integers() {
     let Some(device) = npu() else { return };
     let lease = device.lease().unwrap();
-    for dtype in [DType::Q4, DType::Q4k, DType::Q8] {
+    for dtype in [DType::Q4, DType::Q4k, DType::Q8, DType::Q8c, DType::Q4c] {
         for cols in [96, 530, 1100] {
             assert!(
                 lease.prepare_products(dtype, cols).unwrap(),

@@ -352,7 +352,8 @@ impl CostModel<'_> {
         if tokens <= 1.0 {
             return one;
         }
-        let elements = bytes / dtype.row_bytes(32) as f64 * 32.0;
+        let some = if dtype.is_per_channel() { 1024 } else { 32 };
+        let elements = bytes / dtype.row_bytes(some) as f64 * some as f64;
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }
 

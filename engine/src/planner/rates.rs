@@ -94,7 +94,8 @@ impl ThreadRates {
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
         let dtype = match dtype {
             // not measured: about as many bytes and nearly the same work
-            DType::Mxfp4 => DType::Q4,
+            DType::Mxfp4 | DType::Q4c => DType::Q4,
+            DType::Q8c => DType::Q8,
             measured => measured,
         };
         self.kernels.iter().find(|k| k.dtype == dtype.name())

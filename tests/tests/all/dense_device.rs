@@ -183,6 +183,10 @@ fn families_and_formats_on_a_device() {
         ("bamboo", DType::Q8),
         ("llama2", DType::Q4k),
         ("bamboo", DType::Q4k),
+        ("llama2", DType::Q8c),
+        ("bamboo", DType::Q8c),
+        ("llama2", DType::Q4c),
+        ("bamboo", DType::Q4c),
     ];
     for (name, dtype) in cases {
         let case = fixtures().join("models").join(name);
