@@ -27,10 +27,10 @@ impl Cpu {
             xs.len()
         );
         out.reshape(n, tokens);
-        out.set_per_token(per_token(self));
+        let whole = per_token(self);
+        out.set_per_token(whole);
         if n > 0 {
             let per_token = out.chunks_per_token();
-            let whole = per_token(self);
             let chunks = out.chunks_mut().chunks_exact_mut(per_token);
             for (x, chunks) in xs.chunks_exact(n).zip(chunks) {
                 simd::int::quantize_token(self, x, whole, chunks);
