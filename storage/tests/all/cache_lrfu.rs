@@ -436,18 +436,18 @@ impl World {
             Op::Resize(slots) => {
                 self.evicting(|cache| cache.resize(slots));
             }
-            Op::ReplaceArena(slots) => {
-                let limit = self.cache.slots();
-                self.evicting(|cache| cache.resize(0));
-                if self.cache.resident() + self.cache.loading() > 0 {
-                    self.cache.resize(limit);
-                } else {
-                    self.cache.replace_arena(arena(1024));
-                    self.cache.resize(slots);
-                }
-            }
+            Op::ReplaceArena(slots) => self.replace_arena(slots),
         }
         self.check();
+    }
+
+    /// Continues with other slots if no unit is in use.
+    fn replace_arena(&mut self, slots: u32) {
+        self.evicting(|cache| cache.resize(0));
+        if self.cache.resident() + self.cache.loading() == 0 {
+            self.cache.replace_arena(arena(1024));
+        }
+        self.cache.resize(slots);
     }
 
     fn begin(&mut self, bank: u32) {
