@@ -88,7 +88,7 @@ pub(super) fn config() -> Target {
         "bailing_hybrid",
         "lfm2_moe",
         "nemotron_h_moe",
-        "granitehybrid",
+        "granitemoehybrid",
         "gemma4_inputs",
         "llama4",
         "mistral4",
