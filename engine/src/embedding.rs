@@ -22,6 +22,13 @@ const NGRAM_ROWS: u32 = 64;
 /// The row tables that a model may have.
 const ROLES: [Role; 3] = [Role::Embed, Role::LayerInputs, Role::NGramTable];
 
+/// Matrices of which rows are decoded and none is multiplied.
+pub(crate) fn only_decoded(c: &ModelConfig) -> impl Iterator<Item = Role> {
+    let all = ROLES.into_iter().chain([Role::Positions]);
+    let tied = c.tied_head;
+    all.filter(move |&role| role != Role::Embed || !tied)
+}
+
 /// Sizes of tables in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingBytes {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Compute, Cpu, with_scale_per_token};
+use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
@@ -22,7 +22,7 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
 use crate::ngrams::NGramLayer;
-use crate::open::{Parts, has_rows_with_one_scale};
+use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
@@ -427,12 +427,17 @@ fn tracer(options: &Options) -> Tracer {
     }
 }
 
-/// The compute threads, each with `floats` floats of scratch.
-fn threads(options: &Options, tracer: &Tracer, layout: &Layout, floats: usize) -> Compute {
-    thread_buffer::reserve(floats);
+/// The compute threads, each with scratch for chunks of `rows` tokens.
+fn threads(
+    options: &Options,
+    tracer: &Tracer,
+    layout: &Layout,
+    c: &ModelConfig,
+    rows: usize,
+) -> Compute {
+    thread_buffer::reserve(thread_floats(c, rows));
     let cores = compute_cores(options.threads, options.lab.io_core);
-    let mut on = Compute::new(options.threads, cores.as_deref());
-    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(&layout.container));
+    let on = compute(&layout.container, c, options.threads, cores.as_deref());
     if let Some(trace) = tracer.trace().cloned() {
         (on.workers).observe(move |thread, part| trace.around(thread, part));
     }
@@ -532,7 +537,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
-    let on = threads(&options, &tracer, &layout, thread_floats(&c, rows));
+    let on = threads(&options, &tracer, &layout, &c, rows);
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));

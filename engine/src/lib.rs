@@ -157,6 +157,7 @@ pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, SamplingReport};
+pub use open::compute;
 pub use options::{Budget, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use emberflow_kernels::DType;
+use emberflow_kernels::{Compute, DType, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::container::{Container, TensorEntry};
 use emberflow_storage::io::FileSource;
@@ -12,6 +12,7 @@ use emberflow_storage::mem;
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
 use crate::device::{DenseShape, InUse, Verdict, checked};
+use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
@@ -184,11 +185,26 @@ fn checked_device(
     Ok(Some((Arc::new(used), verdict)))
 }
 
-/// Whether rows of a container have one scale, in whatever matrix: then its activations have one per token.
-pub(crate) fn has_rows_with_one_scale(container: &Container) -> bool {
-    let of_tensors = container.tensors().iter().map(|entry| entry.dtype);
-    let mut all = of_tensors.chain([container.bundle_dtype()]);
+/// Whether rows that are multiplied have one scale, in whatever matrix: then activations have one per token. Tables whose
+/// rows are only decoded do not count.
+fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
+    let decoded: Vec<String> = only_decoded(c).map(|role| name_of(role, 0)).collect();
+    let tensors = container.tensors().iter();
+    let multiplied = tensors.filter(|entry| !decoded.contains(&entry.name));
+    let mut all = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
     all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
+}
+
+/// Compute threads, on `cores` if given, that quantise activations as the model's products read them.
+pub fn compute(
+    container: &Container,
+    c: &ModelConfig,
+    threads: usize,
+    cores: Option<&[usize]>,
+) -> Compute {
+    let mut on = Compute::new(threads, cores);
+    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(container, c));
+    on
 }
 
 /// Formats and widths of the matrices that a device may multiply: projections and head.

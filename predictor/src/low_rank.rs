@@ -28,6 +28,22 @@ pub struct LowRankSpec {
 }
 
 impl LowRankSpec {
+    /// The format of a matrix with this [`code`](DType::code).
+    ///
+    /// # Errors
+    /// An unknown format, or one with a scale per row: such rows need inputs with one scale, and predictors read inputs
+    /// with a scale for each group.
+    pub fn format(code: u32) -> Result<DType, String> {
+        match DType::from_code(code) {
+            None => Err(format!("unknown block format {code}")),
+            Some(dtype) if dtype.is_per_channel() => Err(format!(
+                "block format {dtype}, which predictors cannot have: train them again with \
+                 emberflow train-predictor"
+            )),
+            Some(dtype) => Ok(dtype),
+        }
+    }
+
     /// Bytes of the first matrix; saturates.
     pub fn fc1_bytes(&self) -> usize {
         self.rank.saturating_mul(self.fc1.row_bytes(self.d))

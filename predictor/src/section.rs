@@ -33,7 +33,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emberflow_kernels::{DType, Narrow, sign_bytes};
+use emberflow_kernels::{Narrow, sign_bytes};
 
 use crate::bytes::SharedBytes;
 use crate::coarse::CoarseGate;
@@ -457,8 +457,6 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
         0 if value == 0 => plain(Kind::None),
         1 if value as usize <= d => plain(Kind::Sign { limit: value }),
         2 if value == 0 => {
-            let format =
-                |code| DType::from_code(code).ok_or(format!("unknown block format {code}"));
             if flags > 3 {
                 return Err(format!("unknown flags {flags:#x}"));
             }
@@ -469,8 +467,8 @@ fn kind_of(record: &[u8], d: usize, neurons: usize) -> Result<Kind, String> {
                 d,
                 neurons,
                 rank: rank as usize,
-                fc1: format(fc1)?,
-                fc2: format(fc2)?,
+                fc1: LowRankSpec::format(fc1)?,
+                fc2: LowRankSpec::format(fc2)?,
                 reads: if flags & 1 == 0 {
                     Reads::Normed
                 } else {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use emberflow_engine::compute;
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_kernels::{Activations, Compute, read_bandwidth};
 use emberflow_models::config::ModelConfig;
@@ -157,7 +158,7 @@ fn open(
     known.retain(|_| entries.next().is_some_and(|entry| entry.kind.predicts()));
     let lab = Lab {
         layers,
-        on: Compute::new(threads, None),
+        on: compute(container, c, threads, None),
         d: c.bundle_width() as usize,
         neurons: known.iter().map(|bank| bank.neurons).collect(),
     };

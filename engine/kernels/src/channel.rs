@@ -107,7 +107,7 @@ pub fn outlier_channels(importance: &[f32]) -> Vec<u16> {
 /// outliers is their largest magnitude / 127.
 ///
 /// # Errors
-/// An element is not finite, the row is longer than [`LONGEST`], or its scale would be subnormal.
+/// An element is not finite, or the row is longer than [`LONGEST`].
 ///
 /// # Panics
 /// If there are more channels than [`outliers`] of the row, one is beyond it, or the length of `quants`

@@ -76,6 +76,7 @@ pub struct Npu {
     provider: Provider,
     listed: Listed,
     sessions: HashMap<Key, Session>,
+    runs: u64,
     /// Operands of a short tile, padded.
     rows: Vec<u8>,
     tokens: Vec<i8>,
@@ -102,6 +103,7 @@ impl Npu {
             provider,
             listed,
             sessions: HashMap::new(),
+            runs: 0,
             rows: Vec::new(),
             tokens: Vec::new(),
             outliers: [Vec::new(), Vec::new()],
@@ -111,6 +113,11 @@ impl Npu {
     /// The library.
     pub fn listed(&self) -> &Listed {
         &self.listed
+    }
+
+    /// Graphs run so far.
+    pub fn runs(&self) -> u64 {
+        self.runs
     }
 
     /// Makes the graphs for rows of a form, unless there are some.
@@ -220,6 +227,7 @@ impl Npu {
             inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
             inputs.push((PICKED.into(), tensor([width, count], picked)?.into()));
         }
+        self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)

@@ -178,29 +178,3 @@ fn a_provider_that_is_not_there_is_named() {
     }
     assert!("gpu".parse::<Provider>().is_err());
 }
-
-/// With one sum for a row instead of one for each group, what comes out of a graph is as many times smaller.
-#[test]
-fn a_sum_for_a_row_is_as_many_times_less_output_as_a_row_has_groups() {
-    let Some(mut npu) = npu() else { return };
-    let groups = 17;
-    let mut numbers = |summed| {
-        let weights = Weights::Bytes;
-        let row_bytes = groups * weights.group_bytes() + 4;
-        let form = Form {
-            weights,
-            summed,
-            groups,
-            row_bytes,
-        };
-        npu.prepare(form).unwrap();
-        let case = Case::new(form, [128, 32]);
-        let mut count = 0;
-        npu.multiply(form, case.operands(), |tile| count += tile.sums.len())
-            .unwrap();
-        count
-    };
-    assert_eq!(numbers(Summed::ByGroup), groups * 128 * 32);
-    assert_eq!(numbers(Summed::ByRow(0)), 128 * 32);
-    assert_eq!(numbers(Summed::ByRow(9)), 2 * 128 * 32);
-}

@@ -31,6 +31,13 @@ float activated(float v) {
 #endif
 }
 
+#ifdef LIMIT
+// NaN stays NaN, which OpenCL's clamp does not promise.
+float within_limit(float v) {
+    return v < -LIMIT ? -LIMIT : v > LIMIT ? LIMIT : v;
+}
+#endif
+
 #define MASKED 1
 #define GATE_BIAS 2
 #define UP_BIAS 4
@@ -76,9 +83,9 @@ float hidden_of(float gate, float up, __global const float *bias, int n, int fla
         up += bias[n];
     }
 #if defined(CLAMPED_SILU)
-    up = clamp(up, -LIMIT, LIMIT);
+    up = within_limit(up);
 #elif defined(CLAMPED_SWIGLU)
-    up = clamp(up, -LIMIT, LIMIT) + 1.0f;
+    up = within_limit(up) + 1.0f;
 #elif defined(RELU_ON_UP)
     up = fmax(up, 0.0f);
 #endif

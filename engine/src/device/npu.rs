@@ -75,14 +75,7 @@ impl NpuDevice {
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("integer graphs {}", npu::GRAPHS)],
         };
-        let by = Graphs {
-            cpu: Cpu::detect(),
-            npu: opened,
-            tokens: Vec::new(),
-            gathered: Vec::new(),
-            outliers: [Vec::new(), Vec::new()],
-        };
-        Ok(Self::computing(facts, by))
+        Ok(Self::computing(facts, Graphs::of(opened)))
     }
 }
 
@@ -224,14 +217,38 @@ impl Multiplied<'_> {
 /// How many tokens of so many elements fit in [`TOKEN_BYTES`], at least one: a multiple of the widest graphs' where it can be.
 fn tokens_at_once(n: usize) -> usize {
     let [.., widest] = npu::WIDTHS;
-    let fit = (TOKEN_BYTES / n.next_multiple_of(emberflow_kernels::GROUP).max(1)).max(1);
+    let fit = (TOKEN_BYTES / token_len(n)).max(1);
     match fit - fit % widest {
         0 => fit,
         full => full,
     }
 }
 
+/// Quants of a token as graphs read it: those of whole groups.
+fn token_len(n: usize) -> usize {
+    n.next_multiple_of(emberflow_kernels::GROUP).max(1)
+}
+
+/// The sum of the products of a row's outliers and what they meet of a token.
+fn sum_of(outliers: Outliers<'_>, token: &[i8]) -> i32 {
+    let product = |(quant, channel): (i8, usize)| {
+        let x = token.get(channel).copied().unwrap_or(0);
+        i32::from(quant) * i32::from(x)
+    };
+    outliers.each().map(product).sum()
+}
+
 impl Graphs {
+    fn of(npu: npu::Npu) -> Self {
+        Self {
+            cpu: Cpu::detect(),
+            npu,
+            tokens: Vec::new(),
+            gathered: Vec::new(),
+            outliers: [Vec::new(), Vec::new()],
+        }
+    }
+
     /// Puts the quants of tokens as graphs read them.
     fn quantize(&mut self, x: ActivationsRef<'_>) {
         self.tokens.clear();
@@ -262,55 +279,55 @@ impl Graphs {
         Ok(())
     }
 
-    /// The products of rows with tokens that fit in [`TOKEN_BYTES`]: of all rows at once, or of as many as have their outliers in
-    /// the same channels.
+    /// The products of rows with tokens that fit in [`TOKEN_BYTES`]: of all rows at once, or of [`OUTLIER_ROWS`] that have
+    /// outliers.
     fn multiply_some(
         &mut self,
         of: &Multiplied<'_>,
         mut then: impl FnMut(usize, usize, f32),
     ) -> Result<(), String> {
         self.quantize(of.x);
-        if of.dtype != DType::Q4c {
-            return self.multiply_alike(of, then);
-        }
         let (len, count) = (of.dtype.row_bytes(of.x.n()), of.count());
-        let mut first = 0;
-        while first < count {
-            let end = first + self.pick(of, first..count.min(first + OUTLIER_ROWS));
+        let at_once = match of.dtype {
+            DType::Q4c => OUTLIER_ROWS,
+            _ => count.max(1),
+        };
+        for first in (0..count).step_by(at_once) {
+            let end = count.min(first + at_once);
             let some = Multiplied {
                 bytes: &of.bytes[first * len..end * len],
                 ..*of
             };
-            self.multiply_alike(&some, |row, token, product| {
+            self.pick(&some);
+            self.multiply_at_once(&some, |row, token, product| {
                 then(first + row, token, product)
             })?;
-            first = end;
         }
         Ok(())
     }
 
-    /// Gathers the outliers of the first of some rows, as many as have theirs in the same channels, and what they meet of each
-    /// token. Returns the number of rows.
-    fn pick(&mut self, of: &Multiplied<'_>, rows: Range<usize>) -> usize {
-        let channels = Outliers::of(of.row(rows.start)).channels;
-        let all = rows.map(|row| Outliers::of(of.row(row)));
-        let alike = all.take_while(|its| its.channels == channels);
+    /// Gathers the outliers of rows, and what those of the first row meet of each token.
+    fn pick(&mut self, of: &Multiplied<'_>) {
         let [outliers, picked] = &mut self.outliers;
         outliers.clear();
-        let rows = alike.map(|its| outliers.extend_from_slice(bytemuck::cast_slice(its.quants)));
-        let rows = rows.count();
         picked.clear();
+        if of.dtype != DType::Q4c {
+            return;
+        }
+        for row in 0..of.count() {
+            outliers.extend_from_slice(bytemuck::cast_slice(Outliers::of(of.row(row)).quants));
+        }
         let n = of.x.n();
-        let token_len = n.next_multiple_of(emberflow_kernels::GROUP);
-        for x in self.tokens.chunks_exact(token_len.max(1)) {
+        let channels = Outliers::of(of.row(0)).channels;
+        for x in self.tokens.chunks_exact(token_len(n)) {
             let at = |channel: [u8; 2]| x[..n].get(usize::from(u16::from_le_bytes(channel)));
             picked.extend(channels.iter().map(|&channel| at(channel).unwrap_or(&0)));
         }
-        rows
     }
 
-    /// The products of rows that need no others' graphs with tokens that are quantised.
-    fn multiply_alike(
+    /// The products of rows with tokens that are quantised, after [`pick`](Self::pick). Graphs sum up the outliers of rows that
+    /// have theirs in the channels of the first, as packed matrices do; the CPU sums up those of other rows.
+    fn multiply_at_once(
         &mut self,
         of: &Multiplied<'_>,
         mut then: impl FnMut(usize, usize, f32),
@@ -318,9 +335,15 @@ impl Graphs {
         let form = form(of.dtype, of.x.n())?;
         let (cpu, groups, gathered) = (self.cpu, form.sums(), &mut self.gathered);
         gathered.resize(TOGETHER * groups, 0);
+        let (len, tokens) = (token_len(of.x.n()), &self.tokens);
+        let picked = match of.count() {
+            0 => return Ok(()),
+            _ => Outliers::of(of.row(0)).channels,
+        };
         let fold = |tile: npu::Sums<'_>| {
             for (r, row) in tile.rows.clone().enumerate() {
                 let weights = of.row(row);
+                let others = Some(Outliers::of(weights)).filter(|its| its.channels != picked);
                 for first in tile.tokens.clone().step_by(TOGETHER) {
                     let count = TOGETHER.min(tile.tokens.end - first);
                     let at = r * tile.width + first - tile.tokens.start;
@@ -330,8 +353,11 @@ impl Graphs {
                             gathered[i * groups + g] = sum;
                         }
                     }
-                    for (i, sums) in gathered.chunks_exact(groups).take(count).enumerate() {
+                    for (i, sums) in gathered.chunks_exact_mut(groups).take(count).enumerate() {
                         let x = of.x.range(first + i, 1);
+                        if let (Some(its), [_, sum]) = (others, &mut *sums) {
+                            *sum = sum_of(its, &tokens[(first + i) * len..][..x.n()]);
+                        }
                         then(row, first + i, dot_of_sums(cpu, weights, sums, x));
                     }
                 }
@@ -353,6 +379,8 @@ impl Graphs {
 
 #[cfg(test)]
 mod tests {
+    use emberflow_kernels::{Activations, quantize_row, with_scale_per_token};
+
     use super::*;
 
     #[test]
@@ -362,5 +390,49 @@ mod tests {
             assert!(expected * n.next_multiple_of(emberflow_kernels::GROUP) <= TOKEN_BYTES);
         }
         assert!(tokens_at_once(0) > 0 && tokens_at_once(2 * TOKEN_BYTES) == 1);
+    }
+
+    /// Rows of which each has its outliers in channels of its own, a few beyond the row.
+    #[test]
+    fn rows_with_other_outliers_need_no_runs_of_their_own() {
+        const N: usize = 300;
+        const ROWS: usize = 40;
+        const TOKENS: usize = 3;
+        let opened = npu::Npu::open(Provider::Cpu);
+        let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+        assert!(opened.is_ok() || !needed, "ONNX Runtime is missing");
+        let Ok(opened) = opened else { return };
+        let mut random = fastrand::Rng::with_seed(5);
+        let (dtype, len) = (DType::Q4c, DType::Q4c.row_bytes(N));
+        let mut bytes = vec![0; ROWS * len];
+        for row in bytes.chunks_exact_mut(len) {
+            let weights: Vec<f32> = (0..N).map(|_| random.f32() - 0.5).collect();
+            let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+            quantize_row(dtype, &weights, quants, scales).unwrap();
+        }
+        bytes[7 * len - 2..7 * len].fill(0xff);
+        let cpu = with_scale_per_token(Cpu::detect(), true);
+        let x: Vec<f32> = (0..TOKENS * N).map(|_| random.f32() - 0.5).collect();
+        let mut quantized = Activations::default();
+        cpu.quantize_activations(&x, TOKENS, &mut quantized);
+        let of = Multiplied {
+            dtype,
+            bytes: &bytes,
+            x: quantized.all(),
+        };
+        let channels = |row| Outliers::of(of.row(row)).channels;
+        assert!((1..ROWS).all(|row| channels(row) != channels(0)));
+        let mut graphs = Graphs::of(opened);
+        let program = Program::Products { dtype, cols: N };
+        graphs.prepare(&program).unwrap();
+        let mut seen = 0;
+        let compare = |row, token, product: f32| {
+            let expected = cpu.dot_q(of.row(row), of.x.range(token, 1));
+            assert_eq!(product.to_bits(), expected.to_bits(), "{row} {token}");
+            seen += 1;
+        };
+        graphs.multiply(&of, compare).unwrap();
+        assert_eq!(seen, ROWS * TOKENS);
+        assert!(graphs.npu.runs() <= TOKENS as u64, "{}", graphs.npu.runs());
     }
 }

@@ -168,9 +168,8 @@ impl StoredPredictors {
             .into_iter()
             .zip(&mut formats)
             {
-                *format = DType::from_code(entry.dtype).ok_or_else(|| {
-                    bad(role, format!("has unknown block format {}", entry.dtype))
-                })?;
+                *format = LowRankSpec::format(entry.dtype)
+                    .map_err(|reason| bad(role, format!("has {reason}")))?;
                 let len = (rows as u64).checked_mul(format.row_bytes(cols) as u64);
                 if rank == 0 || entry.dims() != [rows as u64, cols as u64] || len != Some(entry.len)
                 {

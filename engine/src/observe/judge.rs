@@ -7,6 +7,7 @@ use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::ffn::{FfnSeen, Predictors, StoredPredictors};
 use crate::model::Model;
+use crate::open::compute;
 
 /// True and false positives of a container's predictors, counted while a model runs without them.
 /// The observed engine must record its gates ([`Lab::observe`](crate::Lab::observe)) and must not
@@ -34,7 +35,7 @@ impl Judge {
         };
         let bytes = stored.bytes;
         Ok(Some(Self {
-            on: Compute::new(threads, None),
+            on: compute(container, c, threads, None),
             predictors: stored.load(container, c, chunk)?,
             quantized: Activations::default(),
             wanted: vec![0.0; chunk * c.ffn as usize],

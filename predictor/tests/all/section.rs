@@ -182,6 +182,8 @@ fn lies_are_refused() {
         (record(2) + 8, &[40], "lie at"),
         (record(2) + 12, &[9], "block format"),
         (record(2) + 16, &[9], "block format"),
+        (record(2) + 12, &[7], "block format q8c"),
+        (record(2) + 16, &[8], "block format q4c"),
         (record(2) + 32, &[0], "lie at"),
         (record(3) + 20, &f32::NAN.to_le_bytes(), "threshold"),
         (record(3) + 20, &(-1.0f32).to_le_bytes(), "threshold"),

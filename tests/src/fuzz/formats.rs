@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use emberflow_benches::trace::{self, Reader};
-use emberflow_engine::Model;
+use emberflow_engine::{Budget, Engine, Logits, Model, Options};
 use emberflow_kernels::{DType, Narrow};
 use emberflow_models::chat::{Conversation, Message};
 use emberflow_predictor::section::{Directory, Kind, NewBank, Training, encode};
@@ -232,12 +232,16 @@ fn models() -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().expect("a folder");
     let model = |name: &str, quant| {
         let path = packed(&fixtures().join("models").join(name), dir.path(), quant);
+        let opened = Model::load(&path).expect("a model");
+        next_tokens(opened).expect("two tokens");
         std::fs::read(path).expect("a container")
     };
     vec![
         model("relu", DType::Q4),
         model("qwen2", DType::Q4k),
         model("opt", DType::Q4),
+        model("relu", DType::Q4c),
+        model("qwen2", DType::Q8c),
     ]
 }
 
@@ -258,7 +262,24 @@ fn use_model(bytes: &[u8]) -> bool {
             ..Conversation::default()
         });
     }
+    drop(next_tokens(model));
     true
+}
+
+/// Passes two tokens through a model, if it opens: its weights may be any numbers.
+fn next_tokens(model: Model) -> Result<(), emberflow_engine::Error> {
+    let options = Options {
+        threads: 1,
+        budget: Budget::Bytes(256 << 20),
+        context: 4,
+        ..Options::default()
+    };
+    let mut engine = Engine::open(model, options)?;
+    let mut sequence = engine.new_sequence()?;
+    for token in [1, 2] {
+        engine.forward(&mut sequence, &[token], Logits::Last)?;
+    }
+    Ok(())
 }
 
 fn profile() -> Vec<u8> {

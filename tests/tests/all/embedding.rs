@@ -4,9 +4,11 @@
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use emberflow::pack::{PackOptions, pack};
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Engine, Lab, Logits, Options};
-use emberflow_kernels::DType;
+use emberflow_engine::{Engine, Lab, Logits, Model, Options, compute};
+use emberflow_kernels::{Activations, DType};
+use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, ROW_CHECKSUM, Writer};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_tests::{all_logits, bits, case, fixtures, open, packed, roomy, squeeze};
@@ -35,6 +37,34 @@ fn options(io: IoChoice, chunk: usize) -> Options {
 
 fn held(engine: &Engine) -> u64 {
     engine.memory().ledger.held("embedding")
+}
+
+/// A table whose rows have one scale each changes no activation, unless it is also the head.
+#[test]
+fn only_rows_that_are_multiplied_decide_how_activations_are_scaled() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, role, per_token) in [
+        ("mistral", Role::Embed, false),
+        ("mistral", Role::Head, true),
+        ("gemma2", Role::Embed, true),
+    ] {
+        let mut how = PackOptions::new(DType::Q8);
+        how.mix.insert(TensorId::global(role), DType::Q8c);
+        how.force = true;
+        let path = dir.path().join("model.ember");
+        pack(
+            &fixtures().join("models").join(name),
+            &path,
+            &how,
+            &mut |_, _| {},
+        )
+        .unwrap();
+        let model = Model::load(&path).unwrap();
+        let on = compute(model.container(), model.text().config(), 1, None);
+        let mut quantized = Activations::default();
+        on.cpu.quantize_activations(&[1.0; 64], 1, &mut quantized);
+        assert_eq!(quantized.all().per_token(), per_token, "{name}, {role:?}");
+    }
 }
 
 #[test]
@@ -186,7 +216,7 @@ fn a_damaged_row_is_found_when_it_is_used() {
     assert!(again.contains("row 9"), "{again}");
 
     // A table in memory is checked as a whole.
-    let model = emberflow_engine::Model::open(Container::open(&path).unwrap()).unwrap();
+    let model = Model::open(Container::open(&path).unwrap()).unwrap();
     let refused = Engine::open(model, roomy(TOKENS))
         .err()
         .unwrap()

@@ -4,8 +4,10 @@
 
 use std::path::Path;
 
-use emberflow_engine::{Options, Sparsity};
+use emberflow::pack::{PackOptions, pack};
+use emberflow_engine::{Engine, Model, Options, Sparsity};
 use emberflow_kernels::DType;
+use emberflow_models::names::{Role, TensorId};
 use emberflow_tests::{Golden, all_logits, bits, case, open, packed, roomy, squeeze};
 
 const D: usize = 32;
@@ -306,6 +308,29 @@ fn ungated_files_obey_their_predictors_as_the_reference_does() {
             squeeze(&mut engine, share);
             let again = all_logits(&mut engine, &golden.tokens, 3);
             assert!(bits(&again) == bits(&found), "{name}: {share} of the FFN");
+        }
+    }
+}
+
+#[test]
+fn predictors_with_one_scale_a_row_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("small.powerinfer.gguf");
+    Checkpoint::random("llama").write(&file);
+    for role in [Role::PredictorFc1, Role::PredictorFc2] {
+        for dtype in [DType::Q8c, DType::Q4c] {
+            let mut how = PackOptions::new(DType::F32);
+            how.mix.insert(TensorId::layer(role, 0), dtype);
+            how.force = true;
+            let path = dir.path().join("model.ember");
+            pack(&file, &path, &how, &mut |_, _| {}).unwrap();
+            let options = Options {
+                sparsity: Sparsity::Predicted,
+                ..roomy(8)
+            };
+            let refused = Engine::open(Model::load(&path).unwrap(), options);
+            let refused = refused.err().unwrap().to_string();
+            assert!(refused.contains(dtype.name()), "{refused}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! neurons selected by the predictors are computed, token by token.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Parser;
 use emberflow::Failure;
@@ -10,9 +11,10 @@ use emberflow::model::{open_container, open_model};
 use emberflow::packed::Packed;
 use emberflow::train_predictor;
 use emberflow_engine::memory::SlotContents;
-use emberflow_engine::{Engine, FfnSeen, Lab, Logits, Model, Options, Phases, Sparsity};
-use emberflow_kernels::DType;
+use emberflow_engine::{Engine, FfnSeen, Judge, Lab, Logits, Model, Options, Phases, Sparsity};
+use emberflow_kernels::{Activations, Compute, DType, with_scale_per_token};
 use emberflow_predictor::section::{Directory, Kind};
+use emberflow_predictor::{Features, Shared, predict_all};
 use emberflow_storage::container::Container;
 use emberflow_tests::widen::{Wider, widen};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -418,6 +420,59 @@ fn imported_predictors_name_neurons_from_the_residual() {
     }
     assert!(named > 20 && left_out > 20, "{named} {left_out}");
     check_one_answer(&path, &tokens);
+}
+
+/// The predictors of a model whose rows have one scale are judged with activations that have one too, as the engine's.
+#[test]
+fn predictors_are_judged_with_the_engines_activations() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8c);
+    let output = dir.path().join("predicted.ember");
+    let how = "--kind coarse --bytes 100 --tokens 1000 --recall 0.6 --floor 0";
+    let mut arguments = vec![container.to_str().unwrap()];
+    arguments.extend(how.split(' '));
+    train(&arguments, &output);
+    let model = Model::open(Container::open(&output).unwrap()).unwrap();
+    let c = model.text().config();
+    let (d, neurons, tokens) = (c.d_model as usize, c.ffn as usize, 40);
+    // One large element, beside which one scale makes zeros of most others.
+    let x: Vec<f32> = (0..tokens * d)
+        .map(|i| match i % d {
+            0 => 9.0,
+            _ => ((i * 7919) % 97) as f32 / 970.0 - 0.05,
+        })
+        .collect();
+    let section: Arc<dyn AsRef<[u8]> + Send + Sync> =
+        Arc::new(model.container().read_predictor().unwrap());
+    let predictor = directory(&output).predictor(0, &section).unwrap();
+    let [engines, other] = [true, false].map(|per_token| {
+        let mut on = Compute::new(1, None);
+        on.cpu = with_scale_per_token(on.cpu, per_token);
+        let mut quantized = Activations::default();
+        on.cpu.quantize_activations(&x, tokens, &mut quantized);
+        let input = Features {
+            normed: &x,
+            quantized: quantized.all(),
+            residual: &x,
+        };
+        let mut wanted = vec![0.0; neurons * tokens];
+        let mut shared = Shared::new(predictor.shape(), tokens);
+        predict_all(predictor.as_ref(), &on, input, &mut shared, &mut wanted);
+        wanted.iter().filter(|&&wanted| wanted != 0.0).count() as u64
+    });
+    assert_ne!(engines, other);
+    let mut judge = Judge::open(&model, tokens, 1).unwrap().unwrap();
+    judge.see(&FfnSeen {
+        layer: 0,
+        tokens,
+        residual: &x,
+        x: &x,
+        dense: &[],
+        choices: &[],
+        gates: &vec![1.0; neurons * tokens],
+        hidden: &[],
+    });
+    assert_eq!(judge.layers()[0].predicted, engines);
 }
 
 #[test]

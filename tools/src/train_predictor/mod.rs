@@ -11,8 +11,9 @@ mod rewrite;
 
 use std::path::PathBuf;
 
+use emberflow_engine::compute;
 use emberflow_engine::meta::ContainerMeta;
-use emberflow_kernels::{Compute, Cpu, DType, Narrow};
+use emberflow_kernels::{Cpu, DType, Narrow};
 use emberflow_models::config::{Activation, Bank, ModelConfig};
 use emberflow_predictor::section::{Kind, NewBank, Training, encode};
 use emberflow_predictor::top_multiple;
@@ -246,7 +247,7 @@ fn train(
         // One progress bar at a time: reading the text has its own.
         let bar = progress::steps("predictors", banks.len() as u64);
         bar.set_position(done.iter().flatten().count() as u64);
-        let on = Compute::new(threads, None);
+        let on = compute(container, c, threads, None);
         let trainer = Trainer::new(&on);
         for (b, bank) in banks.iter().enumerate() {
             let of_group = group.iter().position(|&layer| layer == bank.layer);

@@ -86,6 +86,13 @@ fn every_form_has_the_cpus_bits() {
             shape(DType::F16, 1100, Activation::Relu, false),
             shape(DType::BF16, 99, Activation::Silu, true),
             shape(DType::F32, 98, Activation::GeluTanh, false),
+            // Infinite inputs make NaN gates, which the limit bounds, and NaN Ups, which it does not.
+            shape(
+                DType::F32,
+                98,
+                Activation::ClampedSilu { limit: 7.0 },
+                false,
+            ),
         ] {
             let differ = compared(&mut device, &shape);
             assert!(differ.is_empty(), "{shape:?}: {differ:#?}");
