@@ -14,6 +14,7 @@ mod long_prompts;
 mod observe;
 mod powerinfer;
 mod predicted;
+mod several_devices;
 mod stepper;
 mod streamed_device;
 mod text_golden;

@@ -2,7 +2,7 @@
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{
-    DenseShape, DeviceChoice, DeviceError, Entry, Found, Kept, Listed, Verdict, checked, list,
+    DenseShape, DeviceChoice, DeviceError, Entry, Found, Listed, Verdict, Verdicts, checked, list,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -32,7 +32,7 @@ fn rate(speed: Speed) -> f64 {
 fn verdict(number: usize) -> Result<Verdict, DeviceError> {
     let choice = DeviceChoice::OpenCl(number);
     match choice.open()? {
-        Some(device) => checked(&device.keeping(choice.kept()).lease()?, &SHAPE),
+        Some(device) => checked(&device.with_verdicts(choice.verdicts()).lease()?, &SHAPE),
         None => Err(DeviceError {
             device: format!("opencl:{number}"),
             what: "is no longer available".into(),
@@ -49,7 +49,7 @@ struct Known {
     of: Listed,
     verdict: Result<Verdict, DeviceError>,
     /// All stored results, including those of models.
-    kept: Vec<Entry>,
+    stored: Vec<Entry>,
 }
 
 impl Known {
@@ -62,19 +62,19 @@ impl Known {
             ));
         }
         let verdict = verdict(number);
-        let kept = all().into_iter().filter(|e| its(e)).collect();
+        let stored = all().into_iter().filter(|e| its(e)).collect();
         Self {
             number,
             of,
             verdict,
-            kept,
+            stored,
         }
     }
 
     /// Number of stored results that failed.
     fn wrong(&self) -> usize {
         let wrong = |e: &&Entry| matches!(e.found, Found::Wrong(_));
-        self.kept.iter().filter(wrong).count()
+        self.stored.iter().filter(wrong).count()
     }
 
     /// Describes the device.
@@ -111,7 +111,7 @@ impl Known {
             of.units,
             size::show(of.memory),
             if of.unified { " shared" } else { "" },
-            self.kept.len(),
+            self.stored.len(),
             self.wrong(),
         )
     }
@@ -136,13 +136,13 @@ impl Known {
             "order": of.kernels[1].order,
             "kernels": of.kernels[1],
             "error": verdict.as_ref().err().map(ToString::to_string),
-            "verdicts": self.kept.iter().map(kept_json).collect::<Vec<_>>(),
+            "verdicts": self.stored.iter().map(stored_json).collect::<Vec<_>>(),
         })
     }
 }
 
 /// A stored result as JSON.
-fn kept_json(entry: &Entry) -> Value {
+fn stored_json(entry: &Entry) -> Value {
     let (same_bits, wrong) = match &entry.found {
         Found::Wrong(how) => (None, Some(how)),
         Found::Right => (None, None),
@@ -160,19 +160,19 @@ fn kept_json(entry: &Entry) -> Value {
 /// Tests all OpenCL devices; `again` discards stored results first.
 pub(super) fn devices(again: bool) -> Check {
     const NAME: &str = "devices";
-    let kept = Kept::here();
+    let verdicts = Verdicts::here();
     if again
-        && let Some(kept) = &kept
-        && let Err(e) = kept.forget()
+        && let Some(verdicts) = &verdicts
+        && let Err(e) = verdicts.forget()
     {
-        let path = kept.path().display();
+        let path = verdicts.path().display();
         return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
     }
     let found = list();
     if found.is_empty() {
         return Check::ok(NAME, "none: no OpenCL driver found").with("devices", json!([]));
     }
-    let all = || kept.as_ref().map_or_else(Vec::new, Kept::all);
+    let all = || verdicts.as_ref().map_or_else(Vec::new, Verdicts::all);
     let known: Vec<Known> = (found.into_iter().enumerate())
         .map(|(number, of)| Known::new(number, of, &all))
         .collect();

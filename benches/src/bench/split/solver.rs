@@ -10,7 +10,17 @@
 //! a device whose launch costs) takes the numbers that it has graphs for, so that others are padded. A
 //! *hybrid* partition is one by weights of a number that is padded. [`Solver::solve`] takes the fastest.
 
-use emberflow_engine::split::{Pair, Product};
+use emberflow_engine::split::{Curve, Product};
+
+/// Two processors.
+pub struct Pair<'a> {
+    /// The one that has all rows but those of the other.
+    pub first: &'a dyn Curve,
+    /// The one that takes the last rows, if that is faster.
+    pub second: &'a dyn Curve,
+    /// Seconds to synchronise and copy whenever the second takes part: `T_sync + T_copy`.
+    pub sync: f64,
+}
 
 /// A partition of a product between two processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
